@@ -1,0 +1,115 @@
+"""What machines and links there are: region > host > device, and the links between hosts.
+
+All values are in base units (bytes, seconds, bytes a second). A value that the file did not give is filled in from the
+catalog when the file is loaded, and its field name stands in `imputed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+from isthmus.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
+
+__all__ = ["PRECISIONS", "Cluster", "Device", "DeviceKind", "Host", "Link", "Precision"]
+
+Precision = Literal["fp32", "bf16", "fp16"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
+
+
+class DeviceKind(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of device: its dense peak rates by precision (absent: it lacks that precision) and its memory."""
+
+    name: str
+    compute: Mapping[Precision, FlopsPerSecond]
+    memory: Bytes
+    memory_bandwidth: BytesPerSecond
+    bus: BytesPerSecond  # host memory to one such device, each way
+    peer: BytesPerSecond  # usual rate between two such devices of one host, each way
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """One device, named `host/kind/index`; the index counts devices of that kind on that host from 0."""
+
+    name: str
+    host: str
+    kind: str
+    index: int
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine: how many devices of which kinds, and how they are joined to each other and to the network."""
+
+    name: str
+    region: str
+    devices: Mapping[str, int]
+    bandwidth: BytesPerSecond  # between two of its devices, each way
+    latency: Seconds  # between two of its devices
+    nic: BytesPerSecond  # all its traffic with other hosts, each way
+    bus: BytesPerSecond  # host memory to one device, each way
+    memory: Bytes
+    cores: int
+    address: str | None = None
+    imputed: frozenset[str] = frozenset()
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """What one pair of hosts can reach, each way. `between` names two hosts or two regions (which may be the same).
+
+    `trunk` caps all flows between the two regions together, each way; only a link between regions has one.
+    """
+
+    between: tuple[str, str]
+    bandwidth: BytesPerSecond
+    latency: Seconds
+    trunk: BytesPerSecond | None = None
+    imputed: frozenset[str] = frozenset()
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A whole cluster. Hosts keep the order of the file; so do devices: host by host, kind by kind, by index."""
+
+    name: str
+    kinds: Mapping[str, DeviceKind]
+    hosts: Mapping[str, Host]
+    links: tuple[Link, ...]
+
+    @cached_property
+    def devices(self) -> Mapping[str, Device]:
+        """Every device by name, in order."""
+        return {
+            (name := f"{host.name}/{kind}/{index}"): Device(name=name, host=host.name, kind=kind, index=index)
+            for host in self.hosts.values()
+            for kind, count in host.devices.items()
+            for index in range(count)
+        }
+
+    @cached_property
+    def regions(self) -> tuple[str, ...]:
+        """Region names in order of first appearance."""
+        return tuple(dict.fromkeys(host.region for host in self.hosts.values()))
+
+    @cached_property
+    def _links(self) -> Mapping[tuple[str, str], Link]:
+        return {pair: link for link in self.links for pair in (link.between, link.between[::-1])}
+
+    def kind_of(self, device: str) -> DeviceKind:
+        """The kind of the named device."""
+        return self.kinds[self.devices[device].kind]
+
+    def host_of(self, device: str) -> Host:
+        """The host of the named device."""
+        return self.hosts[self.devices[device].host]
+
+    def link(self, a: str, b: str) -> Link | None:
+        """The link that two different hosts use: their own, else their regions'; None if they cannot talk directly."""
+        own = self._links.get((a, b))
+        return own if own is not None else self._links.get((self.hosts[a].region, self.hosts[b].region))
+
+    def trunk(self, a: str, b: str) -> BytesPerSecond | None:
+        """The cap on all flows between two regions, if their link has one."""
+        link = self._links.get((a, b))
+        return link.trunk if link is not None else None

@@ -1,0 +1,109 @@
+"""Every error that Isthmus raises on purpose.
+
+IsthmusError
+├── UsageError        the command line or a call asks for something that is not offered   (exit 2)
+├── FileError         a file cannot be read as what it says it is
+│   ├── ClusterError  ... a cluster file
+│   ├── JobError      ... a job or workload file
+│   └── ProfileError  ... a profile
+├── ModelError        a model cannot be found, built or captured
+├── PlanError         a plan breaks a rule
+└── NoPlanError       nothing fits: says how many bytes are missing where
+
+Each says what is wrong, where, what was found, what was expected, and the next thing to do.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClusterError",
+    "FileError",
+    "IsthmusError",
+    "JobError",
+    "ModelError",
+    "NoPlanError",
+    "PlanError",
+    "ProfileError",
+    "UsageError",
+]
+
+
+class IsthmusError(Exception):
+    """Base of all our errors; prints as `where: what. Found ... Expected ... next`."""
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        found: str | None = None,
+        expected: str | None = None,
+        next: str | None = None,
+    ) -> None:
+        self.what = what
+        self.where = where
+        self.found = found
+        self.expected = expected
+        self.next = next
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        sentences = [
+            self.what,
+            f"Found {self.found}" if self.found is not None else None,
+            f"Expected {self.expected}" if self.expected is not None else None,
+            self.next,
+        ]
+        body = " ".join(s.rstrip(".") + "." for s in sentences if s)
+        return f"{self.where}: {body}" if self.where else body
+
+    def as_dict(self) -> dict[str, str]:
+        """The parts that are set, for `--json`."""
+        parts = {
+            "what": self.what,
+            "where": self.where,
+            "found": self.found,
+            "expected": self.expected,
+            "next": self.next,
+        }
+        return {key: value for key, value in parts.items() if value is not None}
+
+
+class UsageError(IsthmusError):
+    """The command line or a call asks for something that is not offered."""
+
+    exit_code = 2
+
+
+class FileError(IsthmusError):
+    """A file cannot be read as what it says it is."""
+
+
+class ClusterError(FileError):
+    """A cluster file describes something that cannot be."""
+
+
+class JobError(FileError):
+    """A job or workload file describes something that cannot be."""
+
+
+class ProfileError(FileError):
+    """A profile file describes something that cannot be."""
+
+
+class ModelError(IsthmusError):
+    """A model cannot be found, built or captured."""
+
+
+class PlanError(IsthmusError):
+    """A plan breaks a rule; `rule` is the rule's short name."""
+
+    def __init__(self, rule: str, what: str, **parts: str | None) -> None:
+        self.rule = rule
+        super().__init__(what, **parts)
+
+
+class NoPlanError(IsthmusError):
+    """No plan fits the cluster; the text says how many bytes are missing where."""

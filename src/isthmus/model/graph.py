@@ -1,0 +1,122 @@
+"""What a model costs, block by block: the only thing planners and the simulator know of a model.
+
+All sizes are per sample unless said otherwise, in elements (not bytes) where they depend on the job's precision.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+__all__ = ["Block", "BlockGraph", "Linear", "Parameter", "Split", "Tensor", "TensorSplit"]
+
+Split = Literal["concat", "sum", "whole"]
+
+
+class Linear(msgspec.Struct, frozen=True, kw_only=True):
+    """A weight used as a matrix product: `rows` input rows per sample, each of `inputs` -> `outputs` elements.
+
+    Its gradient is the product of the inputs and the output gradients, so sync `factors` may send those instead.
+    """
+
+    rows: float
+    inputs: int
+    outputs: int
+
+
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+    """One trained tensor under its first name in the model; `ties` are its other names."""
+
+    name: str
+    elements: int
+    shape: tuple[int, ...]
+    ties: tuple[str, ...] = ()
+    linear: Linear | None = None
+
+
+class TensorSplit(msgspec.Struct, frozen=True, kw_only=True):
+    """What tensor parallelism could split in a block, Megatron style: pairs of column- and row-split linear layers.
+
+    With n devices the split part of FLOPs, parameters and activations is divided by n; each of the `reduces`
+    all-reduces (forward; as many backward) carries `elements` per sample. `heads`: n must divide it (0: no limit).
+    """
+
+    parameters: tuple[str, ...]
+    flops: float  # the part of forward FLOPs per sample that is divided
+    saved: float  # the part of saved elements per sample that is divided
+    reduces: int
+    elements: float
+    heads: int = 0
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """The smallest part of a model that a planner may place.
+
+    `digest` hashes what the block computes (operations, shapes), not its name: equal blocks share their profile.
+    """
+
+    name: str
+    digest: str
+    parameters: tuple[str, ...]  # first names; a tied parameter stands in every block that uses it
+    forward_flops: float
+    backward_flops: float
+    saved: float  # elements kept from forward to backward (inputs of the block included once, where they are saved)
+    moved: float  # elements read and written by the forward operations: the memory side of the roofline
+    weights_moved: float  # parameter elements read by one forward, whatever the samples
+    operations: int  # kernels started by one forward
+    workspace: float = 0.0  # largest sum of elements alive inside the block beyond what is saved
+    mixes_samples: tuple[str, ...] = ()  # operations that mix samples (batch norm): a split batch changes them
+    tensor: TensorSplit | None = None
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A value made in one block and used in later ones. `source` -1 is the model's input.
+
+    `elements` is per sample; `fixed` counts elements that do not grow with the batch. `split` says how the parts of a
+    split batch become the whole: concatenate along the batch dimension, sum, or neither (every part must be whole).
+    `grad`: whether a gradient of the same size flows back.
+    """
+
+    name: str
+    source: int
+    targets: tuple[int, ...]
+    elements: float
+    fixed: float = 0.0
+    width: int | None = None  # bytes per element where not the job's precision (integers: 8, masks: 1)
+    split: Split = "concat"
+    grad: bool = True
+
+
+class BlockGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A captured model: blocks in topological order (every prefix is closed), the tensors between them, parameters."""
+
+    name: str
+    blocks: tuple[Block, ...]
+    tensors: tuple[Tensor, ...]
+    parameters: tuple[Parameter, ...]
+    sequence: int | None = None
+    buffers: int = 0  # elements of non-trained state (batch statistics)
+    how: Literal["export", "modules"] = "export"  # what the blocks were cut from
+    digest: str = ""  # hash of everything above but the name
+
+    @cached_property
+    def by_name(self) -> dict[str, int]:
+        """Index of each block by its name."""
+        return {block.name: index for index, block in enumerate(self.blocks)}
+
+    @cached_property
+    def parameter(self) -> dict[str, Parameter]:
+        """Each parameter by its first name."""
+        return {parameter.name: parameter for parameter in self.parameters}
+
+    @property
+    def elements(self) -> int:
+        """Trained elements, ties counted once."""
+        return sum(parameter.elements for parameter in self.parameters)
+
+    @property
+    def flops(self) -> float:
+        """Forward and backward FLOPs of one sample."""
+        return sum(block.forward_flops + block.backward_flops for block in self.blocks)

@@ -1,0 +1,50 @@
+"""A job: a model to train, with its batch and optimizer. A workload: several jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from isthmus.cluster.spec import Precision
+
+__all__ = ["Job", "Optimizer", "Workload"]
+
+
+class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How parameters are updated."""
+
+    name: Literal["adamw", "adam", "sgd"] = "adamw"
+    learning_rate: float = 3e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    momentum: float = 0.0  # sgd only
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model to train. `batch` is samples per step of the whole job; no plan changes it."""
+
+    name: str
+    model: str
+    batch: int
+    sequence: int | None = None
+    steps: int = 1000
+    optimizer: Optimizer = Optimizer()
+    precision: Precision | None = None  # None: the fastest that every device used has; the plan says which
+    mixed: bool = False  # kinds that lack the precision compute in fp32
+    seed: int = 0
+    data: str = "synthetic"
+    loss: str = "default"
+    sparsity: float | None = None
+    place: Mapping[str, str] = {}
+    priority: float = 1.0
+    deadline: str | None = None
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Several jobs for one cluster."""
+
+    name: str
+    jobs: tuple[Job, ...]

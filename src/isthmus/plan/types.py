@@ -1,0 +1,152 @@
+"""What a plan is: the whole of it, in plain frozen types that save as JSON and as text.
+
+A plan has parts. A *pipeline* trains one job: stages (runs of blocks), each with replicas that take contiguous
+intervals of every micro-batch, in listed order. A *pool* trains several jobs whose shards move between devices.
+Nothing here is checked against a model or a cluster: `plan.validate` does that, once.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from isthmus.cluster.spec import Precision
+from isthmus.model.job import Job
+
+__all__ = [
+    "How",
+    "Layout",
+    "Pipeline",
+    "Plan",
+    "Pool",
+    "PoolJob",
+    "Prediction",
+    "Replica",
+    "Schedule",
+    "Shard",
+    "Spill",
+    "Stage",
+    "Sync",
+    "Via",
+]
+
+Schedule = Literal["fill-drain", "1f1b", "interleaved"]
+How = Literal["ring", "tree", "server", "factors", "sparse", "duplicate"]
+Layout = Literal["replicated", "sharded-optimizer", "sharded-all"]
+Spill = Literal["none", "optimizer", "all"]
+Policy = Literal["longest-remaining", "first-come"]
+
+
+class _Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of the plan types: immutable, named fields, unknown fields refused when read from a file."""
+
+
+class Replica(_Frozen, frozen=True, kw_only=True):
+    """One copy of a stage. Several devices act as one replica: a tensor group.
+
+    `share` counts samples of each micro-batch; intervals follow in listed order. The share is run in `slices` parts.
+    """
+
+    devices: tuple[str, ...]
+    share: int
+    slices: int = 1
+
+
+class Stage(_Frozen, frozen=True, kw_only=True):
+    """A run of blocks, `first` to `last` inclusive, and who computes it."""
+
+    first: str
+    last: str
+    replicas: tuple[Replica, ...]
+    state: Layout = "replicated"
+    recompute: bool = False
+    spill: Spill = "none"
+    kept: float | None = None  # mask: the fraction kept of each pruned tensor (linear weights; others are exempt)
+
+
+class Sync(_Frozen, frozen=True, kw_only=True):
+    """How a bucket of parameters becomes equal on its participants.
+
+    `parameters` lists names; `[block]` stands for all parameters of that block that no other sync names.
+    `participants` lists replicas by their first device, in ring order. `root` (server only) is a device.
+    `segments`: pieces in flight of each message.
+    """
+
+    bucket: str
+    how: How
+    parameters: tuple[str, ...]
+    participants: tuple[str, ...]
+    root: str | None = None
+    segments: int = 1
+
+
+class Pipeline(_Frozen, frozen=True, kw_only=True, tag="pipeline", tag_field="part"):
+    """One job as stages.
+
+    `ahead`: micro-batches that 1f1b lets in flight beyond the depth of the pipeline, to hide long links.
+    """
+
+    job: Job
+    model_digest: str
+    precision: Precision
+    micro_batches: int
+    stages: tuple[Stage, ...]
+    syncs: tuple[Sync, ...] = ()
+    schedule: Schedule = "1f1b"
+    ahead: int = 0
+
+
+class Shard(_Frozen, frozen=True, kw_only=True):
+    """A run of blocks that moves between the devices of a pool as one."""
+
+    first: str
+    last: str
+
+
+class PoolJob(_Frozen, frozen=True, kw_only=True):
+    """One job of a pool, cut into shards. `recompute`: only shard inputs are kept from forward to backward."""
+
+    job: Job
+    model_digest: str
+    precision: Precision
+    shards: tuple[Shard, ...]
+    recompute: bool = True
+    kept: float | None = None
+
+
+class Pool(_Frozen, frozen=True, kw_only=True, tag="pool", tag_field="part"):
+    """Jobs whose units (forward or backward of one shard) run on whichever device is free, by a policy.
+
+    `caps` limits the bytes a pool may use of each device's memory, in the order of `devices`.
+    """
+
+    jobs: tuple[PoolJob, ...]
+    devices: tuple[str, ...]
+    caps: tuple[float, ...]
+    policy: Policy = "longest-remaining"
+    buffered: bool = True  # the next unit's state is copied in while the present one computes
+
+
+class Via(_Frozen, frozen=True, kw_only=True):
+    """Messages between two hosts, both ways, are relayed over the listed hosts (in the order from a to b)."""
+
+    between: tuple[str, str]
+    hosts: tuple[str, ...]
+
+
+class Plan(_Frozen, frozen=True, kw_only=True):
+    """Which blocks of which job on which device, how much of each micro-batch each gets, in what order, synced how."""
+
+    cluster: str  # name of the cluster it was made for
+    parts: tuple[Pipeline | Pool, ...]
+    via: tuple[Via, ...] = ()
+
+
+class Prediction(_Frozen, frozen=True, kw_only=True):
+    """What the simulator says of a plan."""
+
+    step_seconds: float
+    jobs: dict[str, float]  # job -> seconds per step
+    memory: dict[str, float]  # device -> peak bytes
+    lower_bound_seconds: float | None = None

@@ -1,0 +1,111 @@
+"""Units as types, and their text forms.
+
+In files a quantity is always written with its unit: `40 GB`, `25 Gbit/s`, `0.1 ms`, `35 TFLOP/s`.
+Decimal prefixes are powers of 1000 (GB), binary ones powers of 1024 (GiB). Bits need `bit`, bytes need `B`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NewType
+
+__all__ = [
+    "Bytes",
+    "BytesPerSecond",
+    "Flops",
+    "FlopsPerSecond",
+    "Seconds",
+    "format_bandwidth",
+    "format_bytes",
+    "format_compute",
+    "format_flops",
+    "format_seconds",
+    "parse_bandwidth",
+    "parse_bytes",
+    "parse_compute",
+    "parse_seconds",
+]
+
+Seconds = NewType("Seconds", float)
+Bytes = NewType("Bytes", float)
+Flops = NewType("Flops", float)
+BytesPerSecond = NewType("BytesPerSecond", float)
+FlopsPerSecond = NewType("FlopsPerSecond", float)
+
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {p + "i": 1024.0**n for n, p in enumerate("KMGTPE", start=1)}
+_TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-z/]+)\s*", re.ASCII)
+_LONGEST = 64
+
+
+def _quantity(text: str, expected: str, factors: dict[str, float]) -> float:
+    """The number times its unit's factor; raises ValueError that says what was expected."""
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
+    factor = factors.get(match[2]) if match else None
+    value = float(match[1]) * factor if match and factor is not None else math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"a number with its unit, like {expected}")
+    return value
+
+
+_BYTES = {p + "B": f for p, f in (_DECIMAL | _BINARY).items()}
+_BITS = {p + "bit": f / 8 for p, f in (_DECIMAL | _BINARY).items()}
+_BANDWIDTH = {unit + "/s": f for unit, f in (_BYTES | _BITS).items()}
+_COMPUTE = {p + "FLOP/s": f for p, f in _DECIMAL.items()}
+
+
+def parse_bytes(text: str) -> Bytes:
+    """`40 GB` -> 4e10."""
+    return Bytes(_quantity(text, "40 GB", _BYTES))
+
+
+def parse_bandwidth(text: str) -> BytesPerSecond:
+    """`25 Gbit/s` -> 3.125e9; `300 GB/s` -> 3e11."""
+    return BytesPerSecond(_quantity(text, "25 Gbit/s or 300 GB/s", _BANDWIDTH))
+
+
+def parse_seconds(text: str) -> Seconds:
+    """`44 ms` -> 0.044."""
+    return Seconds(_quantity(text, "44 ms", _TIME))
+
+
+def parse_compute(text: str) -> FlopsPerSecond:
+    """`35 TFLOP/s` -> 3.5e13."""
+    return FlopsPerSecond(_quantity(text, "35 TFLOP/s", _COMPUTE))
+
+
+def _scaled(value: float, unit: str) -> str:
+    for prefix in ("E", "P", "T", "G", "M", "k"):
+        if abs(value) >= _DECIMAL[prefix] * 0.99995:
+            return f"{value / _DECIMAL[prefix]:.4g} {prefix}{unit}"
+    return f"{value:.4g} {unit}"
+
+
+def format_bytes(value: float) -> str:
+    """4e10 -> `40 GB`."""
+    return _scaled(value, "B")
+
+
+def format_bandwidth(value: float) -> str:
+    """3.125e9 bytes a second -> `25 Gbit/s` (links are sold in bits); 3e11 -> `300 GB/s`."""
+    return _scaled(value, "B/s") if value >= 2e10 else _scaled(value * 8, "bit/s")
+
+
+def format_flops(value: float) -> str:
+    """3.5e13 -> `35 TFLOP`."""
+    return _scaled(value, "FLOP")
+
+
+def format_compute(value: float) -> str:
+    """3.5e13 -> `35 TFLOP/s`."""
+    return _scaled(value, "FLOP/s")
+
+
+def format_seconds(value: float) -> str:
+    """0.044 -> `44 ms`."""
+    for unit in ("s", "ms", "us"):
+        if abs(value) >= _TIME[unit] * 0.99995:
+            return f"{value / _TIME[unit]:.4g} {unit}"
+    return f"{value / 1e-9:.4g} ns"
