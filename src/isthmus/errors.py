@@ -56,7 +56,7 @@ class IsthmusError(Exception):
             f"Expected {self.expected}" if self.expected is not None else None,
             self.next,
         ]
-        body = " ".join(s.rstrip(".") + "." for s in sentences if s)
+        body = " ".join(s if s.endswith("?") else s.rstrip(".") + "." for s in sentences if s)
         return f"{self.where}: {body}" if self.where else body
 
     def as_dict(self) -> dict[str, str]:

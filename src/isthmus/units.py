@@ -6,8 +6,9 @@ Decimal prefixes are powers of 1000 (GB), binary ones powers of 1024 (GiB). Bits
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Mapping
+from fractions import Fraction
 from typing import NewType
 
 __all__ = [
@@ -33,25 +34,37 @@ Flops = NewType("Flops", float)
 BytesPerSecond = NewType("BytesPerSecond", float)
 FlopsPerSecond = NewType("FlopsPerSecond", float)
 
-_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
-_BINARY = {p + "i": 1024.0**n for n, p in enumerate("KMGTPE", start=1)}
-_TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
+_BINARY = {p + "i": 1024**n for n, p in enumerate("KMGTPE", start=1)}
+_TIME: dict[str, int | Fraction] = {
+    "ns": Fraction("1e-9"),
+    "us": Fraction("1e-6"),
+    "ms": Fraction("1e-3"),
+    "s": 1,
+    "min": 60,
+    "h": 3600,
+}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-z/]+)\s*", re.ASCII)
 _LONGEST = 64
 
 
-def _quantity(text: str, expected: str, factors: dict[str, float]) -> float:
-    """The number times its unit's factor; raises ValueError that says what was expected."""
+def _quantity(text: str, expected: str, factors: Mapping[str, int | Fraction]) -> float:
+    """The number times its unit's factor, rounded once (`5 us` is 5e-6 to the last bit).
+
+    Raises ValueError that says what was expected.
+    """
     match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
     factor = factors.get(match[2]) if match else None
-    value = float(match[1]) * factor if match and factor is not None else math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"a number with its unit, like {expected}")
-    return value
+    try:
+        if match and factor is not None:
+            return float(Fraction(match[1]) * factor)
+    except OverflowError:
+        pass  # beyond every float: as wrong as a missing unit
+    raise ValueError(f"a number with its unit, like {expected}")
 
 
 _BYTES = {p + "B": f for p, f in (_DECIMAL | _BINARY).items()}
-_BITS = {p + "bit": f / 8 for p, f in (_DECIMAL | _BINARY).items()}
+_BITS = {p + "bit": Fraction(f, 8) for p, f in (_DECIMAL | _BINARY).items()}
 _BANDWIDTH = {unit + "/s": f for unit, f in (_BYTES | _BITS).items()}
 _COMPUTE = {p + "FLOP/s": f for p, f in _DECIMAL.items()}
 
@@ -104,8 +117,10 @@ def format_compute(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """0.044 -> `44 ms`."""
+    """0.044 -> `44 ms`; hours from 10,000 s on, where four digits of seconds end."""
+    if abs(value) >= 9999.5:
+        return f"{value / 3600:.4g} h"
     for unit in ("s", "ms", "us"):
-        if abs(value) >= _TIME[unit] * 0.99995:
-            return f"{value / _TIME[unit]:.4g} {unit}"
+        if abs(value) >= float(_TIME[unit]) * 0.99995:
+            return f"{value / float(_TIME[unit]):.4g} {unit}"
     return f"{value / 1e-9:.4g} ns"

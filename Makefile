@@ -1,0 +1,45 @@
+# The five commands, the same for people and CI. Each first makes .venv (again when the pins change), with plain pip.
+#
+#   make demo    plans a small GPT on the bundled two-region cluster
+#   make check   style, types and layers
+#   make test    all tests
+#   make bench   every benchmark in its quick form
+#   make docs    links and examples of the documentation
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NEEDED := import sys, venv; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
+	"$$name" -c '$(NEEDED)' 2>/dev/null && { echo "$$name"; break; }; done)
+BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
+
+.PHONY: demo check test bench docs
+.DEFAULT_GOAL := demo
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Isthmus needs Python 3.11 or newer; none was found. Say where: make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || "$(PYTHON)" -m venv --clear --without-pip $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m pip --python $(BIN)/python install -q pip
+	@echo "Installing into $(VENV) (the first time takes some minutes)"
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/isthmus plan zoo:gpt-tiny --cluster examples/clusters/demo.yaml --batch 32
+
+check: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_layers.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 tests
+
+bench: $(STAMP)
+	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python "$$file" --quick; done
+
+docs: $(STAMP)
+	$(BIN)/python -m pytest tests/test_docs.py

@@ -1,0 +1,26 @@
+"""Files in and out, strictly: YAML that people write, JSON that machines write.
+
+Text becomes a `Document` of plain values, a document becomes typed objects; whatever is wrong is said with its file,
+its line (YAML) or its path (JSON), and a remedy. Nothing is guessed, nothing is unpickled, nothing runs code.
+"""
+
+from isthmus.files.document import NAME_RULE, Document, is_name
+from isthmus.files.explain import ValuePath, close_name, show_path, show_value
+from isthmus.files.strict_json import encode_json, parse_json, read_json, write_json
+from isthmus.files.strict_yaml import parse_yaml, read_yaml
+
+__all__ = [
+    "NAME_RULE",
+    "Document",
+    "ValuePath",
+    "close_name",
+    "encode_json",
+    "is_name",
+    "parse_json",
+    "parse_yaml",
+    "read_json",
+    "read_yaml",
+    "show_path",
+    "show_value",
+    "write_json",
+]

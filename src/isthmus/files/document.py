@@ -1,0 +1,154 @@
+"""A parsed file before it has types: plain values, where each stood, and how to become a typed object.
+
+Every file says what it is in `kind` and `version`; these are checked before anything else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from isthmus.errors import FileError
+from isthmus.files.explain import Fault, ValuePath, explain, show_path, show_value
+
+__all__ = ["NAME_RULE", "Document", "check_text", "is_name", "read_text"]
+
+T = TypeVar("T")
+
+NAME_RULE = "letters, digits, . _ -, not beginning with . or -, at most 64 characters"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+
+_TAKEN_BY = {
+    "cluster": "isthmus cluster show FILE",
+    "job": "isthmus plan FILE --cluster CLUSTER",
+    "workload": "isthmus plan FILE --cluster CLUSTER",
+    "model": "isthmus model show FILE",
+    "plan": "isthmus simulate FILE",
+    "profile": "isthmus plan MODEL --profile FILE",
+}
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """The plain values of one file; `lines` gives the line of each value by its path (empty where unknown)."""
+
+    name: str
+    value: Any
+    lines: Mapping[ValuePath, int] = {}
+    error: type[FileError] = FileError
+
+    def where(self, path: ValuePath = ()) -> str:
+        """`cluster.yaml line 22`, or `plan.json at parts[0].stages` where lines are unknown."""
+        if not self.lines:
+            return f"{self.name} at {show_path(path)}" if path else self.name
+        while path not in self.lines:
+            path = path[:-1]
+        return f"{self.name} line {self.lines[path]}"
+
+    def fault(
+        self,
+        path: ValuePath,
+        what: str,
+        *,
+        found: str | None = None,
+        expected: str | None = None,
+        next: str | None = None,
+    ) -> FileError:
+        """The error to raise about the value at `path`."""
+        return self.error(what, where=self.where(path), found=found, expected=expected, next=next)
+
+    def check(self, *kinds: str, version: int = 1) -> str:
+        """The file's kind, which must be one of `kinds`; refuses other kinds and versions newer than `version`."""
+        wanted = " or ".join(kinds)
+        if not isinstance(self.value, dict):
+            raise self.fault(
+                (), f"this is not a {wanted} file", found=show_value(self.value), expected="a map with kind and version"
+            )
+        kind = self.value.get("kind")
+        if kind is None:
+            raise self.fault((), "the file does not say its kind", expected=f"kind: {wanted}")
+        if kind not in kinds:
+            raise self._wrong_kind(kind, wanted)
+        self._check_version(version)
+        return str(kind)
+
+    def _wrong_kind(self, kind: object, wanted: str) -> FileError:
+        command = _TAKEN_BY.get(kind) if isinstance(kind, str) else None
+        remedy = f"For a {kind} file use: {command}" if command else f"Known kinds: {', '.join(_TAKEN_BY)}"
+        return self.fault(
+            ("kind",), f"a {wanted} file is needed here", found=f"kind {show_value(kind)}", expected=wanted, next=remedy
+        )
+
+    def _check_version(self, newest: int) -> None:
+        found = self.value.get("version")
+        if found is None:
+            raise self.fault((), "the file does not say its version", expected=f"version: {newest}")
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+            raise self.fault(
+                ("version",), "version is not a version number", found=show_value(found), expected=f"version: {newest}"
+            )
+        if found > newest:
+            raise self.fault(
+                ("version",),
+                "the file is newer than this program",
+                found=f"version {found}",
+                expected=f"version {newest} or older",
+                next="Update Isthmus: pip install -U isthmus",
+            )
+
+    def convert(self, type: type[T]) -> T:
+        """The document as `type`; `kind` and `version` are left out where the type has no such fields."""
+        value = self.value
+        if isinstance(value, dict):
+            fields = getattr(type, "__struct_encode_fields__", ())
+            value = {key: item for key, item in value.items() if key not in ("kind", "version") or key in fields}
+        try:
+            return msgspec.convert(value, type, strict=True)
+        except msgspec.ValidationError as problem:
+            raise self._explained(explain(value, type, str(problem))) from None
+
+    def _explained(self, fault: Fault) -> FileError:
+        return self.fault(fault.path, fault.what, found=fault.found, expected=fault.expected, next=fault.next)
+
+
+def read_text(path: str | Path, limit: int, error: type[FileError]) -> str:
+    """The file's text: UTF-8, at most `limit` bytes, no NUL."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(limit + 1)
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or str(problem)
+        raise error(f"cannot read the file: {reason}", where=str(path), next="Check the path") from None
+    if len(data) > limit:
+        raise error("the file is too large", where=str(path), expected=f"at most {limit} bytes")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        line = data.count(b"\n", 0, problem.start) + 1
+        raise error(
+            "the file is not UTF-8 text",
+            where=f"{path} line {line}",
+            found=f"byte 0x{data[problem.start]:02x}",
+            next="Save it as UTF-8",
+        ) from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise error("the file is not text", where=f"{path} line {line}", found="a NUL character")
+    return text
+
+
+def is_name(text: str) -> bool:
+    """Whether a cluster, host, region, device kind or job may be named so (`NAME_RULE`)."""
+    return _NAME.fullmatch(text) is not None
+
+
+def check_text(text: str) -> str | None:
+    """What makes a string unusable as text anywhere (NUL, half of a surrogate pair), or None."""
+    if "\0" in text:
+        return "a NUL character"
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        return "half of a surrogate pair"
+    return None

@@ -1,0 +1,228 @@
+"""Turns the one-line complaint of a failed msgspec conversion into where, found, expected and next step.
+
+msgspec says ``Expected `str`, got `int` - at `$.hosts[...].nic` ``: the path names fields and list positions but not
+the keys of maps (`[...]`). The key is found by bisection: the first entries of that map are converted alone, and the
+shortest prefix that still gives the same complaint ends with the culprit. What would have been right is read off the
+type.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+__all__ = ["Fault", "ValuePath", "close_name", "explain", "show_path", "show_value"]
+
+ValuePath = tuple[str | int, ...]
+
+_COMPLAINT = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
+_TOKEN = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>[0-9]+)\]|\[\.\.\.\]")
+_FIELD = re.compile(r"Object (?P<how>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
+_PLAIN = re.compile(r"Expected `[^`]+`(?: of length [0-9]+)?, got .*|Invalid enum value .*", re.DOTALL)
+_WORDS: dict[type[inspect.Type], str] = {
+    inspect.StrType: "text",
+    inspect.IntType: "a whole number",
+    inspect.FloatType: "a number",
+    inspect.BoolType: "true or false",
+    inspect.DictType: "a map",
+    inspect.StructType: "a map",
+}
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing wrong with a value, and where it stands."""
+
+    path: ValuePath
+    what: str
+    found: str | None = None
+    expected: str | None = None
+    next: str | None = None
+
+
+def show_path(path: ValuePath) -> str:
+    """`links[2].latency`; the empty path is `the file`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".") or "the file"
+
+
+def show_value(value: object) -> str:
+    """A value in a few words: text quoted and cut, maps and lists by their kind only."""
+    if isinstance(value, dict):
+        return "a map"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def close_name(name: str, names: Iterable[str]) -> str | None:
+    """`Did you mean 'nic'?` for the known name nearest to a wrong one, if any is near."""
+    by_folded = {known.casefold(): known for known in islice(names, 2000)}
+    near = difflib.get_close_matches(name[:64].casefold(), by_folded, n=1, cutoff=0.6)
+    return f"Did you mean {by_folded[near[0]]!r}?" if near else None
+
+
+def explain(value: object, type: Any, complaint: str) -> Fault:
+    """The fault behind `complaint`, which msgspec gave when it converted `value` to `type`."""
+    match = _COMPLAINT.fullmatch(complaint)
+    assert match is not None  # every part of the pattern is optional
+    path = _locate(value, type, complaint, match["path"] or "", in_key=bool(match["key"]))
+    infos = _types_at(inspect.type_info(type), path[:-1] if match["key"] else path)
+    if match["key"]:
+        return _wrong_key(path, infos)
+    if field := _FIELD.fullmatch(match["what"]):
+        return _wrong_field(path, infos, field["name"], unknown=field["how"] == "contains unknown")
+    return _wrong_value(path, infos, _at(value, path), match["what"])
+
+
+def _wrong_key(path: ValuePath, infos: list[inspect.Type]) -> Fault:
+    names = [name for info in infos if isinstance(info, inspect.DictType) for name in _literals(info.key_type)]
+    key = str(path[-1])
+    return Fault(
+        path=path,
+        what=f"{show_path(path[:-1])} has an unknown key {key!r}",
+        expected=f"one of {', '.join(names)}" if names else None,
+        next=close_name(key, names),
+    )
+
+
+def _wrong_field(path: ValuePath, infos: list[inspect.Type], name: str, *, unknown: bool) -> Fault:
+    structs = [info for info in infos if isinstance(info, inspect.StructType)]
+    fields = {field.encode_name: field for struct in structs for field in struct.fields}
+    if unknown:
+        return Fault(
+            path=(*path, name),
+            what=f"{show_path(path)} has an unknown field {name!r}",
+            expected=f"only {', '.join(fields)}" if fields else None,
+            next=close_name(name, fields),
+        )
+    expected = _describe(fields[name].type) if name in fields else None
+    return Fault(path=path, what=f"{show_path(path)} lacks the field {name!r}", expected=expected)
+
+
+def _wrong_value(path: ValuePath, infos: list[inspect.Type], value: object, complaint: str) -> Fault:
+    what, found, expected, next = show_path(path), show_value(value), "", None
+    examples = [example for info in infos for example in _examples(info)]
+    names = [name for info in infos for name in _literals(info)]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and examples:
+        return Fault(path=path, what=f"{what} lacks its unit", found=found, expected=f"like {examples[0]}")
+    if _PLAIN.fullmatch(complaint) and infos:
+        expected = " or ".join(dict.fromkeys(_describe(info) for info in infos))
+    if number and expected == "text":
+        next = f'Quote it: "{value}"'
+    if names and isinstance(value, str):
+        next = close_name(value, names)
+    expected = expected or complaint.removeprefix("Expected ").replace("`", "")
+    return Fault(path=path, what=f"{what} has a wrong value", found=found, expected=expected, next=next)
+
+
+def _locate(value: Any, type: Any, complaint: str, text: str, *, in_key: bool) -> ValuePath:
+    """The path of a complaint with the keys of maps filled in."""
+    path: ValuePath = ()
+    for token in _TOKEN.finditer(text):
+        if token["field"] is not None:
+            path = (*path, token["field"])
+        elif token["index"] is not None:
+            path = (*path, int(token["index"]))
+        else:
+            path = _with_key(value, type, complaint, path)
+    return _with_key(value, type, complaint, path) if in_key else path
+
+
+def _with_key(value: Any, type: Any, complaint: str, path: ValuePath) -> ValuePath:
+    entries = list(_at(value, path).items()) if isinstance(_at(value, path), dict) else []
+    if not entries:  # msgspec also writes [...] for the members of a set
+        return path
+    low, high = 0, len(entries)  # the first `high` entries complain, the first `low` do not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _complains(_replaced(value, path, dict(entries[:middle])), type, complaint):
+            high = middle
+        else:
+            low = middle
+    return (*path, entries[low][0])
+
+
+def _complains(value: object, type: Any, complaint: str) -> bool:
+    try:
+        msgspec.convert(value, type, strict=True)
+    except msgspec.ValidationError as problem:
+        return str(problem) == complaint
+    return False
+
+
+def _at(value: Any, path: ValuePath) -> Any:
+    for part in path:
+        value = value[part]
+    return value
+
+
+def _replaced(value: Any, path: ValuePath, replacement: object) -> object:
+    """A copy of `value` with the part at `path` replaced."""
+    if not path:
+        return replacement
+    copy = value.copy()
+    copy[path[0]] = _replaced(value[path[0]], path[1:], replacement)
+    return copy
+
+
+def _types_at(info: inspect.Type, path: ValuePath) -> list[inspect.Type]:
+    """The types that a value at `path` may have: several below a union."""
+    infos = _alternatives(info)
+    for part in path:
+        infos = [inner for outer in infos for child in _children(outer, part) for inner in _alternatives(child)]
+    return infos
+
+
+def _alternatives(info: inspect.Type) -> list[inspect.Type]:
+    if isinstance(info, inspect.UnionType):
+        members = [member for member in info.types if not isinstance(member, inspect.NoneType)]
+        return [inner for member in members for inner in _alternatives(member)]
+    return [info]
+
+
+def _children(info: inspect.Type, part: str | int) -> list[inspect.Type]:
+    match info:
+        case inspect.Metadata():
+            return _children(info.type, part)
+        case inspect.StructType():
+            return [field.type for field in info.fields if field.encode_name == part]
+        case inspect.DictType():
+            return [info.value_type]
+        case inspect.TupleType() if isinstance(part, int):
+            return list(info.item_types[part : part + 1])
+        case inspect.CollectionType():
+            return [info.item_type]
+    return []
+
+
+def _describe(info: inspect.Type) -> str:
+    """A type in words."""
+    if isinstance(info, inspect.UnionType):
+        return " or ".join(_describe(member) for member in _alternatives(info))
+    if examples := _examples(info):
+        return f"a quantity with its unit, like {examples[0]}"
+    if names := _literals(info):
+        return f"one of {', '.join(names)}"
+    if isinstance(info, inspect.TupleType):
+        return f"a list of {len(info.item_types)}"
+    return next((words for known, words in _WORDS.items() if isinstance(info, known)), "a list")
+
+
+def _examples(info: inspect.Type) -> list[str]:
+    if isinstance(info, inspect.UnionType):
+        return [example for member in info.types for example in _examples(member)]
+    return (info.extra_json_schema or {}).get("examples", []) if isinstance(info, inspect.Metadata) else []
+
+
+def _literals(info: inspect.Type) -> list[str]:
+    return [str(value) for value in info.values] if isinstance(info, inspect.LiteralType) else []

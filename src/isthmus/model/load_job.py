@@ -1,0 +1,153 @@
+"""Reads job and workload files, and holds the rules that every job keeps, also one given by flags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from isthmus.errors import FileError, JobError
+from isthmus.files import NAME_RULE, Document, ValuePath, is_name, parse_yaml, read_yaml, show_path
+from isthmus.model.job import Job, Optimizer, Workload
+from isthmus.units import parse_seconds
+
+__all__ = ["check_job", "load_job", "load_jobs", "load_workload", "parse_jobs"]
+
+_FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+_MODEL = re.compile(rf"zoo:[A-Za-z0-9][A-Za-z0-9._-]*|hf:.+|.+\.json|{_FUNCTION}", re.ASCII)
+_DATA = re.compile(rf"synthetic|text:.+|{_FUNCTION}", re.ASCII)
+_LOSS = re.compile(rf"default|{_FUNCTION}", re.ASCII)
+
+
+class _Broken(NamedTuple):
+    """A rule that a job breaks: the field, what it holds, what it should hold."""
+
+    path: ValuePath
+    found: object
+    expected: str
+
+
+def load_job(path: str | Path) -> Job:
+    """The job that the file describes."""
+    document = read_yaml(path, error=JobError)
+    document.check("job")
+    return _job(document)
+
+
+def load_workload(path: str | Path) -> Workload:
+    """The workload that the file describes."""
+    document = read_yaml(path, error=JobError)
+    document.check("workload")
+    return _workload(document)
+
+
+def load_jobs(path: str | Path) -> Job | Workload:
+    """The job or the workload that the file describes, whichever it says it is."""
+    return _either(read_yaml(path, error=JobError))
+
+
+def parse_jobs(text: str, where: str = "job.yaml") -> Job | Workload:
+    """The job or the workload that a file's text describes; errors name it `where`."""
+    return _either(parse_yaml(text, name=where, error=JobError))
+
+
+def check_job(job: Job, where: str | None = None) -> Job:
+    """The job itself, if it keeps every rule; `where` says where it was given."""
+    for path, found, expected in _broken_rules(job):
+        raise JobError(f"{show_path(path)} cannot be so", where=where, found=repr(found), expected=expected)
+    return job
+
+
+def _either(document: Document) -> Job | Workload:
+    return _job(document) if document.check("job", "workload") == "job" else _workload(document)
+
+
+def _job(document: Document) -> Job:
+    job = document.convert(Job)
+    _check(document, job, ())
+    return job
+
+
+def _workload(document: Document) -> Workload:
+    workload = document.convert(Workload)
+    if not is_name(workload.name):
+        raise _fault(document, _Broken(("name",), workload.name, NAME_RULE))
+    if not workload.jobs:
+        raise document.fault(("jobs",), "the workload has no jobs", expected="at least one job")
+    seen: dict[str, int] = {}
+    for index, job in enumerate(workload.jobs):
+        _check(document, job, ("jobs", index))
+        first = seen.setdefault(job.name, index)
+        if first != index:
+            found = f"it at {document.where(('jobs', first, 'name'))} as well"
+            raise document.fault(("jobs", index, "name"), f"two jobs are named {job.name!r}", found=found)
+    return workload
+
+
+def _check(document: Document, job: Job, base: ValuePath) -> None:
+    for broken in _broken_rules(job):
+        raise _fault(document, broken._replace(path=(*base, *broken.path)))
+
+
+def _fault(document: Document, broken: _Broken) -> FileError:
+    found = repr(broken.found)[:80]
+    return document.fault(broken.path, f"{show_path(broken.path)} cannot be so", found=found, expected=broken.expected)
+
+
+def _broken_rules(job: Job) -> Iterator[_Broken]:
+    """Every rule that the job breaks."""
+    yield from _broken_texts(job)
+    for field, low, high in (
+        ("batch", 1, 10**9),
+        ("sequence", 1, 10**9),
+        ("steps", 1, 10**12),
+        ("seed", 0, 2**63 - 1),
+    ):
+        value = getattr(job, field)
+        if value is not None and not low <= value <= high:
+            yield _Broken((field,), value, f"{low} to {high}")
+    if job.sparsity is not None and not 0 <= job.sparsity < 1:
+        yield _Broken(("sparsity",), job.sparsity, "0 or more and less than 1: the fraction of weights that is pruned")
+    if not 0 < job.priority <= 1e9:
+        yield _Broken(("priority",), job.priority, "more than 0")
+    if job.deadline is not None and not _is_duration(job.deadline):
+        yield _Broken(("deadline",), job.deadline, "a duration with its unit, like 12 h")
+    yield from _broken_optimizer(job.optimizer)
+
+
+def _broken_texts(job: Job) -> Iterator[_Broken]:
+    if not is_name(job.name):
+        yield _Broken(("name",), job.name, NAME_RULE)
+    if not _MODEL.fullmatch(job.model):
+        yield _Broken(("model",), job.model, "zoo:NAME, hf:CONFIG.json, package.module:function or MODEL.json")
+    if not _DATA.fullmatch(job.data):
+        yield _Broken(("data",), job.data, "synthetic, text:FILE or package.module:function")
+    if not _LOSS.fullmatch(job.loss):
+        yield _Broken(("loss",), job.loss, "default or package.module:function")
+    for pattern, place in job.place.items():
+        if not pattern or not is_name(place):
+            yield _Broken(("place", pattern), place, "a block or parameter pattern, and a region or host that holds it")
+
+
+def _broken_optimizer(optimizer: Optimizer) -> Iterator[_Broken]:
+    path = ("optimizer",)
+    if not 0 < optimizer.learning_rate <= 1e6:
+        yield _Broken((*path, "learning_rate"), optimizer.learning_rate, "more than 0")
+    if not all(0 <= beta < 1 for beta in optimizer.betas):
+        yield _Broken((*path, "betas"), list(optimizer.betas), "two numbers, each 0 or more and less than 1")
+    if not 0 <= optimizer.momentum < 1:
+        yield _Broken((*path, "momentum"), optimizer.momentum, "0 or more and less than 1")
+    if optimizer.momentum and optimizer.name != "sgd":
+        yield _Broken((*path, "momentum"), optimizer.momentum, f"no momentum: {optimizer.name} has betas instead")
+    if not 0 <= optimizer.weight_decay <= 1e6:
+        yield _Broken((*path, "weight_decay"), optimizer.weight_decay, "0 or more")
+    if optimizer.clip is not None and not 0 < optimizer.clip <= 1e12:
+        yield _Broken((*path, "clip"), optimizer.clip, "more than 0")
+
+
+def _is_duration(text: str) -> bool:
+    try:
+        return parse_seconds(text) > 0
+    except ValueError:
+        return False

@@ -1,0 +1,32 @@
+"""What all tests share: where things lie, and steady hypothesis settings."""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Two test processes on two cores: one thread each. Captured models are kept between runs (keyed by their source).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("ISTHMUS_CACHE", str(ROOT / "build" / "test-cache"))
+
+# The same examples on every machine and run, so that a red test is red again; no time limit on a busy machine.
+hypothesis.settings.register_profile("steady", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("steady")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The root of the repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Published data beside the clone; tests that need it are skipped where it is absent."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("the folder of published data is not beside this clone")
+    return folder
