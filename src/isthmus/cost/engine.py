@@ -1,0 +1,481 @@
+"""The event engine: plays a task graph on lanes and shared links, and says when each task starts and ends.
+
+A *task* is fixed work (computing) or a message. It is ready when all tasks before it have ended; then it joins the
+queue of its lane, first come first served. A *lane* is a serial executor (a device computing, a device sending): it
+works on one task at a time. A fixed task works for its seconds. A message sends its bytes at its max-min fair rate
+over the resources on its route (links, nics, trunks), leaves lane and resources when all bytes are `sent`, and has
+ended when it arrives, one latency later.
+
+Order is deterministic. At one instant: all finishes, then newly ready tasks join queues in order of their number, then
+free lanes take their next task; zero-length work finishes in a further round. Rates are settled at the instant's end.
+
+Max-min rates are found only where they can have changed. A message alone would run at `solo`, the least capacity on
+its route. A resource is *tight* when the solo rates of its messages add up to more than its capacity; one that is not
+tight limits nobody. So a message that starts or ends touches others only through tight resources: those reached from
+it that way are filled again, all others keep their rates.
+
+State is kept in arrays of records: compiled functions take few arguments that way, which matters more than anything
+else for their speed (each array handed over costs two atomic reference counts).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+__all__ = ["WIDTH", "Network", "Tasks", "Times", "run"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int32]
+
+WIDTH = 4  # resources on a route, at most: nic out, link, trunk, nic in
+_SLACK = 1.0 + 1e-9  # rounding that does not make a resource tight
+
+
+class Tasks(NamedTuple):
+    """One row a task; edges say which task must have ended before another is ready."""
+
+    lane: Ints  # the lane it occupies while it works; -1: none
+    seconds: Floats  # fixed work, where route is -1
+    bytes: Floats  # message size, where route is not -1
+    route: Ints  # row of Network.resources, or -1
+    before: Ints  # edge e: before[e] must have ended ...
+    after: Ints  # ... for after[e] to be ready
+
+
+class Network(NamedTuple):
+    """Routes over shared resources."""
+
+    resources: Ints  # [routes, WIDTH]: resources on the route, then -1
+    latency: Floats  # [routes]
+    capacity: Floats  # [resources], bytes a second
+
+
+class Times(NamedTuple):
+    """When each task started, was sent (left its lane), and ended (arrived)."""
+
+    start: Floats
+    sent: Floats
+    end: Floats
+
+
+_TASK = np.dtype(
+    [
+        ("rate", np.float64),  # bytes a second, while sending; below 0 while being filled
+        ("remaining", np.float64),  # bytes not sent at `since`
+        ("since", np.float64),
+        ("old", np.float64),  # rate before filling
+        ("solo", np.float64),  # rate of the message alone
+        ("waits", np.int32),  # tasks before it that have not ended
+        ("first", np.int32),  # its successors start here
+        ("queued", np.int32),  # the task behind it in its lane's queue
+        ("place", np.int32),  # in the heap, -1: not there
+        ("seen", np.int32),
+        ("sent", np.int32),
+    ],
+    align=True,
+)
+_RESOURCE = np.dtype(
+    [
+        ("capacity", np.float64),
+        ("load", np.float64),  # sum of its messages' solo rates
+        ("left", np.float64),  # capacity not given out, while filling
+        ("users", np.int32),
+        ("rising", np.int32),  # messages without a rate, while filling
+        ("head", np.int32),  # first slot of its messages
+        ("seen", np.int32),
+    ],
+    align=True,
+)
+_SLOT = np.dtype([("next", np.int32), ("previous", np.int32)])  # slot = task * WIDTH + k: its k-th resource
+_LANE = np.dtype([("head", np.int32), ("tail", np.int32), ("busy", np.int32)])
+_EVENT = np.dtype([("time", np.float64), ("task", np.int64)])
+Records = Any  # arrays of the record types above
+
+
+def run(tasks: Tasks, lanes: int, network: Network) -> Times:
+    """Play the tasks; raise ValueError if some can never be ready (a cycle)."""
+    count = len(tasks.lane)
+    start, sent, end = np.empty(count), np.empty(count), np.empty(count)
+    ran = play(*tasks, lanes, *network, start, sent, end)
+    if ran < count:
+        raise ValueError(f"{count - ran} of {count} tasks never ran: they wait for each other")
+    return Times(start, sent, end)
+
+
+@njit(cache=True, nogil=True)
+def play(
+    lane: Ints, seconds: Floats, size: Floats, route: Ints, before: Ints, after: Ints, lanes: int, paths: Ints,
+    latency: Floats, capacity: Floats, start: Floats, sent: Floats, end: Floats,
+) -> int:  # fmt: skip
+    """The event loop; see the module's docstring. Fills start, sent and end, and returns how many tasks ended."""
+    count = len(lane)
+    state = np.empty(count + 1, _TASK)
+    following = successors(state, before, after, count)
+    queues = empty_lanes(lanes)
+    network = idle_resources(capacity)
+    slots = np.empty(WIDTH * count, _SLOT)
+    heap = np.empty(count, _EVENT)
+    ready = np.empty(count, np.int32)
+    touched = np.empty(2 * count, np.int32)  # lanes that may take a task; -1 - task for one that needs no lane
+    joined = np.empty(count, np.int32)
+    dirty = np.empty(2 * WIDTH * count + len(capacity), np.int32)
+    found = np.empty(count, np.int32)
+    now, ran, stamp, events = 0.0, 0, 0, 0
+
+    n_ready = 0
+    for t in range(count):
+        state[t].place, state[t].queued, state[t].seen, state[t].sent = -1, -1, 0, 0
+        if state[t].waits == 0:
+            ready[n_ready] = t
+            n_ready += 1
+
+    while n_ready > 0 or events > 0:
+        n_joined = n_dirty = 0
+        if n_ready == 0:
+            now = heap[0].time
+        while n_ready > 0 or (events > 0 and heap[0].time <= now):  # rounds of one instant
+            n_touched = 0
+            while events > 0 and heap[0].time <= now:
+                task = heap[0].task
+                if state[task].sent == 0:
+                    state[task].sent = 1
+                    sent[task] = now
+                    if lane[task] >= 0:
+                        queues[lane[task]].busy = 0
+                        touched[n_touched] = lane[task]
+                        n_touched += 1
+                    if route[task] >= 0:
+                        if size[task] > 0.0:
+                            n_dirty = leave(task, paths, route[task], state, network, slots, dirty, n_dirty)
+                        if latency[route[task]] > 0.0:
+                            events = put(heap, events, state, task, now + latency[route[task]])
+                            continue
+                events = drop_first(heap, events, state)
+                end[task] = now
+                ran += 1
+                for i in range(state[task].first, state[task + 1].first):
+                    state[following[i]].waits -= 1
+                    if state[following[i]].waits == 0:
+                        ready[n_ready] = following[i]
+                        n_ready += 1
+
+            if n_ready > 1:
+                in_order(ready, n_ready)
+            for i in range(n_ready):
+                touched[n_touched] = enqueue(ready[i], lane[ready[i]], queues, state)
+                n_touched += 1
+            n_ready = 0
+
+            for i in range(n_touched):
+                task = dequeue(touched[i], queues, state)
+                if task < 0:
+                    continue
+                start[task] = now
+                if route[task] < 0:
+                    events = put(heap, events, state, task, now + seconds[task])
+                elif size[task] > 0.0 and paths[route[task], 0] >= 0:
+                    join(task, paths, route[task], size[task], now, state, network, slots)
+                    joined[n_joined] = task
+                    n_joined += 1
+                else:
+                    events = put(heap, events, state, task, now)
+
+        for i in range(n_joined):
+            task = joined[i]
+            before_it = n_dirty
+            n_dirty = meet(paths, route[task], network, dirty, n_dirty)
+            if n_dirty == before_it:
+                state[task].rate = state[task].solo
+                events = put(heap, events, state, task, now + size[task] / state[task].solo)
+        if n_dirty > 0:
+            stamp += 1
+            n_found, n_tight = reach(dirty, n_dirty, found, route, paths, state, network, slots, stamp)
+            fill(dirty, n_tight, found, n_found, route, paths, state, network, slots, stamp)
+            for i in range(n_found):
+                task = found[i]
+                if state[task].rate != state[task].old:
+                    gone = state[task].old * (now - state[task].since)
+                    state[task].remaining = max(0.0, state[task].remaining - gone)
+                    state[task].since = now
+                    events = put(heap, events, state, task, now + state[task].remaining / state[task].rate)
+    return ran
+
+
+@njit(cache=True, nogil=True)
+def successors(state: Records, before: Ints, after: Ints, count: int) -> Ints:
+    """The tasks after task t as `[state[t].first : state[t + 1].first]` of the result; counts what each waits for."""
+    for t in range(count + 1):
+        state[t].waits = 0
+        state[t].first = 0
+    for e in range(len(before)):
+        state[before[e]].first += 1
+        state[after[e]].waits += 1
+    total = 0
+    for t in range(count + 1):
+        total += state[t].first
+        state[t].first = total  # the end of its successors; each one written below steps it down to their start
+    following = np.empty(len(before), np.int32)
+    for e in range(len(before) - 1, -1, -1):
+        state[before[e]].first -= 1
+        following[state[before[e]].first] = after[e]
+    return following
+
+
+@njit(cache=True, nogil=True)
+def empty_lanes(lanes: int) -> Records:
+    """Queues with nothing in them."""
+    queues = np.empty(lanes, _LANE)
+    for i in range(lanes):
+        queues[i].head, queues[i].tail, queues[i].busy = -1, -1, 0
+    return queues
+
+
+@njit(cache=True, nogil=True)
+def idle_resources(capacity: Floats) -> Records:
+    """Resources that nobody uses."""
+    network = np.empty(len(capacity), _RESOURCE)
+    for r in range(len(capacity)):
+        network[r].capacity, network[r].load = capacity[r], 0.0
+        network[r].users, network[r].head, network[r].seen = 0, -1, 0
+    return network
+
+
+@njit(cache=True, nogil=True)
+def in_order(ready: Ints, n: int) -> None:
+    """Sort the first n numbers; few and mostly sorted: by insertion, unless there are many."""
+    if n > 64:
+        ready[:n].sort()
+        return
+    for i in range(1, n):
+        task = ready[i]
+        j = i
+        while j > 0 and ready[j - 1] > task:
+            ready[j] = ready[j - 1]
+            j -= 1
+        ready[j] = task
+
+
+@njit(cache=True, nogil=True)
+def put(heap: Records, events: int, state: Records, task: int, time: float) -> int:
+    """Set the time of the task's next event, whether or not it has one; returns the number of events."""
+    i = state[task].place
+    if i < 0:
+        i = events
+        events += 1
+    elif heap[i].time < time:
+        sink(heap, events, state, i, task, time)
+        return events
+    while i > 0:
+        parent = (i - 1) >> 1
+        if heap[parent].time <= time:
+            break
+        heap[i].time, heap[i].task = heap[parent].time, heap[parent].task
+        state[heap[i].task].place = i
+        i = parent
+    heap[i].time, heap[i].task = time, task
+    state[task].place = i
+    return events
+
+
+@njit(cache=True, nogil=True)
+def sink(heap: Records, events: int, state: Records, i: int, task: int, time: float) -> None:
+    """Write an event at position i or below it."""
+    while True:
+        child = 2 * i + 1
+        if child >= events:
+            break
+        if child + 1 < events and heap[child + 1].time < heap[child].time:
+            child += 1
+        if heap[child].time >= time:
+            break
+        heap[i].time, heap[i].task = heap[child].time, heap[child].task
+        state[heap[i].task].place = i
+        i = child
+    heap[i].time, heap[i].task = time, task
+    state[task].place = i
+
+
+@njit(cache=True, nogil=True)
+def drop_first(heap: Records, events: int, state: Records) -> int:
+    """Remove the earliest event; returns the number of events."""
+    state[heap[0].task].place = -1
+    events -= 1
+    if events > 0:
+        sink(heap, events, state, 0, heap[events].task, heap[events].time)
+    return events
+
+
+@njit(cache=True, nogil=True)
+def enqueue(task: int, lane: int, queues: Records, state: Records) -> int:
+    """Put a ready task at the end of its lane's queue; returns what may start: the lane, or -1 - task without one."""
+    if lane < 0:
+        return -1 - task
+    if queues[lane].head < 0:
+        queues[lane].head = task
+    else:
+        state[queues[lane].tail].queued = task
+    queues[lane].tail = task
+    return lane
+
+
+@njit(cache=True, nogil=True)
+def dequeue(lane: int, queues: Records, state: Records) -> int:
+    """The task that starts now on a lane, or -1 if it is busy or empty."""
+    if lane < 0:
+        return -1 - lane
+    task = queues[lane].head
+    if task < 0 or queues[lane].busy:
+        return -1
+    queues[lane].head = state[task].queued
+    queues[lane].busy = 1
+    return int(task)
+
+
+@njit(cache=True, nogil=True)
+def join(
+    task: int, paths: Ints, route: int, size: float, now: float, state: Records, network: Records, slots: Records
+) -> None:
+    """Enter a message into the lists of its resources; its rate is settled at the end of the instant."""
+    solo = np.inf
+    for k in range(WIDTH):
+        if paths[route, k] >= 0:
+            solo = min(solo, network[paths[route, k]].capacity)
+    state[task].solo, state[task].remaining, state[task].rate, state[task].since = solo, size, 0.0, now
+    for k in range(WIDTH):
+        r = paths[route, k]
+        if r < 0:
+            break
+        slot = task * WIDTH + k
+        slots[slot].next, slots[slot].previous = network[r].head, -1
+        if network[r].head >= 0:
+            slots[network[r].head].previous = slot
+        network[r].head = slot
+        network[r].users += 1
+        network[r].load += solo
+
+
+@njit(cache=True, nogil=True)
+def leave(
+    task: int, paths: Ints, route: int, state: Records, network: Records, slots: Records, dirty: Ints, n_dirty: int
+) -> int:
+    """Take a message off its resources; those that were tight are dirty: their other messages may now run faster."""
+    n_dirty = meet(paths, route, network, dirty, n_dirty)
+    for k in range(WIDTH):
+        r = paths[route, k]
+        if r < 0:
+            break
+        slot = task * WIDTH + k
+        if slots[slot].previous >= 0:
+            slots[slots[slot].previous].next = slots[slot].next
+        else:
+            network[r].head = slots[slot].next
+        if slots[slot].next >= 0:
+            slots[slots[slot].next].previous = slots[slot].previous
+        network[r].users -= 1
+        network[r].load = network[r].load - state[task].solo if network[r].users else 0.0
+    return n_dirty
+
+
+@njit(cache=True, nogil=True)
+def meet(paths: Ints, route: int, network: Records, dirty: Ints, n_dirty: int) -> int:
+    """Add the tight resources on a route to the dirty ones."""
+    for k in range(WIDTH):
+        r = paths[route, k]
+        if r < 0:
+            break
+        if network[r].load > network[r].capacity * _SLACK:
+            dirty[n_dirty] = r
+            n_dirty += 1
+    return n_dirty
+
+
+@njit(cache=True, nogil=True)
+def reach(
+    dirty: Ints, n_dirty: int, found: Ints, route: Ints, paths: Ints, state: Records, network: Records, slots: Records,
+    stamp: int,
+) -> Any:  # fmt: skip
+    """Collect in `found` all messages reached from the dirty resources through tight ones, those in `dirty`."""
+    n_found = n_tight = 0
+    for d in range(n_dirty):
+        if network[dirty[d]].seen != stamp:
+            network[dirty[d]].seen = stamp
+            dirty[n_tight] = dirty[d]
+            n_tight += 1
+    i = 0
+    while i < n_tight:
+        slot = network[dirty[i]].head
+        while slot >= 0:
+            task = slot // WIDTH
+            if state[task].seen != stamp:
+                state[task].seen = stamp
+                state[task].old = state[task].rate
+                state[task].rate = -1.0
+                found[n_found] = task
+                n_found += 1
+                for k in range(WIDTH):
+                    r = paths[route[task], k]
+                    if r < 0:
+                        break
+                    if network[r].seen != stamp and network[r].load > network[r].capacity * _SLACK:
+                        network[r].seen = stamp
+                        dirty[n_tight] = r
+                        n_tight += 1
+            slot = slots[slot].next
+        i += 1
+    return n_found, n_tight
+
+
+@njit(cache=True, nogil=True)
+def fill(
+    tight: Ints, n_tight: int, found: Ints, n_found: int, route: Ints, paths: Ints, state: Records, network: Records,
+    slots: Records, stamp: int,
+) -> None:  # fmt: skip
+    """Max-min fair rates of the found messages, by progressive filling.
+
+    Raise all rates together. The least share of a resource, what it has left over those of its messages that still
+    rise, is the next level: messages whose solo rate is not above it stop there (which lowers no share); if there are
+    none, the messages of that resource stop at the level. A rate below 0 marks a message that still rises.
+    """
+    for i in range(n_tight):
+        network[tight[i]].left = network[tight[i]].capacity
+        network[tight[i]].rising = network[tight[i]].users
+    rising = n_found
+    while rising > 0:
+        level = np.inf
+        fullest = -1
+        for i in range(n_tight):
+            r = tight[i]
+            if network[r].rising > 0 and network[r].left < level * network[r].rising:
+                level = network[r].left / network[r].rising
+                fullest = r
+        stopped = 0
+        for i in range(n_found):
+            if state[found[i]].rate < 0.0 and state[found[i]].solo <= level:
+                settle(found[i], state[found[i]].solo, paths, route[found[i]], state, network, stamp)
+                stopped += 1
+        if stopped == 0:
+            slot = network[fullest].head
+            while slot >= 0:
+                task = slot // WIDTH
+                if state[task].rate < 0.0:
+                    settle(task, level, paths, route[task], state, network, stamp)
+                    stopped += 1
+                slot = slots[slot].next
+        rising -= stopped
+
+
+@njit(cache=True, nogil=True)
+def settle(task: int, rate: float, paths: Ints, route: int, state: Records, network: Records, stamp: int) -> None:
+    """Fix one message's rate and take it off the resources that are being filled."""
+    state[task].rate = rate
+    for k in range(WIDTH):
+        r = paths[route, k]
+        if r < 0:
+            break
+        if network[r].seen == stamp:
+            network[r].left = max(0.0, network[r].left - rate)
+            network[r].rising -= 1
