@@ -38,8 +38,11 @@ Spill = Literal["none", "optimizer", "all"]
 Policy = Literal["longest-remaining", "first-come"]
 
 
-class _Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of the plan types: immutable, named fields, unknown fields refused when read from a file."""
+class _Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the plan types: immutable, named fields, unknown fields refused when read from a file.
+
+    Files say every field: leaving out defaults would go by identity, and equal plans would save differently.
+    """
 
 
 class Replica(_Frozen, frozen=True, kw_only=True):

@@ -1,0 +1,175 @@
+"""A cluster as shared resources: what every message between two devices passes through.
+
+A message between devices of one host passes the sender's way out and the receiver's way in, each with the host's own
+bandwidth. Between hosts it passes the sender's nic, what the pair of hosts can reach, the trunk of the two regions if
+it has one, and the receiver's nic. Each way counts for itself: links are full duplex. Spilling passes the device's bus.
+
+Where a plan relays messages over other hosts (`via`), a message is received whole and sent on by each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from isthmus.cluster.spec import Cluster
+from isthmus.cost.engine import WIDTH, Network
+
+__all__ = ["COMPUTE", "Fabric", "Wires", "fabric"]
+
+Ints = npt.NDArray[np.int32]
+
+# Lanes of device d: lane kind * devices + d. A host's relay lane and its processor come after all of those.
+COMPUTE, SEND, SYNC, LOAD, STORE = 0, 1, 2, 3, 4
+LANE_KINDS = 5
+
+
+class Wires(NamedTuple):
+    """Which route a message between two devices takes, for compiled code."""
+
+    route_of: Ints  # [devices, devices], -1: they cannot talk
+    hops: Ints  # [2, routes]: the route on which a relay sends on, and the lane of the relay that sends on this one
+    bus: Ints  # [2, devices]: routes from host memory to the device and back
+    host_of: Ints  # [devices]
+    region_of: Ints  # [devices]
+
+
+class Fabric(NamedTuple):
+    """A cluster's devices, lanes and network."""
+
+    devices: tuple[str, ...]
+    number: Mapping[str, int]
+    hosts: tuple[str, ...]
+    regions: tuple[str, ...]
+    wires: Wires
+    network: Network
+    resources: tuple[str, ...]  # what each resource is, for people
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of all devices, then one relay and one processor lane for each host."""
+        return LANE_KINDS * len(self.devices) + 2 * len(self.hosts)
+
+    def lane_name(self, lane: int) -> tuple[str, str]:
+        """Whose lane it is and what it does."""
+        kinds = ("compute", "send", "sync", "load", "store")
+        if lane < LANE_KINDS * len(self.devices):
+            return self.devices[lane % len(self.devices)], kinds[lane // len(self.devices)]
+        lane -= LANE_KINDS * len(self.devices)
+        return self.hosts[lane % len(self.hosts)], ("relay", "processor")[lane // len(self.hosts)]
+
+
+class _Table:
+    """Routes and resources while they are being numbered."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.capacity: list[float] = []
+        self.rows: list[tuple[tuple[int, ...], float]] = []
+        self.next_hop: list[int] = []
+        self.hop_lane: list[int] = []
+
+    def resource(self, name: str, capacity: float) -> int:
+        self.names.append(name)
+        self.capacity.append(capacity)
+        return len(self.names) - 1
+
+    def route(self, resources: Sequence[int], latency: float, *, next_hop: int = -1, hop_lane: int = -1) -> int:
+        self.rows.append((tuple(resources), latency))
+        self.next_hop.append(next_hop)
+        self.hop_lane.append(hop_lane)
+        return len(self.rows) - 1
+
+    def network(self) -> Network:
+        resources = np.full((max(1, len(self.rows)), WIDTH), -1, np.int32)
+        for i, (row, _) in enumerate(self.rows):
+            resources[i, : len(row)] = row
+        latency = np.array([latency for _, latency in self.rows] or [0.0])
+        return Network(resources, latency, np.array(self.capacity))
+
+
+def fabric(cluster: Cluster, via: Mapping[tuple[str, str], tuple[str, ...]] | None = None) -> Fabric:
+    """The fabric of a cluster; `via` gives the relay hosts of pairs of hosts, in both directions."""
+    devices = tuple(cluster.devices)
+    hosts, regions = tuple(cluster.hosts), cluster.regions
+    host_number = {name: i for i, name in enumerate(hosts)}
+    table = _Table()
+    nic_out = [table.resource(f"{h.name} nic out", h.nic) for h in cluster.hosts.values()]
+    nic_in = [table.resource(f"{h.name} nic in", h.nic) for h in cluster.hosts.values()]
+    out = [table.resource(f"{d} out", cluster.host_of(d).bandwidth) for d in devices]
+    into = [table.resource(f"{d} in", cluster.host_of(d).bandwidth) for d in devices]
+    trunks = {
+        (a, b): table.resource(f"{a} to {b} trunk", trunk)
+        for a in regions
+        for b in regions
+        if (trunk := cluster.trunk(a, b)) is not None
+    }
+
+    known: dict[tuple[str, str], list[int]] = {}
+
+    def hop(a: str, b: str) -> list[int] | None:
+        """Resources between two hosts that have a link."""
+        if (a, b) not in known:
+            link = cluster.link(a, b)
+            if link is None:
+                return None
+            pair = table.resource(f"{a} to {b}", link.bandwidth)
+            trunk = trunks.get((cluster.hosts[a].region, cluster.hosts[b].region))
+            middle = [pair] if trunk is None else [pair, trunk]
+            known[a, b] = [nic_out[host_number[a]], *middle, nic_in[host_number[b]]]
+        return known[a, b]
+
+    def relayed(path: Sequence[str]) -> int:
+        """The route along a path of hosts, from its last hop to its first."""
+        after = -1
+        for index in range(len(path) - 2, -1, -1):
+            a, b = path[index], path[index + 1]
+            resources, link = hop(a, b), cluster.link(a, b)
+            if resources is None or link is None:
+                return -1
+            lane = LANE_KINDS * len(devices) + host_number[a] if index else -1
+            after = table.route(resources, link.latency, next_hop=after, hop_lane=lane)
+        return after
+
+    between = np.full((len(hosts), len(hosts)), -1, np.int32)
+    for i, a in enumerate(hosts):
+        for j, b in enumerate(hosts):
+            if i != j:
+                between[i, j] = relayed((a, *(via or {}).get((a, b), ()), b))
+    host_of = np.array([host_number[cluster.devices[d].host] for d in devices], np.int32)
+    route_of = between[np.ix_(host_of, host_of)]
+    _inside(cluster, devices, host_of, route_of, table, out, into)
+    bus_in = [table.resource(f"{d} bus in", cluster.host_of(d).bus) for d in devices]
+    bus_out = [table.resource(f"{d} bus out", cluster.host_of(d).bus) for d in devices]
+    load = np.array([table.route([r], 0.0) for r in bus_in], np.int32)
+    store = np.array([table.route([r], 0.0) for r in bus_out], np.int32)
+    region_number = {name: i for i, name in enumerate(regions)}
+    region_of = np.array([region_number[cluster.host_of(d).region] for d in devices], np.int32)
+    hops = np.array([table.next_hop, table.hop_lane], np.int32)
+    wires = Wires(route_of, hops, np.stack([load, store]), host_of, region_of)
+    number = {name: i for i, name in enumerate(devices)}
+    return Fabric(devices, number, hosts, regions, wires, table.network(), tuple(table.names))
+
+
+def _inside(
+    cluster: Cluster,
+    devices: tuple[str, ...],
+    host_of: Ints,
+    route_of: Ints,
+    table: _Table,
+    out: list[int],
+    into: list[int],
+) -> None:
+    """Routes between devices of one host."""
+    by_host: dict[int, list[int]] = {}
+    for d, host in enumerate(host_of):
+        by_host.setdefault(int(host), []).append(d)
+    for members in by_host.values():
+        latency = cluster.host_of(devices[members[0]]).latency
+        for i in members:
+            for j in members:
+                if i != j:
+                    route_of[i, j] = table.route([out[i], into[j]], latency)

@@ -1,0 +1,211 @@
+"""What a plan costs: seconds per step and peak memory, by playing one step of all its parts together.
+
+    plan ─▶ flat arrays ─▶ runs, edges, orders ─▶ tasks ─▶ event engine ─▶ price, timeline
+            (cost.flat)    (plan.schedule)        (cost.lower)  (cost.engine)
+
+A `Simulator` knows one cluster and the models of some jobs; it keeps what does not change between plans (routes, sums
+over blocks, time tables), so that a planner can price a thousand plans a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from isthmus.cluster.spec import Cluster, Precision
+from isthmus.cost.emit import TaskList, new_list
+from isthmus.cost.engine import Times, run
+from isthmus.cost.flat import Flat, flatten
+from isthmus.cost.lower import lower
+from isthmus.cost.memory import CONTEXT, activation_peaks
+from isthmus.cost.network import Fabric, fabric
+from isthmus.cost.pool import PreparedPool, prepare_pool, write_pool
+from isthmus.cost.tables import ModelTable, stage_links
+from isthmus.model.graph import BlockGraph
+from isthmus.plan.schedule import Edges, Orders, Runs, merge_runs, play_orders, run_edges
+from isthmus.plan.types import Pipeline, Plan, Pool, Via
+
+__all__ = ["Played", "Prepared", "Price", "Shortage", "Simulator"]
+
+Floats = npt.NDArray[np.float64]
+
+
+class Shortage(NamedTuple):
+    """Memory that a plan needs and a device or host does not have."""
+
+    where: str
+    needed: float
+    available: float
+
+
+class Price(NamedTuple):
+    """What a plan costs. `shortages` is empty where everything fits."""
+
+    step_seconds: float
+    jobs: Mapping[str, float]
+    memory: Mapping[str, float]
+    shortages: tuple[Shortage, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device and host can hold its part."""
+        return not self.shortages
+
+
+class Played(NamedTuple):
+    """One step, task by task."""
+
+    fabric: Fabric
+    tasks: TaskList
+    times: Times
+    jobs: tuple[str, ...]  # the job of each number in tasks.part
+
+
+class Prepared(NamedTuple):
+    """A pipeline with its runs, what flows between them, and every device's order."""
+
+    flat: Flat
+    runs: Runs
+    forward: Edges
+    backward: Edges
+    orders: Orders
+
+
+class Simulator:
+    """Prices plans on one cluster for jobs whose models are given by the jobs' names."""
+
+    def __init__(self, cluster: Cluster, models: Mapping[str, BlockGraph]) -> None:
+        self.cluster, self.models = cluster, models
+        self._fabrics: dict[tuple[Via, ...], Fabric] = {}
+        self._tables: dict[tuple[str, Precision, bool], ModelTable] = {}
+        self._out = new_list(4096, 8192)
+
+    def price(self, plan: Plan) -> Price:
+        """Seconds per step and peak memory."""
+        net = self.fabric(plan)
+        parts = [self.prepare(part, net) for part in plan.parts]
+        out, jobs = self._write(parts, net, self._out)
+        self._out = out
+        times = run(out.tasks(), net.lanes, net.network)
+        ends = ends_by_part(times.end, out.part, len(jobs))
+        seconds = dict(zip(jobs, ends.tolist(), strict=True))
+        memory, shortages = self._memory(parts, net)
+        return Price(max(seconds.values(), default=0.0), seconds, memory, shortages)
+
+    def play(self, plan: Plan) -> Played:
+        """One step, task by task."""
+        net = self.fabric(plan)
+        out, jobs = self._write([self.prepare(part, net) for part in plan.parts], net, new_list(4096, 8192))
+        return Played(net, out, run(out.tasks(), net.lanes, net.network), jobs)
+
+    def table(self, job: str, precision: Precision, mixed: bool) -> ModelTable:
+        """Sums and times of a job's model in one precision."""
+        key = (job, precision, mixed)
+        if key not in self._tables:
+            self._tables[key] = ModelTable(self.cluster, self.models[job], precision, mixed)
+        return self._tables[key]
+
+    def fabric(self, plan: Plan) -> Fabric:
+        """The network as this plan uses it."""
+        if plan.via not in self._fabrics:
+            there = {v.between: v.hosts for v in plan.via}
+            back = {v.between[::-1]: v.hosts[::-1] for v in plan.via}
+            self._fabrics[plan.via] = fabric(self.cluster, there | back)
+        return self._fabrics[plan.via]
+
+    def prepare(self, part: Pipeline | Pool, net: Fabric) -> Prepared | PreparedPool:
+        """A part as arrays: who computes what in which order, and what flows."""
+        if isinstance(part, Pool):
+            tables = [self.table(job.job.name, job.precision, job.job.mixed) for job in part.jobs]
+            return prepare_pool(part, tables, self.cluster, net)
+        table = self.table(part.job.name, part.precision, part.job.mixed)
+        flat = flatten(part, table, self.cluster, net)
+        runs = merge_runs(flat.shape)
+        links = stage_links(flat.shape.first, table.tensors)
+        forward = run_edges(flat.shape, runs, links[0], links[1], False)
+        backward = run_edges(flat.shape, runs, links[2], links[3], True)
+        orders, whole = play_orders(
+            runs, forward, backward, len(net.devices), flat.micro_batches, flat.schedule, flat.ahead
+        )
+        assert whole, "every order is played to its end"
+        return Prepared(flat, runs, forward, backward, orders)
+
+    def _write(
+        self, parts: Sequence[Prepared | PreparedPool], net: Fabric, out: TaskList
+    ) -> tuple[TaskList, tuple[str, ...]]:
+        """All parts as tasks, in a longer list where this one is too short."""
+        while True:
+            out.size[:] = 0
+            jobs: list[str] = []
+            for part in parts:
+                out.size[2] = len(jobs)
+                if isinstance(part, PreparedPool):
+                    write_pool(out, net, part)
+                    jobs.extend(part.jobs)
+                else:
+                    lower(
+                        out, net.wires, part.flat.shape, part.runs, part.forward, part.backward, part.orders,
+                        part.flat.costs, part.flat.syncs, part.flat.micro_batches,
+                    )  # fmt: skip
+                    jobs.append(part.flat.job)
+            if not out.short:
+                return out, tuple(jobs)
+            out = new_list(int(out.size[0] * 1.5), int(out.size[1] * 1.5))
+
+    def _memory(
+        self, parts: Sequence[Prepared | PreparedPool], net: Fabric
+    ) -> tuple[dict[str, float], tuple[Shortage, ...]]:
+        """Peak bytes of every device that is used, and what is missing where."""
+        peak, spilled = np.zeros(len(net.devices)), np.zeros(len(net.hosts))
+        caps: dict[int, float] = {}
+        for part in parts:
+            if isinstance(part, PreparedPool):
+                peak[part.devices] += part.peak
+                caps.update(zip(part.devices.tolist(), part.caps, strict=True))
+                np.add.at(spilled, net.wires.host_of[part.devices[:1]], part.spilled)
+                continue
+            flat, activations = part.flat, live_activations(part, len(net.devices))
+            for q, group in enumerate(flat.groups):
+                spilled[net.wires.host_of[group[0]]] += flat.spilled[q] * len(group)
+                for device in group:
+                    peak[device] += flat.state[q]
+                    if activations[group[0]] > 0.0 and device != group[0]:
+                        activations[device] = activations[group[0]]
+            peak += activations
+        memory, short = {}, []
+        for d in np.flatnonzero(peak).tolist():
+            name = net.devices[d]
+            kind = self.cluster.kind_of(name)
+            memory[name] = float(peak[d]) + (CONTEXT if kind.name != "CPU" else 0.0)
+            limit = caps.get(d, kind.memory)
+            if memory[name] > limit:
+                short.append(Shortage(name, memory[name], limit))
+        for h in np.flatnonzero(spilled).tolist():
+            host = self.cluster.hosts[net.hosts[h]]
+            if spilled[h] > host.memory:
+                short.append(Shortage(f"host {host.name}", float(spilled[h]), host.memory))
+        return memory, tuple(short)
+
+
+def live_activations(part: Prepared, devices: int) -> Floats:
+    """Peak bytes of activations and sync buffers on the first device of each replica."""
+    flat, runs = part.flat, part.runs
+    saved, transient = np.zeros(len(runs.device)), np.zeros(len(runs.device))
+    np.add.at(saved, runs.of, flat.saved)
+    np.maximum.at(transient, runs.of, flat.transient)
+    peaks = activation_peaks(runs, part.orders, saved, transient, devices)
+    peaks[flat.syncs.holder] += flat.bucket
+    return peaks
+
+
+@njit(cache=True, nogil=True)
+def ends_by_part(end: Floats, part: npt.NDArray[np.int32], parts: int) -> Floats:
+    """When the last task of each part ends."""
+    last = np.zeros(parts)
+    for t in range(len(end)):
+        last[part[t]] = max(last[part[t]], end[t])
+    return last

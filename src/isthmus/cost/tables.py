@@ -1,0 +1,224 @@
+"""A model in one precision as sums over its blocks, so that any run of blocks is priced by a subtraction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from isthmus.cluster.spec import Cluster, Precision
+from isthmus.cost.compute import WIDTH_OF, Group, block_times, rate
+from isthmus.model.graph import BlockGraph
+
+__all__ = ["Bucket", "ModelTable", "Span", "Sums", "TensorTable", "stage_links"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int32]
+
+
+class Sums(NamedTuple):
+    """Sums over all blocks before each ([blocks + 1]), and largest values ([blocks])."""
+
+    elements: Floats  # trained elements; a tied parameter counts in every block that uses it
+    split_elements: Floats  # the part that tensor groups divide
+    pruned: Floats  # the part that masks apply to: linear weights
+    saved: Floats  # bytes per sample kept from forward to backward
+    split_saved: Floats
+    inputs: Floats  # bytes per sample that enter each block: what recompute keeps
+    block_saved: Floats
+    block_workspace: Floats
+
+
+class TensorTable(NamedTuple):
+    """Tensors between blocks, flat: tensor i goes to target[first[i]:first[i + 1]]."""
+
+    source: Ints
+    first: Ints
+    target: Ints
+    per_sample: Floats  # bytes
+    fixed: Floats  # bytes
+    grad: Floats  # 1 where a gradient flows back
+
+
+class Span(NamedTuple):
+    """What blocks a .. b are together."""
+
+    elements: float  # trained, ties counted once
+    split_elements: float
+    pruned: float
+    saved: float
+    split_saved: float
+    inputs: float
+    largest_saved: float  # of one block
+    largest_workspace: float
+    largest_elements: float
+
+
+class Bucket(NamedTuple):
+    """What a list of parameters is together."""
+
+    elements: float
+    split: float  # the part that tensor groups divide
+    blocks: tuple[int, ...]  # that use one of them
+    factor_bytes: float  # per sample: inputs and output gradients of its linear weights
+    rebuild_flops: float  # per sample: the product of the two
+
+
+class ModelTable:
+    """All that pricing needs of a model in one precision on one cluster; time tables are made when first used."""
+
+    def __init__(self, cluster: Cluster, graph: BlockGraph, precision: Precision, mixed: bool) -> None:
+        self.graph, self.precision, self.mixed = graph, precision, mixed
+        self.width = WIDTH_OF[precision]
+        self.sums = _sums(graph, self.width)
+        self.tensors = _tensors(graph, self.width)
+        self.users = _users(graph)
+        self.block_users = tuple(
+            tuple(sorted({user for name in block.parameters for user in self.users[name]})) or (index,)
+            for index, block in enumerate(graph.blocks)
+        )
+        self.tied = tuple(
+            (users, graph.parameter[name].elements) for name, users in self.users.items() if len(users) > 1
+        )
+        self.kinds = cluster.kinds
+        self.times = np.zeros((0, 4, len(graph.blocks) + 1))
+        self._rows: dict[tuple[str, Group], int] = {}
+        self._spans: dict[tuple[int, int], Span] = {}
+        self._buckets: dict[tuple[str, ...], Bucket] = {}
+
+    def flops(self, kind: str) -> float | None:
+        """Peak FLOP/s at which this kind computes the job, None where it cannot."""
+        return rate(self.kinds[kind], self.precision, self.mixed)
+
+    def row(self, kind: str, group: Group) -> int:
+        """The row of `times` for a tensor group (or one device: degree 1) of this kind."""
+        key = (kind, group if group[0] > 1 else (1, 0.0, 0.0))
+        if key not in self._rows:
+            flops = self.flops(kind)
+            if flops is None:
+                raise ValueError(f"{kind} does not compute in {self.precision}")
+            rows = block_times(self.graph, self.kinds[kind], self.precision, flops, key[1])
+            self.times = np.concatenate((self.times, rows[None]))
+            self._rows[key] = len(self.times) - 1
+        return self._rows[key]
+
+    def times_of(self, kind: str) -> Floats:
+        """Sums of forward a, c and backward a, c of one device of this kind."""
+        row = self.row(kind, (1, 0.0, 0.0))  # may make a new table
+        return np.asarray(self.times[row])
+
+    def span(self, a: int, b: int) -> Span:
+        """Blocks a .. b together."""
+        if (a, b) not in self._spans:
+            s = self.sums
+            twice = sum(max(0, sum(a <= user <= b for user in users) - 1) * n for users, n in self.tied)
+            self._spans[a, b] = Span(
+                elements=float(s.elements[b + 1] - s.elements[a]) - twice,
+                split_elements=float(s.split_elements[b + 1] - s.split_elements[a]),
+                pruned=float(s.pruned[b + 1] - s.pruned[a]),
+                saved=float(s.saved[b + 1] - s.saved[a]),
+                split_saved=float(s.split_saved[b + 1] - s.split_saved[a]),
+                inputs=float(s.inputs[b + 1] - s.inputs[a]),
+                largest_saved=float(s.block_saved[a : b + 1].max()),
+                largest_workspace=float(s.block_workspace[a : b + 1].max()),
+                largest_elements=float(np.diff(s.elements[a : b + 2]).max()),
+            )
+        return self._spans[a, b]
+
+    def bucket(self, words: tuple[str, ...], named: frozenset[str]) -> Bucket:
+        """Parameters by name; `[block]` is all parameters of the block that are not `named`."""
+        if named:
+            return self._bucket(words, named)
+        if words not in self._buckets:
+            self._buckets[words] = self._bucket(words, named)
+        return self._buckets[words]
+
+    def _bucket(self, words: tuple[str, ...], named: frozenset[str]) -> Bucket:
+        graph, sums = self.graph, self.sums
+        elements = split = factor = flops = 0.0
+        blocks: list[int] = []
+        for word in words:
+            if word.startswith("["):
+                index = graph.by_name[word[1:-1]]
+                elements += float(sums.elements[index + 1] - sums.elements[index])
+                split += float(sums.split_elements[index + 1] - sums.split_elements[index])
+                blocks.extend(self.block_users[index])
+                elements -= sum(graph.parameter[p].elements for p in graph.blocks[index].parameters if p in named)
+            else:
+                parameter = graph.parameter[word]
+                elements += parameter.elements
+                blocks.extend(self.users[word])
+                if parameter.linear is not None:
+                    linear = parameter.linear
+                    factor += linear.rows * (linear.inputs + linear.outputs) * self.width
+                    flops += 2.0 * linear.rows * linear.inputs * linear.outputs
+        return Bucket(elements, split, tuple(blocks), factor, flops)
+
+
+def _cumulative(graph: BlockGraph, value: Callable[[Any], float]) -> Floats:
+    return np.concatenate(([0.0], np.cumsum([float(value(block)) for block in graph.blocks])))
+
+
+def _sums(graph: BlockGraph, width: int) -> Sums:
+    size = {parameter.name: parameter.elements for parameter in graph.parameters}
+    linear = {parameter.name for parameter in graph.parameters if parameter.linear is not None}
+    inputs = np.zeros(len(graph.blocks))
+    for tensor in graph.tensors:
+        inputs[list(tensor.targets)] += tensor.elements * (tensor.width or width)
+    return Sums(
+        elements=_cumulative(graph, lambda b: sum(size[p] for p in b.parameters)),
+        split_elements=_cumulative(graph, lambda b: sum(size[p] for p in b.tensor.parameters) if b.tensor else 0),
+        pruned=_cumulative(graph, lambda b: sum(size[p] for p in b.parameters if p in linear)),
+        saved=_cumulative(graph, lambda b: b.saved * width),
+        split_saved=_cumulative(graph, lambda b: b.tensor.saved * width if b.tensor else 0),
+        inputs=np.concatenate(([0.0], np.cumsum(inputs))),
+        block_saved=np.array([b.saved * width for b in graph.blocks]),
+        block_workspace=np.array([b.workspace * width for b in graph.blocks]),
+    )
+
+
+def _tensors(graph: BlockGraph, width: int) -> TensorTable:
+    inner = [tensor for tensor in graph.tensors if tensor.source >= 0]
+    counts = [len(tensor.targets) for tensor in inner]
+    return TensorTable(
+        source=np.array([tensor.source for tensor in inner], np.int32),
+        first=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        target=np.array([target for tensor in inner for target in sorted(tensor.targets)], np.int32),
+        per_sample=np.array([tensor.elements * (tensor.width or width) for tensor in inner], np.float64),
+        fixed=np.array([tensor.fixed * (tensor.width or width) for tensor in inner], np.float64),
+        grad=np.array([float(tensor.grad) for tensor in inner]),
+    )
+
+
+def _users(graph: BlockGraph) -> dict[str, tuple[int, ...]]:
+    """The blocks that use each parameter."""
+    users: dict[str, list[int]] = {parameter.name: [] for parameter in graph.parameters}
+    for index, block in enumerate(graph.blocks):
+        for name in block.parameters:
+            users[name].append(index)
+    return {name: tuple(blocks) for name, blocks in users.items()}
+
+
+@njit(cache=True, nogil=True)
+def stage_links(first: Ints, tensors: TensorTable) -> Any:
+    """Bytes from stage to stage, [from, to]: forwards per sample and fixed, backwards per sample and fixed.
+
+    A tensor that several blocks of one stage use is sent there once. `first` has the first block of each stage.
+    """
+    n = len(first)
+    links = np.zeros((4, n, n))
+    for i in range(len(tensors.source)):
+        s = np.searchsorted(first, tensors.source[i], side="right") - 1
+        before = s
+        for k in range(tensors.first[i], tensors.first[i + 1]):
+            t = np.searchsorted(first, tensors.target[k], side="right") - 1
+            if t != before:
+                links[0, s, t] += tensors.per_sample[i]
+                links[1, s, t] += tensors.fixed[i]
+                links[2, s, t] += tensors.per_sample[i] * tensors.grad[i]
+                links[3, s, t] += tensors.fixed[i] * tensors.grad[i]
+                before = t
+    return links

@@ -1,0 +1,113 @@
+"""The plan file: a plan with the cluster it is for, who made it from what, and what the simulator says of it.
+
+JSON (`kind: plan`) holds all of it. A path that ends in `.plan` or `.txt` holds the text form of the plan alone, for
+people to write and to compare; the cluster then comes from elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from isthmus.cluster.load import cluster_digest
+from isthmus.cluster.spec import Cluster, Host, Link
+from isthmus.errors import FileError
+from isthmus.files import encode_json, read_json, write_json
+from isthmus.files.document import read_text
+from isthmus.model.job import Job
+from isthmus.plan.text import parse, render
+from isthmus.plan.types import Plan, Prediction
+
+__all__ = ["PlanFile", "inputs_digest", "load_plan", "save_plan"]
+
+_TEXT = (".plan", ".txt")
+_LARGEST_TEXT = 64 * 2**20  # bytes
+_MOST_DEVICES = 200_000
+
+
+class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a plan file says. A text file has a plan only: no planner, no cluster, no prediction."""
+
+    kind: Literal["plan"] = "plan"
+    version: Literal[1] = 1
+    planner: str = ""
+    seed: int = 0
+    inputs: str = ""  # hash of the cluster, the jobs and the models it was made from
+    plan: Plan
+    cluster: Cluster | None = None
+    predicted: Prediction | None = None
+
+
+def inputs_digest(cluster: Cluster, jobs: Iterable[Job], model_digests: Mapping[str, str]) -> str:
+    """SHA-256 of what a plan is made from: the cluster, the jobs in order, the model digest of each job by name."""
+    inputs = (cluster_digest(cluster), tuple(jobs), dict(sorted(model_digests.items())))
+    return hashlib.sha256(encode_json(inputs)).hexdigest()
+
+
+def save_plan(path: str | Path, file: PlanFile) -> None:
+    """Writes the file, as text (the plan alone) if the path ends in `.plan` or `.txt`, else as JSON."""
+    path = Path(path)
+    if path.suffix not in _TEXT:
+        write_json(path, file)
+        return
+    try:
+        path.write_text(render(file.plan), encoding="utf-8", newline="\n")
+    except OSError as problem:
+        reason = f"cannot write the file: {problem.strerror}"
+        raise FileError(reason, where=str(path), next="Check its folder") from None
+
+
+def load_plan(path: str | Path) -> PlanFile:
+    """Reads the file, as text if the path ends in `.plan` or `.txt`, else as JSON."""
+    path = Path(path)
+    if path.suffix in _TEXT:
+        return PlanFile(plan=parse(read_text(path, _LARGEST_TEXT, FileError), where=str(path)))
+    file = read_json(path, PlanFile, kind="plan")
+    if file.cluster is not None:
+        _check_cluster(file.cluster, str(path))
+    return file
+
+
+def _check_cluster(cluster: Cluster, where: str) -> None:
+    """A cluster from a plan file is as sound as one from a cluster file: names that fit, figures above 0."""
+    for key, kind in cluster.kinds.items():
+        rates = (*kind.compute.values(), kind.memory, kind.memory_bandwidth, kind.bus, kind.peer)
+        _need(kind.name == key and _positive(*rates), f"device kind {key}", where)
+    for key, host in cluster.hosts.items():
+        _need(host.name == key and _sound_host(host, cluster), f"host {key}", where)
+    _need(
+        sum(sum(host.devices.values()) for host in cluster.hosts.values()) <= _MOST_DEVICES, "number of devices", where
+    )
+    for link in cluster.links:
+        _need(_sound_link(link, cluster), f"link {' - '.join(link.between)}", where)
+
+
+def _need(sound: bool, what: str, where: str) -> None:
+    if not sound:
+        raise FileError(
+            f"the {what} of the embedded cluster cannot be",
+            where=f"{where} at cluster",
+            expected="known names and figures above 0",
+            next="Make the plan again from its cluster file: isthmus plan",
+        )
+
+
+def _positive(*figures: float) -> bool:
+    return all(0 < figure < math.inf for figure in figures)
+
+
+def _sound_host(host: Host, cluster: Cluster) -> bool:
+    known = all(kind in cluster.kinds and count > 0 for kind, count in host.devices.items())
+    return known and _positive(host.bandwidth, host.nic, host.bus, host.memory, host.cores) and host.latency >= 0
+
+
+def _sound_link(link: Link, cluster: Cluster) -> bool:
+    hosts = all(name in cluster.hosts for name in link.between)
+    regions = all(name in cluster.regions for name in link.between)
+    trunk = (link.trunk,) if link.trunk is not None else ()
+    return (hosts or regions) and _positive(link.bandwidth, *trunk) and 0 <= link.latency < math.inf

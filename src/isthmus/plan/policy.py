@@ -1,0 +1,43 @@
+"""Which unit a free device of a pool takes: one rule object, used by the simulator and by the runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+__all__ = ["POLICIES", "Candidate", "FirstCome", "LongestRemaining", "UnitPolicy"]
+
+
+class Candidate(NamedTuple):
+    """A job whose next unit could run now."""
+
+    job: int
+    ready: float  # seconds: since when it waits
+    remaining: float  # seconds of work its job still has
+    here: bool  # its last unit ran on the device that asks
+
+
+class UnitPolicy(Protocol):
+    """Picks one of the candidates."""
+
+    def pick(self, candidates: Sequence[Candidate]) -> int:
+        """The position of the chosen candidate."""
+
+
+class LongestRemaining:
+    """The job with most work left (LRTF of Hydra); among equals the one whose data is on this device."""
+
+    def pick(self, candidates: Sequence[Candidate]) -> int:
+        """The position of the chosen candidate."""
+        return max(range(len(candidates)), key=lambda i: (candidates[i].remaining, candidates[i].here, -i))
+
+
+class FirstCome:
+    """The job that has waited longest."""
+
+    def pick(self, candidates: Sequence[Candidate]) -> int:
+        """The position of the chosen candidate."""
+        return min(range(len(candidates)), key=lambda i: (candidates[i].ready, i))
+
+
+POLICIES: dict[str, UnitPolicy] = {"longest-remaining": LongestRemaining(), "first-come": FirstCome()}

@@ -1,0 +1,145 @@
+"""The rule that messages can pass: every pair of hosts that must talk has a link, or a relay that the plan names.
+
+Who must talk: replicas of stages joined by a tensor whose samples meet (activations one way, gradients the other), the
+devices of a tensor group, the devices of a pool, and the participants of each sync: neighbours in the ring; for `tree`
+those of one region among each other and the first of each region in a ring; for `server` each with the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
+
+from isthmus.cluster.spec import Cluster
+from isthmus.errors import PlanError
+from isthmus.plan.resolve import Resolved, ResolvedPipeline, ResolvedReplica, ResolvedSync, suppliers
+from isthmus.plan.types import Via
+
+__all__ = ["check_reach"]
+
+Pair = tuple[int, int]
+
+
+def check_reach(resolved: Resolved, cluster: Cluster) -> None:
+    """Every relay works, and every pair that must talk can."""
+    relayed = _relayed(resolved.plan.via, cluster)
+    asked: set[tuple[str, str]] = set()
+    for a, b, where in _talks(resolved):
+        pair = (resolved.devices[a].host, resolved.devices[b].host)
+        if pair in asked or pair[0] == pair[1]:
+            continue
+        asked.update((pair, pair[::-1]))
+        if pair not in relayed and cluster.link(*pair) is None:
+            raise PlanError(
+                "reachable",
+                "two hosts must talk and cannot",
+                where=where,
+                found=f"no link between {pair[0]} and {pair[1]}",
+                expected="a link, or a relay in the plan",
+                next=f"Add the link to the cluster file, or to the plan: via {pair[0]} - {pair[1]} over HOST",
+            )
+
+
+def _relayed(vias: Sequence[Via], cluster: Cluster) -> set[tuple[str, str]]:
+    pairs: set[tuple[str, str]] = set()
+    for via in vias:
+        where = f"via {via.between[0]} - {via.between[1]}"
+        path = (via.between[0], *via.hosts, via.between[1])
+        unknown = next((host for host in path if host not in cluster.hosts), None)
+        broken = None if unknown else next((hop for hop in pairwise(path) if _no_hop(hop, cluster)), None)
+        if unknown is not None:
+            raise PlanError("via", "the cluster has no such host", where=where, found=unknown, expected="a host's name")
+        if broken is not None:
+            raise PlanError(
+                "via", "a hop has no link", where=where, found=" - ".join(broken), expected="a link for each hop"
+            )
+        if not via.hosts or len(set(path)) < len(path) or via.between in pairs:
+            raise PlanError(
+                "via",
+                "the relay is not a path between two hosts",
+                where=where,
+                found="the pair a second time" if via.between in pairs else " - ".join(path),
+                expected="each pair of hosts once, over one host or more, no host twice",
+            )
+        pairs.update((via.between, via.between[::-1]))
+    return pairs
+
+
+def _no_hop(hop: tuple[str, str], cluster: Cluster) -> bool:
+    return hop[0] != hop[1] and cluster.link(*hop) is None
+
+
+def _talks(resolved: Resolved) -> Iterator[tuple[int, int, str]]:
+    """Pairs of devices that exchange messages, and where in the plan that is said."""
+    for part in resolved.pipelines:
+        where = f"pipeline {part.pipeline.job.name}"
+        for stage in part.stages:
+            for replica in stage.replicas:
+                yield from ((a, b, f"{where}, tensor group") for a, b in combinations(replica.devices, 2))
+        yield from ((a, b, f"{where}, between stages") for a, b in _stage_pairs(part, resolved))
+        for sync, run in zip(part.pipeline.syncs, part.syncs, strict=True):
+            yield from ((a, b, f"{where}, sync {sync.bucket}") for a, b in _sync_pairs(part, run, resolved))
+    for pool in resolved.pools:
+        first = {resolved.devices[device].host: device for device in pool.devices}
+        yield from ((a, b, "pool") for a, b in combinations(first.values(), 2))
+
+
+def _stage_pairs(part: ResolvedPipeline, resolved: Resolved) -> Iterator[Pair]:
+    joined = {
+        (part.stage_of[tensor.source], part.stage_of[target], tensor.grad)
+        for tensor in part.graph.tensors
+        if tensor.source >= 0
+        for target in tensor.targets
+    }
+    for source, target, grad in sorted(joined):
+        if source == target:
+            continue
+        yield from _flow_pairs(part, source, target, resolved)
+        if grad:
+            yield from _flow_pairs(part, target, source, resolved)
+
+
+def _flow_pairs(part: ResolvedPipeline, source: int, target: int, resolved: Resolved) -> Iterator[Pair]:
+    for receiver in part.stages[target].replicas:
+        for index, _, _ in suppliers(resolved, part.stages[source], receiver):
+            yield from _between(part.stages[source].replicas[index], receiver)
+
+
+def _between(one: ResolvedReplica, other: ResolvedReplica) -> Iterator[Pair]:
+    return ((a, b) for a in one.devices for b in other.devices)
+
+
+def _sync_pairs(part: ResolvedPipeline, run: ResolvedSync, resolved: Resolved) -> Iterator[Pair]:
+    groups = _groups(part, run)
+    if run.how == "server" and run.root is not None:
+        yield from ((device, run.root) for group in groups.values() for device in group)
+    elif run.how == "tree":
+        by_region: dict[str, list[int]] = {}
+        for first in run.participants:
+            by_region.setdefault(resolved.regions[first], []).append(first)
+        near = [pair for members in by_region.values() for pair in combinations(members, 2)]
+        for a, b in (*near, *_ring([members[0] for members in by_region.values()])):
+            yield from ((x, y) for x in groups[a] for y in groups[b])
+    if run.how in ("ring", "factors", "sparse") or _sharded(part, run):
+        for a, b in _ring(run.participants):
+            yield from ((x, y) for x in groups[a] for y in groups[b])
+
+
+def _groups(part: ResolvedPipeline, run: ResolvedSync) -> dict[int, tuple[int, ...]]:
+    """All devices of each participant."""
+    return {
+        replica.devices[0]: replica.devices
+        for holder in part.holders[run.parameters[0]]
+        for replica in (part.replica(holder),)
+    }
+
+
+def _ring(members: Sequence[int]) -> Iterator[Pair]:
+    return pairwise((*members, members[0])) if len(members) > 1 else iter(())
+
+
+def _sharded(part: ResolvedPipeline, run: ResolvedSync) -> bool:
+    """Sharded state is gathered around the ring of participants, however the gradient came."""
+    return any(
+        part.pipeline.stages[stage].state != "replicated" for name in run.parameters for stage, _ in part.holders[name]
+    )

@@ -1,0 +1,238 @@
+"""Rules between the stages of a plan, its models and the devices of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from isthmus.cluster.spec import Cluster, Precision
+from isthmus.errors import PlanError
+from isthmus.model.graph import BlockGraph
+from isthmus.model.job import Job
+from isthmus.plan.resolve import Resolved, ResolvedPipeline, ResolvedPool, ResolvedReplica
+from isthmus.plan.types import Stage
+
+__all__ = ["check_one_job", "check_pool", "check_stages"]
+
+
+def check_one_job(resolved: Resolved) -> None:
+    """Every device works for at most one part of the plan."""
+    owner: dict[int, str] = {}
+    for part in resolved.parts:
+        if isinstance(part, ResolvedPipeline):
+            name = f"pipeline {part.pipeline.job.name}"
+            used = {device for stage in part.stages for replica in stage.replicas for device in replica.devices}
+        else:
+            name, used = "a pool", set(part.devices)
+        for device in sorted(used):
+            if device in owner:
+                raise PlanError(
+                    "device-one-job",
+                    "a device belongs to two parts of the plan",
+                    where=f"plan, device {resolved.devices[device].name}",
+                    found=f"{owner[device]} and {name}",
+                    expected="one pipeline or one pool",
+                )
+            owner[device] = name
+
+
+def check_stages(part: ResolvedPipeline, resolved: Resolved, cluster: Cluster) -> None:
+    """Stages cover the model; tensor groups, precision and placement suit the devices."""
+    job, graph = part.pipeline.job, part.graph
+    where = f"pipeline {job.name}"
+    ranges = [(stage.first, stage.last) for stage in part.stages]
+    _check_cover("stages-cover-blocks", "stages", ranges, graph, where)
+    for stage, run in zip(part.pipeline.stages, part.stages, strict=True):
+        at = f"{where}, stage {stage.first} .. {stage.last}"
+        for replica in run.replicas:
+            _check_group(replica, graph, (run.first, run.last), resolved, at)
+        _check_sharded(stage, run.duplicate, at)
+    used = {device for stage in part.stages for replica in stage.replicas for device in replica.devices}
+    _check_precision(job, part.pipeline.precision, used, resolved, cluster, where)
+    _check_place(part, resolved, cluster, where)
+
+
+def check_pool(part: ResolvedPool, resolved: Resolved, cluster: Cluster) -> None:
+    """Shards cover each model; caps fit the devices, which suit every job of the pool."""
+    _check_caps(part, resolved, cluster)
+    for job, graph, shards in zip(part.pool.jobs, part.graphs, part.shards, strict=True):
+        where = f"pool, job {job.job.name}"
+        _check_cover("shards-cover-blocks", "shards", shards, graph, where)
+        _check_precision(job.job, job.precision, part.devices, resolved, cluster, where)
+        for pattern, target in job.job.place.items():
+            _check_target(pattern, target, cluster, where)
+            if not _match_blocks(pattern, graph) and not _match_parameters(pattern, graph):
+                raise _no_match(pattern, graph, where)
+            _check_there(pattern, target, part.devices, resolved, where)
+
+
+def _check_cover(rule: str, things: str, ranges: Sequence[tuple[int, int]], graph: BlockGraph, where: str) -> None:
+    """Ranges follow each other: every block in exactly one, in the model's order."""
+    after = 0
+    for first, last in ranges:
+        if first != after or last < first:
+            raise _not_covered(rule, things, graph, where, f"{_name(graph, first)} .. {_name(graph, last)}", after)
+        after = last + 1
+    if after != len(graph.blocks):
+        raise _not_covered(rule, things, graph, where, "the end", after)
+
+
+def _not_covered(rule: str, things: str, graph: BlockGraph, where: str, found: str, after: int) -> PlanError:
+    expected = f"one that begins with {_name(graph, after)}" if after < len(graph.blocks) else "nothing more"
+    return PlanError(
+        rule,
+        f"the {things} do not cover the blocks in order, each block once",
+        where=where,
+        found=f"{found} after {_name(graph, after - 1)}" if after else found,
+        expected=expected,
+    )
+
+
+def _name(graph: BlockGraph, block: int) -> str:
+    return graph.blocks[block].name
+
+
+def _check_group(
+    replica: ResolvedReplica, graph: BlockGraph, run: tuple[int, int], resolved: Resolved, where: str
+) -> None:
+    """A tensor group: devices of one kind, something to split, heads that divide."""
+    size = len(replica.devices)
+    if size == 1:
+        return
+    splits = [block.tensor for block in graph.blocks[run[0] : run[1] + 1] if block.tensor is not None]
+    kinds = list(dict.fromkeys(resolved.devices[device].kind for device in replica.devices))
+    bad = next((split.heads for split in splits if split.heads and split.heads % size), None)
+    if len(kinds) > 1:
+        found, expected = " and ".join(kinds), "devices of one kind"
+    elif not splits:
+        found, expected = "no block of the stage that can be split", "one or more, or a replica of one device"
+    elif bad is not None:
+        found, expected = f"{size} devices for {bad} heads", f"a number of devices that divides {bad}"
+    else:
+        return
+    raise PlanError(
+        "tensor-group",
+        f"the tensor group at {resolved.devices[replica.devices[0]].name} cannot work",
+        where=where,
+        found=found,
+        expected=expected,
+    )
+
+
+def _check_sharded(stage: Stage, duplicate: bool, where: str) -> None:
+    """Sharded state needs replicas to shard over, each with its own samples, all of one size."""
+    if stage.state == "replicated":
+        return
+    sizes = {len(replica.devices) for replica in stage.replicas}
+    if len(stage.replicas) < 2 or duplicate or len(sizes) > 1:
+        raise PlanError(
+            "sharded-replicas",
+            f"the state cannot be {stage.state}",
+            where=where,
+            found="replicas that all compute the same samples" if duplicate else f"{len(stage.replicas)} replicas",
+            expected="two replicas or more of equal numbers of devices, each with its own samples",
+            next="Use replicated state",
+        )
+
+
+def _check_precision(
+    job: Job, precision: Precision, used: Iterable[int], resolved: Resolved, cluster: Cluster, where: str
+) -> None:
+    if job.precision is not None and job.precision != precision:
+        raise PlanError(
+            "precision", "the plan changes the job's precision", where=where, found=precision, expected=job.precision
+        )
+    for kind in dict.fromkeys(resolved.devices[device].kind for device in sorted(used)):
+        rates = cluster.kinds[kind].compute
+        if precision not in rates and not (job.mixed and "fp32" in rates):
+            raise PlanError(
+                "precision",
+                f"devices of kind {kind} do not compute in {precision}",
+                where=where,
+                found=", ".join(rates),
+                expected=precision,
+                next="Leave these devices out, or let them compute in fp32: mixed: true in the job",
+            )
+
+
+def _check_place(part: ResolvedPipeline, resolved: Resolved, cluster: Cluster, where: str) -> None:
+    """Every replica that holds a placed block or parameter is in its place, with all its devices."""
+    for pattern, target in part.pipeline.job.place.items():
+        _check_target(pattern, target, cluster, where)
+        blocks, parameters = _match_blocks(pattern, part.graph), _match_parameters(pattern, part.graph)
+        if not blocks and not parameters:
+            raise _no_match(pattern, part.graph, where)
+        stages = {part.stage_of[block] for block in blocks}
+        stages.update(stage for name in parameters for stage, _ in part.holders.get(name, ()))
+        devices = (
+            device for stage in sorted(stages) for replica in part.stages[stage].replicas for device in replica.devices
+        )
+        _check_there(pattern, target, devices, resolved, where)
+
+
+def _match_blocks(pattern: str, graph: BlockGraph) -> list[int]:
+    return [index for index, block in enumerate(graph.blocks) if fnmatchcase(block.name, pattern)]
+
+
+def _match_parameters(pattern: str, graph: BlockGraph) -> list[str]:
+    return [
+        parameter.name
+        for parameter in graph.parameters
+        if any(fnmatchcase(name, pattern) for name in (parameter.name, *parameter.ties))
+    ]
+
+
+def _check_target(pattern: str, target: str, cluster: Cluster, where: str) -> None:
+    if target not in cluster.hosts and target not in cluster.regions:
+        raise PlanError(
+            "place",
+            f"{pattern!r} is placed where the cluster has nothing",
+            where=where,
+            found=target,
+            expected=f"a host or a region: {', '.join(cluster.regions)}",
+        )
+
+
+def _no_match(pattern: str, graph: BlockGraph, where: str) -> PlanError:
+    return PlanError(
+        "place",
+        "a place is given for nothing",
+        where=where,
+        found=f"no block or parameter of {graph.name} like {pattern!r}",
+        expected="a pattern that matches a block or a parameter",
+        next="See the names: isthmus model show MODEL",
+    )
+
+
+def _check_there(pattern: str, target: str, devices: Iterable[int], resolved: Resolved, where: str) -> None:
+    for device in devices:
+        if target not in (resolved.devices[device].host, resolved.regions[device]):
+            raise PlanError(
+                "place",
+                f"{pattern!r} must stay in {target}",
+                where=where,
+                found=f"it on {resolved.devices[device].name} in {resolved.regions[device]}",
+                expected=f"only devices of {target}",
+            )
+
+
+def _check_caps(part: ResolvedPool, resolved: Resolved, cluster: Cluster) -> None:
+    caps = part.pool.caps
+    if len(caps) != len(part.devices):
+        raise PlanError(
+            "pool-caps",
+            "the caps do not fit the devices",
+            where="pool",
+            found=f"{len(caps)} caps for {len(part.devices)} devices",
+            expected="one for each device",
+        )
+    for device, cap in zip(part.devices, caps, strict=True):
+        memory = cluster.kinds[resolved.devices[device].kind].memory
+        if not 0 < cap <= memory:
+            raise PlanError(
+                "pool-caps",
+                f"the cap of {resolved.devices[device].name} is out of range",
+                where="pool",
+                found=f"{cap:.6g} bytes",
+                expected=f"more than 0, at most its memory of {memory:.6g} bytes",
+            )

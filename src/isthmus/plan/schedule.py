@@ -1,0 +1,296 @@
+"""Who computes what in which order: stages merged into runs, messages between runs, and each device's order.
+
+*Runs.* Neighbouring stages on one device that handle the same samples run as one, with no transfer: a run.
+
+*Edges.* A replica gets every sample of its interval from exactly one replica of each stage that feeds it: the one
+whose interval has it or, where the sender is a duplicate stage (every replica has all samples), the nearest (same
+device, host, region; equally near ones take turns). Activations flow so forwards, gradients backwards.
+
+*Order.* One rule makes all three schedules. Play the pipeline in ticks; every run takes its micro-batches in order,
+every forward or backward takes one tick; each tick each device takes one operation that is ready:
+
+- `fill-drain`: a forward if it has any left, backwards only after its last forward;
+- `1f1b`: a backward if one is ready, else a forward, as long as the run has fewer micro-batches in flight than its
+  depth (runs from it to the end, itself included) plus `ahead`;
+- `interleaved`: the same without that limit, which on v runs a device gives Megatron's warm-up of
+  2(p - rank - 1) + (v - 1)p forwards.
+
+Among several forwards the deepest run goes first, among backwards the earliest micro-batch. An order that was played
+cannot deadlock.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from isthmus.errors import PlanError
+
+__all__ = [
+    "SCHEDULES",
+    "Edges",
+    "Orders",
+    "Runs",
+    "Shape",
+    "merge_runs",
+    "parse_orders",
+    "play_orders",
+    "render_orders",
+    "run_edges",
+]
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+SCHEDULES = {"fill-drain": 0, "1f1b": 1, "interleaved": 2}
+
+
+class Shape(NamedTuple):
+    """The form of one pipeline in numbers: stages in order, their replicas stage by stage."""
+
+    first: Ints  # [stages] first block
+    last: Ints  # [stages] last block
+    duplicate: Bools  # [stages]
+    stream: Ints  # [stages] how weights come in: stages of different kinds do not merge
+    replicas: Ints  # [stages + 1] replicas of stage s are replicas[s]:replicas[s + 1]
+    stage: Ints  # [replicas]
+    device: Ints  # [replicas] first device
+    size: Ints  # [replicas] devices of the tensor group
+    lo: Ints  # [replicas] samples of each micro-batch
+    hi: Ints
+    slices: Ints
+    host_of: Ints  # [devices of the cluster]
+    region_of: Ints
+
+
+class Runs(NamedTuple):
+    """Merged stages."""
+
+    device: Ints
+    lo: Ints
+    hi: Ints
+    slices: Ints
+    first: Ints  # first stage
+    last: Ints  # last stage
+    replica: Ints  # a replica of its first stage: its kind and group
+    of: Ints  # [replicas] the run of each replica
+
+
+class Edges(NamedTuple):
+    """What one run sends another for every sample, and once for every micro-batch."""
+
+    source: Ints
+    target: Ints
+    per_sample: Floats
+    fixed: Floats
+
+
+class Orders(NamedTuple):
+    """Operations of device d: rows first[d]:first[d + 1]."""
+
+    first: Ints
+    run: Ints
+    micro_batch: Ints
+    backward: Bools
+
+
+@njit(cache=True, nogil=True)
+def merge_runs(shape: Shape) -> Runs:
+    """Stages merged into runs, numbered by first stage, then replica."""
+    count = len(shape.device)
+    of = np.full(count, -1, np.int32)
+    first, last, replica = np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.int32)
+    runs = 0
+    for r in range(count):
+        s = shape.stage[r]
+        if s > 0 and shape.stream[s] == shape.stream[s - 1]:
+            for q in range(shape.replicas[s - 1], shape.replicas[s]):
+                if (
+                    shape.device[q] == shape.device[r]
+                    and shape.size[q] == shape.size[r]
+                    and shape.lo[q] == shape.lo[r]
+                    and shape.hi[q] == shape.hi[r]
+                    and shape.slices[q] == shape.slices[r]
+                ):
+                    of[r] = of[q]
+                    last[of[r]] = s
+                    break
+        if of[r] < 0:
+            of[r] = runs
+            first[runs] = last[runs] = s
+            replica[runs] = r
+            runs += 1
+    own = replica[:runs]
+    return Runs(shape.device[own], shape.lo[own], shape.hi[own], shape.slices[own], first[:runs], last[:runs], own, of)
+
+
+@njit(cache=True, nogil=True)
+def nearest(shape: Shape, sender: int, receiver: int) -> int:
+    """The replica of a duplicate stage that serves the receiver."""
+    best, ties = 4, 0
+    for pick in range(2):  # find the least distance, then the receiver's turn among the equally near
+        turn = (receiver - shape.replicas[shape.stage[receiver]]) % ties if pick else 0
+        for q in range(shape.replicas[sender], shape.replicas[sender + 1]):
+            a, b = shape.device[q], shape.device[receiver]
+            if a == b:
+                distance = 0
+            elif shape.host_of[a] == shape.host_of[b]:
+                distance = 1
+            else:
+                distance = 2 if shape.region_of[a] == shape.region_of[b] else 3
+            if pick:
+                if distance == best:
+                    if turn == 0:
+                        return q
+                    turn -= 1
+            elif distance < best:
+                best, ties = distance, 1
+            elif distance == best:
+                ties += 1
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def run_edges(shape: Shape, runs: Runs, per_sample: Floats, fixed: Floats, backward: bool) -> Edges:
+    """Edges between runs, from the sizes between stages ([from, to] forwards; the same pairs reversed backwards)."""
+    n_runs, n_stages = len(runs.device), len(shape.first)
+    source, target = np.empty(64, np.int32), np.empty(64, np.int32)
+    sizes, constants = np.empty(64), np.empty(64)
+    count = 0
+    slot = np.full(n_runs, -1, np.int32)  # edge of each source run into the present target
+    for v in range(n_runs):
+        begin = count
+        for t in range(runs.first[v], runs.last[v] + 1):
+            receiver = runs.replica[v]
+            for q in range(shape.replicas[t], shape.replicas[t + 1]):
+                if runs.of[q] == v:
+                    receiver = q
+            for s in range(n_stages):
+                size = per_sample[t, s] if backward else per_sample[s, t]
+                constant = fixed[t, s] if backward else fixed[s, t]
+                if size + constant <= 0.0:
+                    continue
+                only = nearest(shape, s, receiver) if shape.duplicate[s] else -1
+                for q in range(shape.replicas[s], shape.replicas[s + 1]):
+                    u = runs.of[q]
+                    overlap = min(shape.hi[q], shape.hi[receiver]) - max(shape.lo[q], shape.lo[receiver])
+                    if u == v or overlap <= 0 or (only >= 0 and q != only):
+                        continue
+                    if slot[u] < begin:
+                        if count == len(source):
+                            source, target = np.append(source, source), np.append(target, target)
+                            sizes, constants = np.append(sizes, sizes), np.append(constants, constants)
+                        slot[u] = count
+                        source[count], target[count], sizes[count], constants[count] = u, v, 0.0, 0.0
+                        count += 1
+                    sizes[slot[u]] += size
+                    constants[slot[u]] += constant
+    return Edges(source[:count], target[:count], sizes[:count], constants[:count])
+
+
+@njit(cache=True, nogil=True)
+def depths(runs: int, forward: Edges) -> Ints:
+    """Runs on the longest way from each run to the end, itself included."""
+    depth = np.ones(runs, np.int32)
+    changed = True
+    while changed:
+        changed = False
+        for e in range(len(forward.source) - 1, -1, -1):
+            if depth[forward.source[e]] < depth[forward.target[e]] + 1:
+                depth[forward.source[e]] = depth[forward.target[e]] + 1
+                changed = True
+    return depth
+
+
+@njit(cache=True, nogil=True)
+def play_orders(
+    runs: Runs, forward: Edges, backward: Edges, devices: int, micro_batches: int, how: int, ahead: int
+) -> Any:
+    """Each device's order, by the rule in the module's docstring; `how` is a value of SCHEDULES."""
+    n_runs = len(runs.device)
+    limit = depths(n_runs, forward) + ahead
+    done = np.zeros((2, n_runs), np.int32)  # micro-batches through, forwards and backwards
+    before = np.zeros((2, n_runs), np.int32)  # the same, at the start of the tick
+    ready = np.zeros((2, n_runs), np.int32)  # micro-batches that may go
+    counts = np.zeros(devices + 1, np.int32)
+    for u in range(n_runs):
+        counts[runs.device[u] + 1] += 2 * micro_batches
+    first = np.cumsum(counts).astype(np.int32)
+    place = first[:-1].copy()
+    total = first[-1]
+    run, micro, back = np.empty(total, np.int32), np.empty(total, np.int32), np.empty(total, np.bool_)
+    forwards_left = np.zeros(devices, np.int32)
+    for u in range(n_runs):
+        forwards_left[runs.device[u]] += micro_batches
+    choice = np.full(devices, -1, np.int32)
+    taken = 0
+    while taken < total:
+        before[:] = done
+        ready[0, :] = micro_batches
+        for e in range(len(forward.source)):
+            ready[0, forward.target[e]] = min(ready[0, forward.target[e]], before[0, forward.source[e]])
+        ready[1, :] = before[0]
+        for e in range(len(backward.source)):
+            ready[1, backward.target[e]] = min(ready[1, backward.target[e]], before[1, backward.source[e]])
+        choice[:] = -1
+        for u in range(n_runs):
+            d = runs.device[u]
+            may_forward = done[0, u] < ready[0, u] and (how != 1 or done[0, u] - done[1, u] < limit[u])
+            may_backward = done[1, u] < ready[1, u] and (how != 0 or forwards_left[d] == 0)
+            if may_backward:
+                known = choice[d] >= 0 and choice[d] & 1
+                if not known or done[1, u] < done[1, choice[d] >> 1]:
+                    choice[d] = 2 * u + 1
+            elif may_forward and (choice[d] < 0 or not choice[d] & 1):
+                choice[d] = 2 * u
+        progress = False
+        for d in range(devices):
+            if choice[d] < 0:
+                continue
+            u, b = choice[d] >> 1, choice[d] & 1
+            run[place[d]], micro[place[d]], back[place[d]] = u, done[b, u], b == 1
+            place[d] += 1
+            done[b, u] += 1
+            if b == 0:
+                forwards_left[d] -= 1
+            taken += 1
+            progress = True
+        if not progress:
+            break
+    return Orders(first, run, micro, back), taken == total
+
+
+_ACTION = re.compile(r"([0-9]+)([FB])([0-9]+)")
+
+
+def render_orders(orders: Orders, runs: Runs, names: list[str]) -> str:
+    """One line a device: `va1/A100-40GB/0 | 0F0 0F1 0B0 ...` (stage, forward or backward, micro-batch)."""
+    lines = []
+    for d, name in enumerate(names):
+        rows = range(orders.first[d], orders.first[d + 1])
+        actions = (
+            f"{runs.first[orders.run[i]]}{'B' if orders.backward[i] else 'F'}{orders.micro_batch[i]}" for i in rows
+        )
+        if len(rows):
+            lines.append(f"{name} | {' '.join(actions)}")
+    return "\n".join(lines)
+
+
+def parse_orders(text: str) -> dict[str, tuple[tuple[int, str, int], ...]]:
+    """`render_orders` read back: device -> (stage, "F" or "B", micro-batch)."""
+    orders: dict[str, tuple[tuple[int, str, int], ...]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        name, bar, actions = line.partition(" | ")
+        matches = [_ACTION.fullmatch(action) for action in actions.split()]
+        if not bar or not all(matches):
+            raise PlanError(
+                "schedule-text", "a line of a schedule cannot be read", where=f"schedule line {number}", found=line,
+                expected="device | 0F0 0F1 0B0 ...",
+            )  # fmt: skip
+        orders[name] = tuple((int(m[1]), m[2], int(m[3])) for m in matches if m)
+    return orders

@@ -1,0 +1,95 @@
+"""Whether a plan can be carried out: one short name and one clear error for each rule.
+
+Layers that mix samples are no error here: that depends on what the runtime can synchronise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from isthmus.cluster.spec import Cluster
+from isthmus.errors import PlanError
+from isthmus.model.graph import BlockGraph
+from isthmus.plan.resolve import Resolved, resolve
+from isthmus.plan.rules.reach import check_reach
+from isthmus.plan.rules.shape import check_shape
+from isthmus.plan.rules.stages import check_one_job, check_pool, check_stages
+from isthmus.plan.rules.syncs import check_syncs
+from isthmus.plan.types import Pipeline, Plan, PoolJob
+
+__all__ = ["RULES", "check"]
+
+RULES = {
+    "parts": "a plan has a part or more",
+    "unique-jobs": "each job stands in one part, under a name of its own",
+    "micro-batches": "1 or more",
+    "ahead": "0 or more",
+    "batch-divides": "the micro-batches divide the batch",
+    "replicas": "each stage has a replica or more, each replica a device or more",
+    "device-once-per-stage": "a device stands in one replica of a stage, once",
+    "shares-cover": "shares sum to the micro-batch, or two replicas or more take all of it: a duplicate stage",
+    "slices": "1 up to the share",
+    "mask-range": "`kept` is what the job's sparsity leaves, in (0, 1]",
+    "unique-buckets": "each sync of a pipeline has a name of its own",
+    "segments": "1 or more",
+    "server-root": "`server` has a root, and no other sync has one",
+    "model-digest": "the model is the one that the plan was made for",
+    "known-model": "the model of each job is given",
+    "known-device": "the cluster has every device that the plan names",
+    "known-block": "the model has every block that the plan names",
+    "known-parameter": "the model has every parameter that a sync names, under its first name",
+    "device-one-job": "a device works for one pipeline or one pool",
+    "stages-cover-blocks": "stages follow each other: every block once, in the model's order",
+    "tensor-group": "devices of one kind, something to split, heads that divide",
+    "sharded-replicas": "sharded state has two replicas or more with samples of their own and equal groups; "
+    "`sharded-all` also has ring syncs and no parameter tied across stages",
+    "precision": "the job's own, and every device computes in it (or in fp32 if the job is mixed)",
+    "place": "what the job places is where it says, and exists",
+    "sync-twice": "no parameter is in two syncs",
+    "sync-needless": "no sync without parameters, or of a parameter with one holder",
+    "sync-participants": "exactly the holders, each once; the listed order is the ring's",
+    "duplicate-iff": "`duplicate` if and only if all participants compute every use on all samples",
+    "factors-linear": "`factors` only for untied linear weights that all replicas hold alike",
+    "sparse-mask": "`sparse` only where there is a mask",
+    "sync-missing": "a parameter of several replicas is in a sync",
+    "pool-devices": "a pool has jobs, and distinct devices",
+    "pool-caps": "a cap for each device of a pool, above 0 and within its memory",
+    "shards-cover-blocks": "shards follow each other: every block once, in the model's order",
+    "via": "a relay is a path of links, one for each pair of hosts",
+    "reachable": "hosts that must talk have a link or a relay",
+}
+
+
+def check(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> Resolved:
+    """The plan in numbers, if it keeps every rule; else PlanError with the first rule that it breaks.
+
+    `models` has the block graph of each job by the job's name.
+    """
+    check_shape(plan)
+    _check_digests(plan, models)
+    resolved = resolve(plan, cluster, models)
+    check_one_job(resolved)
+    for pipeline in resolved.pipelines:
+        check_stages(pipeline, resolved, cluster)
+        check_syncs(pipeline, resolved)
+    for pool in resolved.pools:
+        check_pool(pool, resolved, cluster)
+    check_reach(resolved, cluster)
+    return resolved
+
+
+def _check_digests(plan: Plan, models: Mapping[str, BlockGraph]) -> None:
+    jobs: list[Pipeline | PoolJob] = []
+    for part in plan.parts:
+        jobs.extend((part,) if isinstance(part, Pipeline) else part.jobs)
+    for job in jobs:
+        graph = models.get(job.job.name)
+        if graph is not None and job.model_digest and job.model_digest != graph.digest:
+            raise PlanError(
+                "model-digest",
+                f"the model of job {job.job.name} is not the one that the plan was made for",
+                where="plan",
+                found=f"a model with digest {graph.digest or '(none)'}",
+                expected=job.model_digest,
+                next="Make a new plan: isthmus plan",
+            )
