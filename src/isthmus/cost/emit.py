@@ -58,7 +58,7 @@ class TaskList(NamedTuple):
     ints: Ints  # [6, room]: rows LANE, ROUTE, KIND, PART, OWNER, TURN
     floats: Floats  # [2, room]: rows SECONDS, BYTES
     edges: Ints  # [2, room]: before, after
-    size: npt.NDArray[np.int64]  # tasks, edges, present part
+    size: npt.NDArray[np.int64]  # tasks, edges, present part, messages between devices that cannot talk
 
     @property
     def kind(self) -> Ints:
@@ -101,7 +101,7 @@ class TaskList(NamedTuple):
 def new_list(tasks: int, edges: int) -> TaskList:
     """An empty list with room for so many."""
     return TaskList(
-        np.empty((6, tasks), np.int32), np.empty((2, tasks)), np.empty((2, edges), np.int32), np.zeros(3, np.int64)
+        np.empty((6, tasks), np.int32), np.empty((2, tasks)), np.empty((2, edges), np.int32), np.zeros(4, np.int64)
     )
 
 
@@ -135,11 +135,14 @@ def message(
 ) -> int:  # fmt: skip
     """A message between two devices once `ready` and `also` have ended, relayed where the route says so.
 
-    Returns its arrival. Plans in which a pair that cannot talk must talk are refused before (`plan.validate`).
+    Returns its arrival. Messages between devices that cannot talk are counted: such a plan has no price.
     """
     if source == target:
         return ready
     route = wires.route_of[source, target]
+    if route < 0:
+        out.size[3] += 1
+        return ready
     last = ready
     while True:
         here = lane if wires.hops[1, route] < 0 else wires.hops[1, route]

@@ -45,6 +45,7 @@ class Flat(NamedTuple):
     transient: Floats  # [replicas] bytes per sample needed while computing
     groups: tuple[tuple[int, ...], ...]  # [replicas] devices
     bucket: float  # bytes of the largest synced bucket
+    rings: tuple[int, ...]  # of each sync: rows of `syncs` that it became
 
 
 def group_of(cluster: Cluster, devices: tuple[str, ...]) -> Group:
@@ -110,11 +111,11 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
         table.times, np.array(row, i), np.array([stage.recompute for stage in pipeline.stages]), weight_bytes,
         weight_bytes, np.array(update, f), np.array([_SPILL[stage.spill] for stage in pipeline.stages], i),
     )  # fmt: skip
-    syncs = _syncs(pipeline, table, fabric, groups, np.array(rebuild, f))
+    syncs, rings = _syncs(pipeline, table, fabric, groups, np.array(rebuild, f))
     return Flat(
         pipeline.job.name, shape, costs, syncs, pipeline.micro_batches, SCHEDULES[pipeline.schedule], pipeline.ahead,
         np.array(state, f), np.array(spilled, f), np.array(saved, f), np.array(transient, f), tuple(groups),
-        float(syncs.bytes.max(initial=0.0)),
+        float(syncs.bytes.max(initial=0.0)), rings,
     )  # fmt: skip
 
 
@@ -167,11 +168,12 @@ def _syncs(
     fabric: Fabric,
     groups: list[tuple[int, ...]],
     rebuild: Floats,
-) -> Syncs:
+) -> tuple[Syncs, tuple[int, ...]]:
     named = frozenset(name for sync in pipeline.syncs for name in sync.parameters if name[0] != "[")
     masked = next((stage.kept for stage in pipeline.stages if stage.kept is not None), None)
     by_first = {group[0]: group for group in groups}
     grouped = any(len(group) > 1 for group in groups)
+    all_rings = []
     how, size, segments, root, first, device, holder = [], [], [], [], [0], [], []
     first_block, factor, flops = [0], [], []
     block: list[int] = []
@@ -179,6 +181,7 @@ def _syncs(
         bucket = table.bucket(sync.parameters, named)
         leads = [fabric.number[name] for name in sync.participants]
         rings = _rings(leads, by_first) if grouped else 1
+        all_rings.append(rings)
         elements = bucket.elements - bucket.split * (1.0 - 1.0 / rings)
         kept = masked if sync.how == "sparse" and masked is not None else 1.0
         for member in range(rings):
@@ -194,11 +197,12 @@ def _syncs(
             factor.append(bucket.factor_bytes)
             flops.append(bucket.rebuild_flops)
     i, f = np.int32, np.float64
-    return Syncs(
+    flat = Syncs(
         np.array(how, i), np.array(size, f), np.array(segments, i), np.array(root, i), np.array(first, i),
         np.array(device, i), np.array(holder, i), np.array(first_block, i), np.array(block, i), np.array(factor, f),
         np.array(flops, f), rebuild,
     )  # fmt: skip
+    return flat, tuple(all_rings)
 
 
 def _rings(leads: list[int], by_first: dict[int, tuple[int, ...]]) -> int:

@@ -49,11 +49,12 @@ class Price(NamedTuple):
     jobs: Mapping[str, float]
     memory: Mapping[str, float]
     shortages: tuple[Shortage, ...]
+    unreachable: int = 0  # messages between devices that cannot talk
 
     @property
     def fits(self) -> bool:
-        """Whether every device and host can hold its part."""
-        return not self.shortages
+        """Whether every device and host can hold its part, and all that must talk can."""
+        return not self.shortages and not self.unreachable
 
 
 class Played(NamedTuple):
@@ -63,6 +64,8 @@ class Played(NamedTuple):
     tasks: TaskList
     times: Times
     jobs: tuple[str, ...]  # the job of each number in tasks.part
+    labels: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]  # names of the runs and of the buckets of each job
+    groups: Mapping[int, tuple[int, ...]]  # first device -> all devices of a tensor group
 
 
 class Prepared(NamedTuple):
@@ -94,13 +97,18 @@ class Simulator:
         ends = ends_by_part(times.end, out.part, len(jobs))
         seconds = dict(zip(jobs, ends.tolist(), strict=True))
         memory, shortages = self._memory(parts, net)
-        return Price(max(seconds.values(), default=0.0), seconds, memory, shortages)
+        return Price(max(seconds.values(), default=0.0), seconds, memory, shortages, int(out.size[3]))
 
     def play(self, plan: Plan) -> Played:
         """One step, task by task."""
         net = self.fabric(plan)
-        out, jobs = self._write([self.prepare(part, net) for part in plan.parts], net, new_list(4096, 8192))
-        return Played(net, out, run(out.tasks(), net.lanes, net.network), jobs)
+        parts = [self.prepare(part, net) for part in plan.parts]
+        out, jobs = self._write(parts, net, new_list(4096, 8192))
+        labels = [label for part, prepared in zip(plan.parts, parts, strict=True) for label in _labels(part, prepared)]
+        groups = {
+            group[0]: group for part in parts if isinstance(part, Prepared) for group in part.flat.groups if group[1:]
+        }
+        return Played(net, out, run(out.tasks(), net.lanes, net.network), jobs, tuple(labels), groups)
 
     def table(self, job: str, precision: Precision, mixed: bool) -> ModelTable:
         """Sums and times of a job's model in one precision."""
@@ -189,6 +197,17 @@ class Simulator:
             if spilled[h] > host.memory:
                 short.append(Shortage(f"host {host.name}", float(spilled[h]), host.memory))
         return memory, tuple(short)
+
+
+def _labels(part: Pipeline | Pool, prepared: Prepared | PreparedPool) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """What people call the runs and buckets of a part, job by job."""
+    if isinstance(part, Pool):
+        return [(tuple(f"shard {s.first}..{s.last}" for s in job.shards), ()) for job in part.jobs]
+    assert isinstance(prepared, Prepared)
+    spans = zip(prepared.runs.first.tolist(), prepared.runs.last.tolist(), strict=True)
+    runs = tuple(f"stage {a}" if a == b else f"stages {a}-{b}" for a, b in spans)
+    buckets = (sync.bucket for sync, rings in zip(part.syncs, prepared.flat.rings, strict=True) for _ in range(rings))
+    return [(runs, tuple(buckets))]
 
 
 def live_activations(part: Prepared, devices: int) -> Floats:

@@ -1,0 +1,109 @@
+"""A played step for people: what every device does when, and how loaded every link is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from isthmus.cost.emit import GATE, KINDS, SYNCING
+from isthmus.cost.network import SEND, SYNC
+from isthmus.cost.simulate import Played
+
+__all__ = ["Activity", "DeviceUse", "LinkUse", "Timeline", "timeline"]
+
+
+class Activity(NamedTuple):
+    """One task. A message holds its lane from `start` to `sent` and arrives at `end`."""
+
+    track: str  # device or host
+    lane: str  # what of it: compute, send, sync, load, store, relay, processor
+    kind: str  # one of cost.emit.KINDS
+    job: str
+    label: str
+    start: float
+    sent: float
+    end: float
+    bytes: float
+
+
+class DeviceUse(NamedTuple):
+    """Seconds of one step. Sending overlaps computing; waiting is all that is not computing."""
+
+    name: str
+    computing: float
+    sending: float
+    waiting: float
+
+
+class LinkUse(NamedTuple):
+    """One shared resource: bytes in one step, and the part of its capacity that they take."""
+
+    name: str
+    bytes: float
+    capacity: float
+    load: float
+
+
+class Timeline(NamedTuple):
+    """One step."""
+
+    step_seconds: float
+    devices: tuple[DeviceUse, ...]  # those that compute
+    links: tuple[LinkUse, ...]  # those that carry something
+    activities: tuple[Activity, ...]
+
+
+def timeline(played: Played) -> Timeline:
+    """What happens in a played step, without the zero-length gates."""
+    step = float(played.times.end.max(initial=0.0))
+    return Timeline(step, _devices(played, step), _links(played, step), _activities(played))
+
+
+def _devices(played: Played, step: float) -> tuple[DeviceUse, ...]:
+    count = len(played.fabric.devices)
+    tasks, times = played.tasks.tasks(), played.times
+    held = np.zeros(played.fabric.lanes)
+    on_lane = tasks.lane >= 0
+    np.add.at(held, tasks.lane[on_lane], (times.sent - times.start)[on_lane])
+    computing = held[:count]
+    sending = held[SEND * count : (SEND + 1) * count] + held[SYNC * count : (SYNC + 1) * count]
+    for first, members in played.groups.items():  # a tensor group computes as one
+        for member in members:
+            computing[member] = computing[first]
+    return tuple(
+        DeviceUse(name, float(computing[d]), float(sending[d]), step - float(computing[d]))
+        for d, name in enumerate(played.fabric.devices)
+        if computing[d] > 0.0 or sending[d] > 0.0
+    )
+
+
+def _links(played: Played, step: float) -> tuple[LinkUse, ...]:
+    network, tasks = played.fabric.network, played.tasks.tasks()
+    carried = np.zeros(len(network.capacity))
+    messages = tasks.route >= 0
+    for column in network.resources[tasks.route[messages]].T:
+        np.add.at(carried, column[column >= 0], tasks.bytes[messages][column >= 0])
+    return tuple(
+        LinkUse(played.fabric.resources[r], float(carried[r]), float(network.capacity[r]), load)
+        for r in np.flatnonzero(carried).tolist()
+        for load in [float(carried[r] / (network.capacity[r] * step))]
+    )
+
+
+def _activities(played: Played) -> tuple[Activity, ...]:
+    tasks, times, rows = played.tasks.tasks(), played.times, played.tasks
+    found = []
+    for t in np.flatnonzero((rows.kind != GATE) & (tasks.lane >= 0)).tolist():
+        track, lane = played.fabric.lane_name(int(tasks.lane[t]))
+        kind, part = int(rows.kind[t]), int(rows.part[t])
+        names = played.labels[part][1 if kind == SYNCING or KINDS[kind] == "rebuild" else 0]
+        owner = names[rows.owner[t]] if 0 <= rows.owner[t] < len(names) else ""
+        label = f"{KINDS[kind]} {owner} #{rows.turn[t]}" if owner else KINDS[kind]
+        found.append(
+            Activity(
+                track, lane, KINDS[kind], played.jobs[part], label, float(times.start[t]), float(times.sent[t]),
+                float(times.end[t]), float(tasks.bytes[t]) if tasks.route[t] >= 0 else 0.0,
+            )
+        )  # fmt: skip
+    return tuple(found)
