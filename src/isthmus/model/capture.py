@@ -1,0 +1,32 @@
+"""A model -> its blocks, without weights: what planners, the simulator and the runtime know of it.
+
+Export the operations (`export`, `trace`), find out what flows and what it costs (`flow`, `costs`), cut (`blocks`,
+`sections`), describe (`describe`).
+Where export cannot follow a model its child modules are the blocks (`modules`).
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from isthmus.errors import UsageError
+from isthmus.model.describe import describe
+from isthmus.model.export import Example
+from isthmus.model.graph import BlockGraph
+from isthmus.model.modules import cut_modules
+from isthmus.model.sections import cut_trace
+from isthmus.model.trace import trace
+
+__all__ = ["Example", "capture"]
+
+
+def capture(
+    model: nn.Module, example: Example, *, name: str, sequence: int | None = None, max_blocks: int = 128
+) -> BlockGraph:
+    """The model's block graph; the model may be on the meta device. It is captured in training mode."""
+    if max_blocks < 1:
+        raise UsageError("a model needs at least one block", found=f"max_blocks={max_blocks}", expected="1 or more")
+    traced = trace(model, example)
+    if traced is None:
+        return cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks).graph
+    return describe(model, cut_trace(traced, max_blocks), name=name, sequence=sequence)

@@ -1,0 +1,254 @@
+"""A cut trace -> the BlockGraph that planners read."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from typing import Any
+
+import msgspec
+import torch
+from torch import fx, nn
+from torch.fx.node import map_aggregate
+
+from isthmus.model.costs import kept_by, moved_by, weights_moved_by
+from isthmus.model.digest import digest_of
+from isthmus.model.graph import Block, BlockGraph, Linear, Parameter, Tensor, TensorSplit
+from isthmus.model.sections import Section, Sections
+from isthmus.model.tensor_split import Pair
+from isthmus.model.trace import Op, Trace
+
+__all__ = ["describe", "parameters_of", "tensor_names"]
+
+
+def describe(model: nn.Module, cut: Sections, *, name: str, sequence: int | None) -> BlockGraph:
+    """What every block costs, and what flows between them."""
+    names = _block_names(cut)
+    kept = _kept_by_section(cut)
+    blocks = tuple(_block(cut, section, names[i], kept[i]) for i, section in enumerate(cut.sections))
+    graph = BlockGraph(
+        name=name,
+        blocks=blocks,
+        tensors=tuple(_tensors(cut)),
+        parameters=parameters_of(model, _linears(cut)),
+        sequence=sequence,
+        buffers=sum(buffer.numel() for buffer in model.buffers()),
+        how="export",
+    )
+    return msgspec.structs.replace(graph, digest=digest_of(graph))
+
+
+def parameters_of(model: nn.Module, linears: dict[str, Linear]) -> tuple[Parameter, ...]:
+    """The trained tensors in the model's own order, each under its first name."""
+    names: dict[int, list[str]] = {}
+    trained = [(n, p) for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
+    for name, parameter in trained:
+        names.setdefault(id(parameter), []).append(name)
+    first = {ties[0]: ties for ties in names.values()}
+    return tuple(
+        Parameter(
+            name=name,
+            elements=parameter.numel(),
+            shape=tuple(parameter.shape),
+            ties=tuple(first[name][1:]),
+            linear=linears.get(name),
+        )
+        for name, parameter in trained
+        if name in first
+    )
+
+
+def _linears(cut: Sections) -> dict[str, Linear]:
+    """Weights that exactly one operation uses, as a matrix product."""
+    count = Counter(name for op in cut.trace.ops for name in op.parameters)
+    sizes = {a.name: a.content.numel() for a in cut.trace.attributes.values() if a.kind == "parameter"}
+    return {
+        use.weight: Linear(
+            rows=cut.trace.value(use.source).size.slope / use.inputs, inputs=use.inputs, outputs=use.outputs
+        )
+        for use in cut.uses.values()
+        if count[use.weight] == 1 and sizes[use.weight] == use.inputs * use.outputs
+    }
+
+
+def _block(cut: Sections, section: Section, name: str, kept: dict[fx.Node, float]) -> Block:
+    trace, flow = cut.trace, cut.flow
+    parameters = tuple(dict.fromkeys(p for op in section.ops for p in op.parameters))
+    block = Block(
+        name=name,
+        digest="",
+        parameters=parameters,
+        forward_flops=sum(cut.flops[op.node][0] for op in section.ops),
+        backward_flops=sum(cut.flops[op.node][1] for op in section.ops),
+        saved=sum(kept.values()),
+        moved=sum(moved_by(trace, flow, op) for op in section.local),
+        weights_moved=sum(weights_moved_by(trace, flow, op) for op in section.ops),
+        operations=sum(op.node not in flow.views for op in section.local),
+        workspace=_workspace(cut, section, kept),
+        mixes_samples=tuple(dict.fromkeys(flow.mixing[op.node] for op in section.ops if op.node in flow.mixing)),
+        tensor=_tensor_split(cut, section, kept),
+    )
+    return msgspec.structs.replace(block, digest=_block_digest(cut, section, block))
+
+
+def _kept_by_section(cut: Sections) -> list[dict[fx.Node, float]]:
+    """Elements kept for backward in each section, by the operation (or input) whose memory it is.
+
+    Each memory counts once in the whole model: where a later block first keeps it, else where it was made. Several
+    kept views of one memory count together as the memory at most.
+    """
+    trace, flow = cut.trace, cut.flow
+    views: list[dict[fx.Node | str, dict[fx.Node, float]]] = []
+    for section in cut.sections:
+        views.append({})
+        for op in section.ops:
+            for kept in kept_by(trace, flow, op):
+                views[-1].setdefault(kept.root, {})[kept.node] = kept.elements
+    home = {op.node: index for index, section in enumerate(cut.sections) for op in section.ops}
+    holder: dict[fx.Node | str, int] = {}
+    for index, found in enumerate(views):
+        for root in found:
+            if root not in holder or holder[root] == home.get(root):  # type: ignore[arg-type]
+                holder[root] = index
+    result: list[dict[fx.Node, float]] = [{} for _ in cut.sections]
+    for root, index in holder.items():
+        union = {node: size for found in views for node, size in found.get(root, {}).items()}
+        whole = sum(v.size.slope * v.weight for v in trace.values[root]) if isinstance(root, fx.Node) else math.inf
+        key = root if isinstance(root, fx.Node) else next(iter(union))
+        result[index][key] = result[index].get(key, 0.0) + min(whole, sum(union.values()))
+    return result
+
+
+def _workspace(cut: Sections, section: Section, kept: dict[fx.Node, float]) -> float:
+    """The largest sum, over one operation, of inputs and results that are not kept anyway."""
+    trace, flow = cut.trace, cut.flow
+
+    def size(op: Op) -> float:
+        roots = {flow.root[node] for node in (*op.reads, op.node)} - set(kept)
+        return sum(
+            v.size.slope * v.weight for root in roots if root not in trace.attributes for v in trace.values[root]
+        )
+
+    return max((size(op) for op in section.ops if op.node not in flow.views), default=0.0)
+
+
+def _tensor_split(cut: Sections, section: Section, kept: dict[fx.Node, float]) -> TensorSplit | None:
+    here = {op.node for op in section.ops}
+    pairs = [pair for pair in cut.pairs if pair.row.op.node in here]
+    if not pairs:
+        return None
+    divided = {node for pair in pairs for node in pair.nodes if node is not pair.row.op.node}
+    heads = [pair.heads for pair in pairs if pair.heads]
+    return TensorSplit(
+        parameters=tuple(name for pair in pairs for name in pair.parameters),
+        flops=sum(cut.flops[node][0] for pair in pairs for node in pair.nodes),
+        saved=sum(size for node, size in kept.items() if node in divided),
+        reduces=len(pairs),
+        elements=sum(_row_elements(cut.trace, pair) for pair in pairs) / len(pairs),
+        heads=math.gcd(*heads) if heads else 0,
+    )
+
+
+def _row_elements(trace: Trace, pair: Pair) -> float:
+    return trace.value(pair.row.op.node).size.slope
+
+
+def _tensors(cut: Sections) -> list[Tensor]:
+    """Every value that a block takes from outside, model inputs first."""
+    targets: dict[fx.Node, list[int]] = {}
+    for index, section in enumerate(cut.sections):
+        for node in section.incoming:
+            targets.setdefault(node, []).append(index)
+    home = {op.node: index for index, section in enumerate(cut.sections) for op in section.ops}
+    nodes = [*(n for n in cut.trace.inputs if n in targets), *(op.node for op in cut.trace.ops if op.node in targets)]
+    names = tensor_names(cut)
+    return [_tensor(cut, node, names[node], home.get(node, -1), targets[node]) for node in nodes]
+
+
+def tensor_names(cut: Sections) -> dict[fx.Node, str]:
+    """Model inputs by their own names, others by the block that gives them: `transformer.h.0.attn:0`."""
+    names = {node: node.name for node in cut.trace.inputs}
+    for block, section in zip(_block_names(cut), cut.sections, strict=True):
+        names |= {node: f"{block}:{position}" for position, node in enumerate(section.outgoing)}
+    return names
+
+
+def _tensor(cut: Sections, node: fx.Node, name: str, source: int, targets: list[int]) -> Tensor:
+    value = cut.trace.value(node)
+    return Tensor(
+        name=name,
+        source=source,
+        targets=tuple(targets),
+        elements=value.size.slope,
+        fixed=value.size.fixed,
+        width=value.width,
+        split=cut.flow.split[node],
+        grad=cut.flow.grad[node],
+    )
+
+
+def _block_names(cut: Sections) -> list[str]:
+    """The module that a block's products come from, else its parameters; `#2` and so on where a name comes again."""
+    names: list[str] = []
+    seen: Counter[str] = Counter()
+    for section in cut.sections:
+        working = [op for op in section.ops if cut.flops[op.node][0] > 0] or [op for op in section.ops if op.parameters]
+        modules = [op.module for op in working or section.ops]
+        name = _common(modules) or next((m for m in modules if m), section.ops[0].kind)
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return names
+
+
+def _common(paths: list[str]) -> str:
+    """The longest common prefix of module paths."""
+    shortest, longest = min(parts := [path.split(".") for path in paths]), max(parts)
+    count = next((i for i, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest))
+    return ".".join(shortest[:count])
+
+
+def _block_digest(cut: Sections, section: Section, block: Block) -> str:
+    """sha256 over the block's operations with their arguments and shapes, and over its costs; no names.
+
+    Devices and dtypes are left out: models choose them by where they run, and a job's precision changes them anyway.
+    """
+    trace = cut.trace
+    place: dict[fx.Node, str] = {node: f"in{i} {_shape(trace, node)}" for i, node in enumerate(section.incoming)}
+    computing = []
+    for op in section.local:
+        source = _unchanged(cut, op)
+        if source is None:
+            computing.append(op)
+        place[op.node] = place[source] if source in place else f"op{len(computing)}"
+
+    def text(argument: Any) -> Any:
+        if isinstance(argument, (torch.device, torch.dtype)):
+            return type(argument).__name__
+        if not isinstance(argument, fx.Node):
+            return argument
+        if argument in place:
+            return place[argument]
+        if argument in trace.scalars:
+            return f"size{trace.scalars[argument]}"
+        return f"{trace.attributes[argument].kind} {_shape(trace, argument)}"
+
+    lines = [
+        f"{op.node.target} {map_aggregate((op.node.args, op.node.kwargs), text)} {_shape(trace, op.node)}"
+        for op in computing
+    ]
+    lines.append(f"gives {[place[node] for node in section.outgoing]}")
+    bare = msgspec.structs.replace(block, name="", digest="", parameters=(), tensor=None)
+    return hashlib.sha256("\n".join([*lines, repr(bare)]).encode()).hexdigest()
+
+
+def _unchanged(cut: Sections, op: Op) -> fx.Node | None:
+    """The source of an operation that gives it back as it is; whether one is recorded differs between devices."""
+    source = op.node.args[0] if op.node.args else None
+    if op.node not in cut.flow.views or op.kind not in ("contiguous", "to", "_to_copy", "detach", "alias"):
+        return None
+    return source if isinstance(source, fx.Node) else None
+
+
+def _shape(trace: Trace, node: fx.Node) -> str:
+    return " ".join(str(value.shapes) for value in trace.values.get(node, ()))

@@ -1,0 +1,23 @@
+"""The hash of a block graph: what a plan remembers of the model that it was made for."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from isthmus.model.graph import BlockGraph
+
+__all__ = ["digest_of"]
+
+_decode = msgspec.json.Decoder(BlockGraph).decode
+
+
+def digest_of(graph: BlockGraph) -> str:
+    """sha256, in hex, of the graph's JSON with `name` and `digest` left empty.
+
+    The JSON is decoded and encoded once more, so that 3 and 3.0 in a field of floats hash alike, as they do
+    after a file was written and read.
+    """
+    bare = msgspec.structs.replace(graph, name="", digest="")
+    return hashlib.sha256(msgspec.json.encode(_decode(msgspec.json.encode(bare)))).hexdigest()

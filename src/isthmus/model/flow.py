@@ -1,0 +1,183 @@
+"""What flows through a trace: which tensors share memory, need gradients, are constant, and how a split batch joins.
+
+- *root* of a tensor: the tensor whose memory it shares (views and in-place results share their input's).
+- *constant*: computed from no input and no parameter, without randomness (position ids, causal masks, rotary tables);
+  every block that uses one computes it again, so constants never travel.
+- *split* of a tensor: `concat` where a dimension grows with the batch; `sum` where a sum over the batch removed it;
+  `whole` where it never depended on the batch, or was mixed over it in another way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from isthmus.model.graph import Split
+from isthmus.model.trace import Op, Trace, Value
+
+__all__ = ["Flow", "flow_of", "is_view"]
+
+_VIEWS = {
+    "view", "_unsafe_view", "transpose", "permute", "unsqueeze", "squeeze", "expand", "slice", "select", "split",
+    "split_with_sizes", "chunk", "unbind", "getitem", "t", "numpy_T", "mT", "unflatten", "detach", "detach_", "alias",
+    "narrow", "diagonal", "movedim", "swapaxes", "swapdims", "view_as", "expand_as", "as_strided", "unfold",
+    "tensor_split", "view_as_real", "view_as_complex", "lift_fresh_copy", "squeeze_", "unsqueeze_", "transpose_",
+    "broadcast_to", "unsafe_split", "unsafe_chunk", "adjoint", "mH", "real", "positive", "lift_fresh",
+}  # fmt: skip
+_MAYBE_COPY = {"reshape", "flatten", "contiguous", "ravel", "reshape_as"}
+_CASTS = {"to", "_to_copy", "type_as", "float", "double", "half", "bfloat16"}
+_DROPOUTS = {"dropout", "dropout_", "feature_dropout", "alpha_dropout", "native_dropout"}
+_NO_GRAD = {"detach", "detach_"}
+_LINEAR = {"add", "sub", "neg", "mul", "div", "sum", "to", "_to_copy", "stack", "cat"} | _VIEWS | _MAYBE_COPY
+_ALONG = {"softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "sort", "topk"}
+_ALONG |= {"flip", "roll", "median", "kthvalue", "cummax", "cummin", "logsumexp", "argsort"}
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """Facts about each node of a trace, by node."""
+
+    root: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    views: set[fx.Node] = field(default_factory=set)  # operations that move nothing
+    grad: dict[fx.Node, bool] = field(default_factory=dict)
+    constant: set[fx.Node] = field(default_factory=set)
+    split: dict[fx.Node, Split] = field(default_factory=dict)
+    mixing: dict[fx.Node, str] = field(default_factory=dict)
+
+
+def flow_of(trace: Trace) -> Flow:
+    """All facts, in passes over the operations in execution order."""
+    flow = Flow()
+    for node in (*trace.inputs, *trace.attributes):
+        flow.root[node] = node
+        flow.grad[node] = node in trace.attributes and trace.attributes[node].kind == "parameter"
+        flow.split[node] = "whole" if node in trace.attributes else "concat"
+    for op in trace.ops:
+        _alias(trace, flow, op)
+        flow.grad[op.node] = _needs_grad(trace, flow, op)
+        _join(trace, flow, op)
+    _find_constants(trace, flow)
+    return flow
+
+
+def _alias(trace: Trace, flow: Flow, op: Op) -> None:
+    source = op.mutates or (op.node.args[0] if op.node.args else None)
+    shares = op.mutates is not None or is_view(trace, flow, op)
+    if shares and op.mutates is None:
+        flow.views.add(op.node)
+    flow.root[op.node] = flow.root[source] if shares and isinstance(source, fx.Node) else op.node
+
+
+def is_view(trace: Trace, flow: Flow, op: Op) -> bool:
+    """Whether an operation only looks at its first input's memory in another way."""
+    source = op.node.args[0] if op.node.args else None
+    if not isinstance(source, fx.Node) or source not in trace.values:
+        return False
+    if op.kind in _CASTS:
+        return op.values[0].dtype == trace.value(source).dtype
+    if op.kind in _DROPOUTS:
+        return len(op.node.args) > 2 and bool(op.node.args[1] == 0 or op.node.args[2] is False)
+    if op.kind in _MAYBE_COPY:
+        return _after_attention(trace, flow, source) or _viewable(trace.value(source), op.values[0], op.kind)
+    return op.kind in _VIEWS
+
+
+def _after_attention(trace: Trace, flow: Flow, source: fx.Node) -> bool:
+    """Flash attention writes its result as (batch, position, head, width): joining the heads again copies nothing."""
+    op = trace.op.get(flow.root[source])
+    return op is not None and op.kind == "scaled_dot_product_attention"
+
+
+def _viewable(source: Value, result: Value, kind: str) -> bool:
+    shadow = torch.empty_strided(source.shapes[0], source.stride, device="meta")
+    if kind == "contiguous":
+        return shadow.is_contiguous()
+    try:
+        shadow.view(result.shapes[0])
+    except RuntimeError:
+        return False
+    return True
+
+
+def _needs_grad(trace: Trace, flow: Flow, op: Op) -> bool:
+    if op.kind in _NO_GRAD or not any(value.floating for value in op.values):
+        return False
+    if op.kind == "wrap_with_set_grad_enabled" and op.node.args[0] is False:
+        return False
+    return any(flow.grad.get(source, False) for source in op.node.all_input_nodes)
+
+
+def _join(trace: Trace, flow: Flow, op: Op) -> None:
+    """How the parts of a split batch become this operation's whole result, and whether it mixes samples."""
+    sources = [node for node in op.node.all_input_nodes if node in trace.values]
+    splits = {flow.split[node] for node in sources if node not in trace.attributes}
+    real = _real(trace, flow, sources)
+    if _mixes(trace, op, real):
+        flow.mixing[op.node] = op.kind
+    if any(value.batch_dims for value in op.values):
+        flow.split[op.node] = "concat"
+    elif "concat" in splits:
+        summed = _sums(op)
+        flow.split[op.node] = "sum" if summed else "whole"
+        if not summed and real:
+            flow.mixing[op.node] = op.kind
+    else:
+        flow.split[op.node] = "sum" if "sum" in splits and op.kind.rstrip("_") in _LINEAR else "whole"
+
+
+def _sums(op: Op) -> bool:
+    """Whether an operation that loses the batch dimension adds the samples up."""
+    reduction = op.node.kwargs.get("reduction", op.node.args[3] if len(op.node.args) > 3 else None)
+    return op.kind == "sum" or (op.kind in ("cross_entropy_loss", "nll_loss") and bool(reduction == 2))
+
+
+def _mixes(trace: Trace, op: Op, real: bool) -> bool:
+    """Batch statistics, products over the batch, and operations along a dimension that grows with the batch.
+
+    Sorting or counting integers over the batch (routing of tokens to experts) moves samples but mixes no values.
+    """
+    if op.kind in ("batch_norm", "native_batch_norm", "instance_norm"):
+        return op.kind != "instance_norm" and bool(op.node.args[5])
+    if not real:
+        return False
+    if any(len(value.batch_dims) > 1 for value in op.values):
+        return True
+    first = op.node.args[0] if op.node.args else None
+    if op.kind not in _ALONG or not isinstance(first, fx.Node):
+        return False
+    position = 2 if op.kind in ("topk", "kthvalue") else 1
+    along = op.node.args[position] if len(op.node.args) > position else op.node.kwargs.get("dim", -1)
+    dims = along if isinstance(along, (list, tuple)) else (along if isinstance(along, int) else -1,)
+    rank = len(trace.value(first).shapes[0])
+    return any(dim % max(rank, 1) in trace.value(first).batch_dims for dim in dims if isinstance(dim, int))
+
+
+def _real(trace: Trace, flow: Flow, sources: list[fx.Node]) -> bool:
+    """Whether values of samples come in: trained on or given, not integers cast for a count."""
+    inputs = [s for s in sources if trace.value(s).batch_dims and (flow.grad[s] or s in trace.inputs)]
+    return any(trace.value(source).floating for source in inputs)
+
+
+def _find_constants(trace: Trace, flow: Flow) -> None:
+    """Grows the constants forward; a tensor that something not constant writes into is none, with all its readers."""
+    banned: set[fx.Node] = set()
+    state = {op.mutates for op in trace.ops if op.mutates is not None and op.mutates in trace.attributes}
+    state |= {source for op in trace.ops if op.kind == "batch_norm" for source in op.node.all_input_nodes[3:5]}
+    while True:
+        flow.constant.clear()
+        for op in trace.ops:
+            if flow.root[op.node] not in banned and _is_constant(trace, flow, op, state):
+                flow.constant.add(op.node)
+        written = {flow.root[op.node] for op in trace.ops if op.mutates is not None and op.node not in flow.constant}
+        if written <= banned:
+            return
+        banned |= written
+
+
+def _is_constant(trace: Trace, flow: Flow, op: Op, state: set[fx.Node]) -> bool:
+    random = torch.Tag.nondeterministic_seeded in getattr(op.node.target, "tags", ())
+    if op.parameters or random or not state.isdisjoint(op.node.all_input_nodes):
+        return False
+    return all(source in flow.constant for source in op.reads)

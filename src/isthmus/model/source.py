@@ -1,0 +1,177 @@
+"""Where a model comes from, and the way from there to its block graph.
+
+zoo:NAME                    a built-in model
+hf:CONFIG.json              a transformers configuration on this machine
+package.module:function     a function that returns a module, or a module and example inputs
+MODEL.json                  a captured model, saved before; no code runs
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from isthmus.errors import ModelError
+from isthmus.model import cache as store
+from isthmus.model import hf, zoo
+from isthmus.model.digest import digest_of
+from isthmus.model.graph import BlockGraph
+from isthmus.model.saved import read_graph, save_graph
+
+if TYPE_CHECKING:
+    from isthmus.model.built import BuiltModel
+
+__all__ = ["Config", "Function", "Saved", "Source", "Zoo", "build", "load_graph", "parse", "read_graph", "save_graph"]
+
+_FUNCTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
+_FORMS = "zoo:NAME, hf:CONFIG.json, package.module:function or a saved MODEL.json"
+_EXAMPLE_BATCH = 2
+
+
+class Zoo(msgspec.Struct, frozen=True, kw_only=True):
+    """A built-in model."""
+
+    name: str
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """A transformers configuration."""
+
+    path: Path
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True):
+    """A function of the user's."""
+
+    module: str
+    function: str
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that holds a captured model."""
+
+    path: Path
+
+
+Source = Zoo | Config | Function | Saved
+
+
+def parse(spec: str) -> Source:
+    """What a model's name says; nothing is imported, read or built yet, but a zoo name must exist."""
+    kind, _, rest = spec.partition(":")
+    if kind == "zoo":
+        zoo.sequence_of(rest)
+        return Zoo(name=rest)
+    if kind == "hf" and rest:
+        return Config(path=Path(rest))
+    if match := _FUNCTION.fullmatch(spec):
+        return Function(module=match[1], function=match[2])
+    if spec.endswith(".json"):
+        return Saved(path=Path(spec))
+    near = difflib.get_close_matches(spec, zoo.names(), n=1) or ["gpt2"]
+    raise ModelError("This names no model", found=repr(spec[:80]), expected=_FORMS, next=f"Try zoo:{near[0]}")
+
+
+def build(spec: str, sequence: int | None = None) -> BuiltModel:
+    """Builds the model on torch's default device of the moment."""
+    return _build(parse(spec), sequence)
+
+
+def load_graph(spec: str, *, sequence: int | None = None, cache: bool = True) -> BlockGraph:
+    """The block graph of a model: from its file, from the cache, or captured on the meta device and stored there."""
+    source = parse(spec)
+    if isinstance(source, Saved):
+        return _read_saved(source.path, sequence)
+    built = _on_meta(source, sequence) if isinstance(source, Function) or not cache else None
+    key = _key(source, sequence, built) if cache else None
+    graph = _cached(key)
+    if graph is None:
+        graph = _capture(built or _on_meta(source, sequence))
+        if key:
+            store.write(key, msgspec.json.encode(graph))
+    return msgspec.structs.replace(graph, name=_name(source))
+
+
+def _read_saved(path: Path, sequence: int | None) -> BlockGraph:
+    graph = read_graph(path)
+    if sequence not in (None, graph.sequence):
+        raise ModelError(
+            "The model was captured for another sequence",
+            where=str(path),
+            found=f"sequence {graph.sequence}",
+            expected=f"sequence {sequence}",
+            next="Capture it again from its code",
+        )
+    return graph
+
+
+def _cached(key: str | None) -> BlockGraph | None:
+    """The stored graph; a broken entry counts as none and will be written again."""
+    data = store.read(key) if key else None
+    try:
+        graph = msgspec.json.decode(data, type=BlockGraph) if data else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return graph if graph and graph.digest == digest_of(graph) else None
+
+
+def _capture(built: BuiltModel) -> BlockGraph:
+    from isthmus.model.capture import capture
+
+    example = built.example(_EXAMPLE_BATCH, device="meta")
+    return capture(built.module, example, name=built.name, sequence=built.sequence)
+
+
+def _key(source: Source, sequence: int | None, built: BuiltModel | None) -> str | None:
+    """Hashes all that the capture depends on; None where that cannot be told."""
+    if isinstance(source, Zoo):
+        length = zoo.sequence_of(source.name, sequence)
+        return store.content_key(["zoo", source.name, str(length), store.versions("torch"), store.model_code()])
+    if isinstance(source, Config):
+        versions = store.versions("torch", "transformers")
+        return store.content_key(["hf", hf.read_config(source.path), str(sequence), versions, store.model_code()])
+    if built is None:
+        return None
+    from isthmus.model.fingerprint import fingerprint
+
+    seen = fingerprint(built.module, built.example(_EXAMPLE_BATCH, device="meta"))
+    return store.content_key(["function", seen, str(built.sequence), store.model_code()]) if seen else None
+
+
+def _name(source: Zoo | Config | Function) -> str:
+    match source:
+        case Zoo(name=name):
+            return name
+        case Config(path=path):
+            return hf.name_of(path)
+        case Function(module=module, function=function):
+            return f"{module}:{function}"
+
+
+def _on_meta(source: Source, sequence: int | None) -> BuiltModel:
+    import torch
+
+    with torch.device("meta"):
+        return _build(source, sequence)
+
+
+def _build(source: Source, sequence: int | None) -> BuiltModel:
+    match source:
+        case Zoo(name=name):
+            return zoo.build(name, sequence)
+        case Config(path=path):
+            return hf.build(path, sequence)
+        case Function():
+            from isthmus.model import function
+
+            return function.build(source.module, source.function, sequence)
+        case Saved(path=path):
+            raise ModelError(
+                "A saved model has no code to build",
+                where=str(path),
+                next="Name the model's code: zoo:NAME, hf:CONFIG.json or package.module:function",
+            )

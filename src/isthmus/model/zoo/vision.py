@@ -1,0 +1,130 @@
+"""VGG-19 and ResNet-101 for 224 × 224 images of 1000 classes.
+
+Simonyan and Zisserman 2015; He et al. 2016, with the stride on the 3 × 3 convolution as everybody trains it today.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from isthmus.model.built import BuiltModel
+from isthmus.model.zoo.synthetic import cross_entropy, images
+
+__all__ = ["VGG", "ResNet", "resnet", "vgg"]
+
+_SIZE = 224
+_CLASSES = 1000
+
+
+class VGG(nn.Module):
+    """Runs of 3 × 3 convolutions, each run ended by a pooling that halves the image; then three linear layers."""
+
+    def __init__(self, *, convolutions: tuple[int, ...], classes: int, dropout: float) -> None:
+        super().__init__()
+        self.features = nn.Sequential(*_convolutions(convolutions))
+        self.avgpool = nn.AdaptiveAvgPool2d((7, 7))
+        self.classifier = nn.Sequential(
+            nn.Linear(512 * 7 * 7, 4096),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(4096, 4096),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(4096, classes),
+        )
+        _initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, 3, height, width] -> [batch, classes]."""
+        out: Tensor = self.classifier(self.avgpool(self.features(x)).flatten(1))
+        return out
+
+
+def _convolutions(runs: tuple[int, ...]) -> list[nn.Module]:
+    """`runs` counts the convolutions of each run; the runs have 64, 128, 256, 512, 512 channels."""
+    layers: list[nn.Module] = []
+    inputs = 3
+    for count, outputs in zip(runs, (64, 128, 256, 512, 512), strict=True):
+        for _ in range(count):
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
+            inputs = outputs
+        layers.append(nn.MaxPool2d(2, 2))
+    return layers
+
+
+class Bottleneck(nn.Module):
+    """1 × 1, 3 × 3 and 1 × 1 convolutions, added to the (possibly projected) input."""
+
+    def __init__(self, inputs: int, inner: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * inner
+        self.conv1 = nn.Conv2d(inputs, inner, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv3 = nn.Conv2d(inner, outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, inputs, height, width] -> [batch, 4 inner, height / stride, width / stride]."""
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        return F.relu(self.bn3(self.conv3(y)) + self.downsample(x))
+
+
+class ResNet(nn.Module):
+    """A wide first convolution, four runs of bottlenecks, one linear layer."""
+
+    def __init__(self, *, bottlenecks: tuple[int, int, int, int], classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.layer1 = _bottlenecks(64, 64, bottlenecks[0], stride=1)
+        self.layer2 = _bottlenecks(256, 128, bottlenecks[1], stride=2)
+        self.layer3 = _bottlenecks(512, 256, bottlenecks[2], stride=2)
+        self.layer4 = _bottlenecks(1024, 512, bottlenecks[3], stride=2)
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.fc = nn.Linear(2048, classes)
+        _initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, 3, height, width] -> [batch, classes]."""
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        out: Tensor = self.fc(self.avgpool(x).flatten(1))
+        return out
+
+
+def _bottlenecks(inputs: int, inner: int, count: int, *, stride: int) -> nn.Sequential:
+    first = Bottleneck(inputs, inner, stride)
+    return nn.Sequential(first, *(Bottleneck(4 * inner, inner, 1) for _ in range(count - 1)))
+
+
+def _initialise(model: nn.Module) -> None:
+    """Convolutions by He's rule, by their outputs; the rest as torch does."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def vgg(*, name: str, sequence: None, convolutions: tuple[int, ...], dropout: float = 0.5) -> BuiltModel:
+    """A VGG that classifies images."""
+    module = VGG(convolutions=convolutions, classes=_CLASSES, dropout=dropout)
+    draw = partial(images, size=_SIZE, classes=_CLASSES)
+    return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)
+
+
+def resnet(*, name: str, sequence: None, bottlenecks: tuple[int, int, int, int]) -> BuiltModel:
+    """A ResNet that classifies images."""
+    module = ResNet(bottlenecks=bottlenecks, classes=_CLASSES)
+    draw = partial(images, size=_SIZE, classes=_CLASSES)
+    return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)
