@@ -26,7 +26,7 @@ from isthmus.cost.network import Fabric, fabric
 from isthmus.cost.pool import PreparedPool, prepare_pool, write_pool
 from isthmus.cost.tables import ModelTable, stage_links
 from isthmus.model.graph import BlockGraph
-from isthmus.plan.schedule import Edges, Orders, Runs, merge_runs, play_orders, run_edges
+from isthmus.plan.schedule import Edges, Orders, Runs, make_orders, merge_runs, run_edges
 from isthmus.plan.types import Pipeline, Plan, Pool, Via
 
 __all__ = ["Played", "Prepared", "Price", "Shortage", "Simulator"]
@@ -136,10 +136,7 @@ class Simulator:
         links = stage_links(flat.shape.first, table.tensors)
         forward = run_edges(flat.shape, runs, links[0], links[1], False)
         backward = run_edges(flat.shape, runs, links[2], links[3], True)
-        orders, whole = play_orders(
-            runs, forward, backward, len(net.devices), flat.micro_batches, flat.schedule, flat.ahead
-        )
-        assert whole, "every order is played to its end"
+        orders = make_orders(runs, forward, backward, len(net.devices), flat.micro_batches, flat.schedule, flat.ahead)
         return Prepared(flat, runs, forward, backward, orders)
 
     def _write(

@@ -6,23 +6,25 @@
 whose interval has it or, where the sender is a duplicate stage (every replica has all samples), the nearest (same
 device, host, region; equally near ones take turns). Activations flow so forwards, gradients backwards.
 
-*Order.* One rule makes all three schedules. Play the pipeline in ticks; every run takes its micro-batches in order,
-every forward or backward takes one tick; each tick each device takes one operation that is ready:
+*Order.* Play the pipeline in ticks; every run takes its micro-batches in order, every forward or backward takes one
+tick; each tick each device takes one operation that is ready:
 
 - `fill-drain`: a forward if it has any left, backwards only after its last forward;
 - `1f1b`: a backward if one is ready, else a forward, as long as the run has fewer micro-batches in flight than its
   depth (runs from it to the end, itself included) plus `ahead`;
-- `interleaved`: the same without that limit, which on v runs a device gives Megatron's warm-up of
-  2(p - rank - 1) + (v - 1)p forwards.
+- `interleaved`: the same without that limit.
 
 Among several forwards the deepest run goes first, among backwards the earliest micro-batch. An order that was played
-cannot deadlock.
+cannot deadlock. Where `interleaved` is regular, it is Megatron's order instead, whose bubble is v times smaller than
+1f1b's: every device has v runs, p runs apart, and p divides the micro-batches. Forwards then go in groups of p
+micro-batches through the device's runs, backwards in the same groups through its runs from the last; after
+2(p - rank - 1) + (v - 1)p forwards, forwards and backwards alternate.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +38,9 @@ __all__ = [
     "Orders",
     "Runs",
     "Shape",
+    "make_orders",
     "merge_runs",
     "parse_orders",
-    "play_orders",
     "render_orders",
     "run_edges",
 ]
@@ -208,12 +210,99 @@ def depths(runs: int, forward: Edges) -> Ints:
 
 
 @njit(cache=True, nogil=True)
-def play_orders(
+def make_orders(
     runs: Runs, forward: Edges, backward: Edges, devices: int, micro_batches: int, how: int, ahead: int
-) -> Any:
-    """Each device's order, by the rule in the module's docstring; `how` is a value of SCHEDULES."""
+) -> Orders:
+    """Each device's order, by the rules in the module's docstring; `how` is a value of SCHEDULES."""
+    depth = depths(len(runs.device), forward)
+    if how == 2:
+        apart = distance(runs, depth, devices)
+        if apart > 0 and micro_batches % apart == 0:
+            orders = looped_orders(runs, depth, devices, micro_batches, apart)
+            if completes(orders, runs, forward, backward, devices):
+                return orders
+    return play_orders(runs, forward, backward, devices, micro_batches, how, depth + ahead)
+
+
+@njit(cache=True, nogil=True)
+def distance(runs: Runs, depth: Ints, devices: int) -> int:
+    """How many runs lie between two runs of a device, if that is the same everywhere and all have as many; else 0."""
+    last, count = np.zeros(devices, np.int32), np.zeros(devices, np.int32)
+    apart = 0
+    for u in range(len(runs.device)):
+        d = runs.device[u]
+        if count[d]:
+            gap = last[d] - depth[u]
+            if gap <= 0 or (apart and gap != apart):
+                return 0
+            apart = gap
+        last[d] = depth[u]
+        count[d] += 1
+    for d in range(devices):
+        if count[d] and count[d] != count.max():
+            return 0
+    return int(apart)
+
+
+@njit(cache=True, nogil=True)
+def looped_orders(runs: Runs, depth: Ints, devices: int, micro_batches: int, apart: int) -> Orders:
+    """Megatron's interleaved order for a regular pipeline."""
+    first = np.zeros(devices + 1, np.int32)
+    for u in range(len(runs.device)):
+        first[runs.device[u] + 1] += 2 * micro_batches
+    first = np.cumsum(first).astype(np.int32)
+    total = first[-1]
+    run, micro, back = np.empty(total, np.int32), np.empty(total, np.int32), np.empty(total, np.bool_)
+    for d in range(devices):
+        mine = np.flatnonzero(runs.device == d)
+        chunks, operations = len(mine), len(mine) * micro_batches
+        if chunks == 0:
+            continue
+        rank = depth.max() - depth[mine[0]]
+        warm_up = min(operations, 2 * (apart - rank - 1) + (chunks - 1) * apart)
+        forwards = backwards = 0
+        for i in range(first[d], first[d + 1]):
+            back[i] = forwards == operations or (forwards > warm_up and forwards - warm_up > backwards)
+            n = backwards if back[i] else forwards
+            chunk = n // apart % chunks
+            micro[i] = n // (apart * chunks) * apart + n % apart
+            run[i] = mine[chunks - 1 - chunk if back[i] else chunk]
+            if back[i]:
+                backwards += 1
+            else:
+                forwards += 1
+    return Orders(first, run, micro, back)
+
+
+@njit(cache=True, nogil=True)
+def completes(orders: Orders, runs: Runs, forward: Edges, backward: Edges, devices: int) -> bool:
+    """Whether the orders can be played to their end: no device waits for one that waits for it."""
+    done = np.zeros((2, len(runs.device)), np.int32)
+    at = orders.first[:-1].copy()
+    progress = True
+    while progress:
+        progress = False
+        for d in range(devices):
+            while at[d] < orders.first[d + 1]:
+                u, m, b = orders.run[at[d]], orders.micro_batch[at[d]], 1 if orders.backward[at[d]] else 0
+                edges = backward if b else forward
+                ready = done[b, u] == m and (b == 0 or done[0, u] > m)
+                for e in range(len(edges.source)):
+                    ready = ready and (edges.target[e] != u or done[b, edges.source[e]] > m)
+                if not ready:
+                    break
+                done[b, u] += 1
+                at[d] += 1
+                progress = True
+    return bool(np.all(at == orders.first[1:]))
+
+
+@njit(cache=True, nogil=True)
+def play_orders(
+    runs: Runs, forward: Edges, backward: Edges, devices: int, micro_batches: int, how: int, limit: Ints
+) -> Orders:
+    """Each device's order as it comes out of playing the pipeline tick by tick."""
     n_runs = len(runs.device)
-    limit = depths(n_runs, forward) + ahead
     done = np.zeros((2, n_runs), np.int32)  # micro-batches through, forwards and backwards
     before = np.zeros((2, n_runs), np.int32)  # the same, at the start of the tick
     ready = np.zeros((2, n_runs), np.int32)  # micro-batches that may go
@@ -248,7 +337,6 @@ def play_orders(
                     choice[d] = 2 * u + 1
             elif may_forward and (choice[d] < 0 or not choice[d] & 1):
                 choice[d] = 2 * u
-        progress = False
         for d in range(devices):
             if choice[d] < 0:
                 continue
@@ -259,10 +347,7 @@ def play_orders(
             if b == 0:
                 forwards_left[d] -= 1
             taken += 1
-            progress = True
-        if not progress:
-            break
-    return Orders(first, run, micro, back), taken == total
+    return Orders(first, run, micro, back)
 
 
 _ACTION = re.compile(r"([0-9]+)([FB])([0-9]+)")

@@ -11,10 +11,10 @@ from isthmus.errors import NoPlanError, UsageError
 from isthmus.plan.types import Plan
 from isthmus.plan.validate import check
 from isthmus.planners.problem import Candidate, Problem, lower_bound
-from isthmus.planners.schemes import SCHEMES, Fix, Ladder
+from isthmus.planners.schemes import SCHEMES, Fix, Ladder, parse_fix
 from isthmus.units import format_bytes
 
-__all__ = ["PLANNERS", "Choice", "choose_plan"]
+__all__ = ["PLANNERS", "Choice", "Fix", "choose_plan", "parse_fix"]
 
 PLANNERS = ("auto", *SCHEMES)
 Progress = Callable[[str, int], None]  # the scheme being tried, plans priced so far
