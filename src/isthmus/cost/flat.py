@@ -183,10 +183,11 @@ def _syncs(
         rings = _rings(leads, by_first) if grouped else 1
         all_rings.append(rings)
         elements = bucket.elements - bucket.split * (1.0 - 1.0 / rings)
-        kept = masked if sync.how == "sparse" and masked is not None else 1.0
+        if sync.how == "sparse" and masked is not None:
+            elements -= (1.0 - masked) * bucket.pruned / rings
         for member in range(rings):
             how.append(_HOW[sync.how])
-            size.append(elements * table.width * kept)
+            size.append(elements * table.width)
             segments.append(sync.segments)
             root.append(fabric.number[sync.root] if sync.root is not None else -1)
             device.extend([by_first[lead][member] for lead in leads] if rings > 1 else leads)

@@ -62,6 +62,7 @@ class Bucket(NamedTuple):
 
     elements: float
     split: float  # the part that tensor groups divide
+    pruned: float  # the part that masks apply to
     blocks: tuple[int, ...]  # that use one of them
     factor_bytes: float  # per sample: inputs and output gradients of its linear weights
     rebuild_flops: float  # per sample: the product of the two
@@ -138,24 +139,28 @@ class ModelTable:
 
     def _bucket(self, words: tuple[str, ...], named: frozenset[str]) -> Bucket:
         graph, sums = self.graph, self.sums
-        elements = split = factor = flops = 0.0
+        elements = split = pruned = factor = flops = 0.0
         blocks: list[int] = []
         for word in words:
             if word.startswith("["):
                 index = graph.by_name[word[1:-1]]
                 elements += float(sums.elements[index + 1] - sums.elements[index])
                 split += float(sums.split_elements[index + 1] - sums.split_elements[index])
+                pruned += float(sums.pruned[index + 1] - sums.pruned[index])
                 blocks.extend(self.block_users[index])
-                elements -= sum(graph.parameter[p].elements for p in graph.blocks[index].parameters if p in named)
+                for other in (graph.parameter[p] for p in graph.blocks[index].parameters if p in named):
+                    elements -= other.elements
+                    pruned -= other.elements if other.linear is not None else 0
             else:
                 parameter = graph.parameter[word]
                 elements += parameter.elements
                 blocks.extend(self.users[word])
                 if parameter.linear is not None:
                     linear = parameter.linear
+                    pruned += parameter.elements
                     factor += linear.rows * (linear.inputs + linear.outputs) * self.width
                     flops += 2.0 * linear.rows * linear.inputs * linear.outputs
-        return Bucket(elements, split, tuple(blocks), factor, flops)
+        return Bucket(elements, split, pruned, tuple(blocks), factor, flops)
 
 
 def _cumulative(graph: BlockGraph, value: Callable[[Any], float]) -> Floats:

@@ -2,7 +2,8 @@
 
 Who must talk: replicas of stages joined by a tensor whose samples meet (activations one way, gradients the other), the
 devices of a tensor group, the devices of a pool, and the participants of each sync: neighbours in the ring; for `tree`
-those of one region among each other and the first of each region in a ring; for `server` each with the root.
+those of one region among each other and the first of each region in a ring; for `factors` all with each other; for
+`server` each with the root.
 """
 
 from __future__ import annotations
@@ -120,7 +121,10 @@ def _sync_pairs(part: ResolvedPipeline, run: ResolvedSync, resolved: Resolved) -
         near = [pair for members in by_region.values() for pair in combinations(members, 2)]
         for a, b in (*near, *_ring([members[0] for members in by_region.values()])):
             yield from ((x, y) for x in groups[a] for y in groups[b])
-    if run.how in ("ring", "factors", "sparse") or _sharded(part, run):
+    elif run.how == "factors":
+        for a, b in combinations(run.participants, 2):
+            yield from ((x, y) for x in groups[a] for y in groups[b])
+    if run.how in ("ring", "sparse") or _sharded(part, run):
         for a, b in _ring(run.participants):
             yield from ((x, y) for x in groups[a] for y in groups[b])
 
