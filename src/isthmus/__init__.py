@@ -1,3 +1,76 @@
-"""Isthmus: the fastest way to train on the machines you have."""
+"""Isthmus: the fastest way to train on the machines you have.
+
+>>> cluster = isthmus.load_cluster("cluster.yaml")
+>>> choice = isthmus.plan("zoo:gpt2-xl", cluster, batch=256)
+>>> isthmus.simulate(choice.plan, cluster).price.step_seconds
+
+Everything here is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from isthmus.api import Simulated, capture, load_cluster, plan, simulate
+    from isthmus.cluster.spec import Cluster
+    from isthmus.errors import IsthmusError
+    from isthmus.model.graph import BlockGraph
+    from isthmus.model.job import Job, Workload
+    from isthmus.plan.types import Plan
+    from isthmus.planners.portfolio import Choice
+
+__all__ = [
+    "BlockGraph",
+    "Choice",
+    "Cluster",
+    "IsthmusError",
+    "Job",
+    "Plan",
+    "Simulated",
+    "Workload",
+    "capture",
+    "load_cluster",
+    "plan",
+    "simulate",
+]
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "BlockGraph": "isthmus.model.graph",
+    "Choice": "isthmus.planners.portfolio",
+    "Cluster": "isthmus.cluster.spec",
+    "IsthmusError": "isthmus.errors",
+    "Job": "isthmus.model.job",
+    "Plan": "isthmus.plan.types",
+    "Simulated": "isthmus.api",
+    "Workload": "isthmus.model.job",
+    "capture": "isthmus.api",
+    "load_cluster": "isthmus.cluster.load",
+    "simulate": "isthmus.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'isthmus' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Plan(ModuleType):
+    """`isthmus.plan` is a package (what a plan is) and a verb (find one), whichever is imported first."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Choice:
+        verb: Any = import_module("isthmus.api").plan
+        choice: Choice = verb(*args, **kwargs)
+        return choice
+
+
+import_module("isthmus.plan").__class__ = _Plan

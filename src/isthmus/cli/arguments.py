@@ -1,0 +1,161 @@
+"""What may be written on the command line. Nothing heavy is imported here: `isthmus --help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Sequence
+from typing import NoReturn
+
+from isthmus import __version__
+from isthmus.errors import UsageError
+
+__all__ = ["Parser", "build_parser", "parse_arguments", "unknown"]
+
+_MODEL_HELP = "zoo:NAME, hf:CONFIG.json, package.module:function or a saved MODEL.json"
+_SEQUENCE_HELP = "tokens of a sample, for the models that have them"
+_CHOICE = re.compile(r"argument (?P<what>\S+): invalid choice: '(?P<word>[^']*)'", re.DOTALL)
+
+
+class Parser(argparse.ArgumentParser):
+    """Argparse, with errors of our own that propose the nearest right word."""
+
+    def error(self, message: str) -> NoReturn:
+        """What argparse objects to, as a UsageError."""
+        match = _CHOICE.match(message)
+        if match:
+            raise unknown(f"no {match['what'].lower()}", match["word"], self._words(), self.prog)
+        raise UsageError(message, where=self.prog, next=f"See {self.prog} --help")
+
+    def options(self) -> list[str]:
+        """Every option that this parser takes."""
+        return [option for action in self._actions for option in action.option_strings]
+
+    def commands(self) -> dict[str, Parser]:
+        """The parser of each command below this one."""
+        groups = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return {name: parser for group in groups for name, parser in group.choices.items()}
+
+    def _words(self) -> list[str]:
+        listed = [str(choice) for action in self._actions for choice in (action.choices or ())]
+        return list(dict.fromkeys([*self.commands(), *listed]))
+
+
+def unknown(what: str, word: str, known: Sequence[str], where: str) -> UsageError:
+    """`isthmus: no command 'pln'. Did you mean 'plan'?`."""
+    near = difflib.get_close_matches(word[:64], known, n=1)
+    return UsageError(
+        f"{what} {word[:64]!r}",
+        where=where,
+        expected=None if near else f"one of {', '.join(known)}",
+        next=f"Did you mean {near[0]!r}?" if near else f"See {where} --help",
+    )
+
+
+def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
+    """The words as fields, `command` naming the module that answers; UsageError where they make no sense.
+
+    What is needed is checked last, so that `--clustr` is called misspelt and not `--cluster` missing.
+    """
+    args, rest = build_parser().parse_known_args(words)
+    parser: Parser = args.parser
+    for word in rest:
+        option = word.partition("=")[0]
+        if option.startswith("-"):
+            raise unknown("no option", option, parser.options(), parser.prog)
+    if rest:
+        raise UsageError("unexpected argument", where=parser.prog, found=repr(rest[0][:64]))
+    for field in args.needs:
+        if getattr(args, field) is None:
+            raise UsageError(f"--{field} is missing", where=parser.prog, next=f"See {parser.prog} --help")
+    return args
+
+
+def build_parser() -> Parser:
+    """The whole command line."""
+    parser = Parser(
+        prog="isthmus",
+        description="Finds the fastest way to train PyTorch models on unequal, distant machines.",
+        epilog="Start here: isthmus doctor; then isthmus plan zoo:gpt-tiny --cluster examples/clusters/demo.yaml",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"isthmus {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add(commands, "doctor", "what this machine can do, and what is missing")
+    cluster = commands.add_parser("cluster", help="clusters of machines", allow_abbrev=False)
+    show = _add(cluster.add_subparsers(metavar="COMMAND", required=True), "show", "devices, links, a map", "cluster")
+    show.add_argument("file", metavar="FILE", help="a cluster file")
+    model = commands.add_parser("model", help="models", allow_abbrev=False)
+    _model_show(_add(model.add_subparsers(metavar="COMMAND", required=True), "show", "what a model costs", "model"))
+    _plan(_add(commands, "plan", "finds a plan, with the usual schemes beside it", needs=("cluster",)))
+    _simulate(_add(commands, "simulate", "prices a plan again and writes its timeline"))
+    return parser
+
+
+def _add(
+    commands: argparse._SubParsersAction[Parser],
+    name: str,
+    text: str,
+    command: str | None = None,
+    needs: tuple[str, ...] = (),
+) -> Parser:
+    parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.set_defaults(command=command or name, parser=parser, needs=needs)
+    return parser
+
+
+def _model_show(parser: Parser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
+    parser.add_argument(
+        "--sequence", type=_whole, metavar="N", help="tokens of a sample, for the models that have them"
+    )
+    parser.add_argument("--save", metavar="FILE.json", help="write the captured model, to plan where its code is not")
+
+
+def _plan(parser: Parser) -> None:
+    parser.add_argument("what", metavar="MODEL|JOB|WORKLOAD", help=f"{_MODEL_HELP}; or a job or workload file (.yaml)")
+    parser.add_argument("--cluster", metavar="FILE", help="the machines there are (needed)")
+    parser.add_argument("--batch", type=_whole, metavar="N", help="samples per step of the whole job (32)")
+    parser.add_argument(
+        "--sequence", type=_whole, metavar="N", help="tokens of a sample, for the models that have them"
+    )
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="the fastest that every device has")
+    parser.add_argument("--planner", metavar="NAME", default="auto", help="one planner instead of all (auto)")
+    parser.add_argument("--fix", metavar="tp=2,pp=4", help="pin degrees of the grid planner: tp, pp, dp, micro")
+    parser.add_argument("--budget", type=_seconds, metavar="SECONDS", help="stop searching after so long")
+    parser.add_argument("--calls", type=_whole, metavar="N", help="stop searching after so many simulated plans")
+    parser.add_argument("--seed", type=_seed, metavar="N", default=0, help="of the search (0)")
+    parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan: .json, or its text as .plan or .txt")
+
+
+def _simulate(parser: Parser) -> None:
+    parser.add_argument("plan", metavar="PLAN", help="a plan file")
+    parser.add_argument("--cluster", metavar="FILE", help="other machines than those that the plan holds")
+    parser.add_argument("--trace", metavar="FILE", help="write one step as a Chrome trace, which Perfetto opens")
+    parser.add_argument(
+        "--model",
+        metavar="SPEC",
+        action="append",
+        default=[],
+        help="package.module:function that the plan names and that may be imported; may be repeated",
+    )
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,15}", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 0 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds")
+    return float(text)

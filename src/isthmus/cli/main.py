@@ -1,0 +1,93 @@
+"""The command line: words in, one answer out, and every way in which that can go wrong.
+
+Exit 0 good, 1 failed, 2 wrong usage, 130 interrupted. With --json standard output has one JSON object and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from isthmus.cli.arguments import parse_arguments
+from isthmus.cli.console import Answer, Progress
+from isthmus.errors import IsthmusError, NoPlanError
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in words  # asked before parsing, for what the parser itself objects to
+    try:
+        return _run(words, as_json)
+    except SystemExit as done:  # --help and --version
+        return done.code if isinstance(done.code, int) else 0
+    except IsthmusError as error:
+        return _fail(error, as_json)
+    except KeyboardInterrupt:
+        print("isthmus: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        return _bug(error, as_json)
+
+
+def _run(words: Sequence[str], as_json: bool) -> int:
+    args = parse_arguments(words)
+    command = import_module(f"isthmus.cli.{args.command}")
+    # A model's own code may print: that is no part of the answer.
+    with Progress(sys.stderr) as progress, contextlib.redirect_stdout(sys.stderr):
+        answer: Answer = command.run(args, progress)
+    _say(_json(answer.values) if as_json else answer.text)
+    if answer.failure is not None:
+        print(f"isthmus: {answer.failure}", file=sys.stderr)
+    return 0 if answer.failure is None else 1
+
+
+def _fail(error: IsthmusError, as_json: bool) -> int:
+    text = _one_line(str(error))
+    print(text if text.startswith("isthmus") else f"isthmus: {text}", file=sys.stderr)
+    if as_json:
+        verdict = {"feasible": False} if isinstance(error, NoPlanError) else {}
+        _say(_json({**verdict, "error": {"type": type(error).__name__, **error.as_dict()}}))
+    return error.exit_code
+
+
+def _bug(error: Exception, as_json: bool) -> int:
+    if os.environ.get("ISTHMUS_TRACEBACK"):
+        traceback.print_exception(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {_one_line(str(error))[:300]} ({Path(last.filename).name} line {last.lineno})"
+    remedy = "ISTHMUS_TRACEBACK=1 shows where it happened; please report it with that"
+    print(f"isthmus: this is a bug in Isthmus. {what}. {remedy}.", file=sys.stderr)
+    if as_json:
+        _say(_json({"error": {"type": "Bug", "what": what, "next": remedy}}))
+    return 1
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _json(values: dict[str, Any]) -> str:
+    return json.dumps(values, indent=2, allow_nan=False)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(AttributeError):  # streams that tests put in place
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

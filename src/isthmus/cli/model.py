@@ -1,0 +1,74 @@
+"""`isthmus model show MODEL`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from isthmus.cli.console import Answer, Progress, check_folder
+from isthmus.model import cache, source
+from isthmus.model.graph import Block, BlockGraph
+from isthmus.report.model import model_text, state_sizes, tensor_split
+
+__all__ = ["run"]
+
+
+def run(args: argparse.Namespace, progress: Progress) -> Answer:
+    """What a model costs, block by block."""
+    kind = source.parse(args.model)
+    check_folder(args.save)
+    before = _entries()
+    progress.phase(f"Reading {args.model}")
+    graph = source.load_graph(args.model, sequence=args.sequence)
+    origin = "file" if isinstance(kind, source.Saved) else _origin(before)
+    if args.save:
+        source.save_graph(graph, args.save)
+    values = {**_values(graph), "origin": origin, "file": args.save}
+    return Answer(values=values, text="\n".join([model_text(graph, origin), *_saved(args.save)]))
+
+
+def _saved(path: str | None) -> list[str]:
+    return [f"\nwritten to {path}"] if path else []
+
+
+def _entries() -> frozenset[str]:
+    folder = cache.directory()
+    return frozenset(entry.name for entry in folder.glob("*.json")) if folder and folder.is_dir() else frozenset()
+
+
+def _origin(before: frozenset[str]) -> str:
+    """A capture leaves a new entry in the cache, unless it cannot be written."""
+    folder = cache.directory()
+    writable = folder is not None and os.access(folder if folder.is_dir() else Path(folder).parent, os.W_OK)
+    return "cache" if writable and _entries() == before else "captured"
+
+
+def _values(graph: BlockGraph) -> dict[str, Any]:
+    split = tensor_split(graph)
+    return {
+        "name": graph.name,
+        "parameters": graph.elements,
+        "flops_per_sample": graph.flops,
+        "bytes": state_sizes(graph),
+        "sequence": graph.sequence,
+        "how": graph.how,
+        "digest": graph.digest,
+        "buffers": graph.buffers,
+        "tensor_split": {"flops": split.flops, "parameters": split.parameters, "degree": split.degree},
+        "ties": {parameter.name: list(parameter.ties) for parameter in graph.parameters if parameter.ties},
+        "mixes_samples": {block.name: list(block.mixes_samples) for block in graph.blocks if block.mixes_samples},
+        "blocks": [_block(graph, block) for block in graph.blocks],
+    }
+
+
+def _block(graph: BlockGraph, block: Block) -> dict[str, Any]:
+    return {
+        "name": block.name,
+        "digest": block.digest,
+        "parameters": sum(graph.parameter[name].elements for name in block.parameters),
+        "forward_flops": block.forward_flops,
+        "backward_flops": block.backward_flops,
+        "saved_elements": block.saved,
+    }

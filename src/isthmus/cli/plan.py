@@ -1,0 +1,121 @@
+"""`isthmus plan MODEL|JOB|WORKLOAD --cluster FILE`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from isthmus.api import jobs_of, models_of, prepare_simulator
+from isthmus.cli.arguments import unknown
+from isthmus.cli.console import Answer, Progress, check_folder
+from isthmus.cli.summary import price_values
+from isthmus.cluster.load import load_cluster
+from isthmus.cluster.spec import Cluster
+from isthmus.cost.simulate import Simulator
+from isthmus.cost.timeline import Timeline, timeline
+from isthmus.model.graph import BlockGraph
+from isthmus.model.job import Job
+from isthmus.plan.file import PlanFile, inputs_digest, save_plan
+from isthmus.plan.types import Prediction
+from isthmus.planners.portfolio import PLANNERS, Choice, choose_plan, parse_fix
+from isthmus.planners.problem import build_problem
+from isthmus.report.plan import device_lines, job_lines, link_lines, plan_lines, scheme_lines
+from isthmus.report.text import columns, times
+from isthmus.units import format_seconds
+
+__all__ = ["run"]
+
+
+def run(args: argparse.Namespace, progress: Progress) -> Answer:
+    """Finds a plan, prices the usual schemes beside it, and writes it where asked."""
+    if args.planner not in PLANNERS:
+        raise unknown("no planner", args.planner, PLANNERS, "isthmus plan")
+    fix = parse_fix(args.fix) if args.fix is not None else None
+    check_folder(args.output)
+    cluster = load_cluster(args.cluster)
+    jobs = jobs_of(args.what, batch=args.batch, sequence=args.sequence, precision=args.precision)
+    progress.phase(f"Reading {', '.join(dict.fromkeys(job.model for job in jobs))}")
+    models = models_of(jobs)
+    problem = build_problem(cluster, jobs, models, args.seed)
+    progress.phase("Preparing the simulator (compiled the first time: up to a minute)")
+    prepare_simulator()
+    progress.phase("Planning")
+    choice = choose_plan(
+        problem,
+        planner=args.planner,
+        fix=fix,
+        budget=args.budget,
+        calls=args.calls,
+        progress=lambda scheme, calls: progress.detail(f"{scheme}, {calls} plans priced"),
+    )
+    if args.output:
+        save_plan(args.output, _file(args.seed, cluster, jobs, models, choice))
+    played = timeline(Simulator(cluster, models).play(choice.plan))
+    return Answer(values=_values(args, cluster, jobs, choice), text=_text(args, cluster, jobs, choice, played))
+
+
+def _file(
+    seed: int, cluster: Cluster, jobs: tuple[Job, ...], models: Mapping[str, BlockGraph], choice: Choice
+) -> PlanFile:
+    digests = {name: graph.digest for name, graph in models.items()}
+    predicted = Prediction(
+        step_seconds=choice.price.step_seconds,
+        jobs=dict(choice.price.jobs),
+        memory=dict(choice.price.memory),
+        lower_bound_seconds=choice.lower_bound,
+    )
+    return PlanFile(
+        planner=choice.planner,
+        seed=seed,
+        inputs=inputs_digest(cluster, jobs, digests),
+        plan=choice.plan,
+        cluster=cluster,
+        predicted=predicted,
+    )
+
+
+def _values(args: argparse.Namespace, cluster: Cluster, jobs: tuple[Job, ...], choice: Choice) -> dict[str, Any]:
+    return {
+        "planner": choice.planner,
+        "lower_bound_seconds": choice.lower_bound,
+        "planning_seconds": choice.seconds,
+        "baselines": dict(choice.schemes),
+        "plan": args.output,
+        "seed": args.seed,
+        "calls": choice.calls,
+        "notes": list(choice.notes),
+        **price_values(cluster, jobs, choice.plan, choice.price),
+    }
+
+
+def _text(args: argparse.Namespace, cluster: Cluster, jobs: tuple[Job, ...], choice: Choice, played: Timeline) -> str:
+    step = choice.price.step_seconds
+    facts = [
+        (
+            "lower bound",
+            f"{format_seconds(choice.lower_bound)} a step; the plan takes {times(step / choice.lower_bound)}",
+        ),
+        ("planning", f"{format_seconds(choice.seconds)}, {choice.calls} plans priced, seed {args.seed}"),
+        *(("note", note) for note in choice.notes),
+    ]
+    written = f"written to {args.output}" if args.output else "-o FILE writes the whole plan"
+    return "\n".join(
+        [
+            f"{', '.join(job.name for job in jobs)} on {cluster.name}: planner {choice.planner}",
+            "",
+            *job_lines(jobs, choice.plan, choice.price),
+            "",
+            *columns(facts),
+            "",
+            *scheme_lines(choice.schemes, choice.planner, step),
+            "",
+            *device_lines(cluster, choice.price, played),
+            "",
+            *link_lines(played),
+            "",
+            *plan_lines(choice.plan, written),
+            "",
+            written,
+        ]
+    )

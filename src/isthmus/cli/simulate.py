@@ -1,0 +1,64 @@
+"""`isthmus simulate PLAN`."""
+
+from __future__ import annotations
+
+import argparse
+
+from isthmus.api import Simulated, jobs_of_plan, prepare_simulator, simulate
+from isthmus.cli.console import Answer, Progress, check_folder
+from isthmus.cli.summary import price_values
+from isthmus.cluster.load import load_cluster
+from isthmus.plan.file import PlanFile, load_plan
+from isthmus.report.plan import device_lines, job_lines, link_lines, plan_lines, shortage_line
+from isthmus.report.text import times
+from isthmus.report.trace import write_trace
+from isthmus.units import format_seconds
+
+__all__ = ["run"]
+
+
+def run(args: argparse.Namespace, progress: Progress) -> Answer:
+    """Prices a plan again, and writes one step of it as a trace where asked."""
+    check_folder(args.trace)
+    file = load_plan(args.plan)
+    cluster = load_cluster(args.cluster) if args.cluster else None
+    progress.phase("Preparing the simulator (compiled the first time: up to a minute)")
+    prepare_simulator()
+    progress.phase(f"Simulating {args.plan}")
+    result = simulate(file, cluster, trusted=args.model)
+    if args.trace:
+        write_trace(result.timeline, args.trace)
+    values = {
+        **price_values(result.cluster, jobs_of_plan(result.plan), result.plan, result.price),
+        "predicted_step_seconds": file.predicted.step_seconds if file.predicted else None,
+        "planner": file.planner or None,
+        "trace": args.trace,
+    }
+    failure = None if result.price.fits else shortage_line(result.price)
+    return Answer(values=values, text="\n".join(_lines(args, file, result)), failure=failure)
+
+
+def _lines(args: argparse.Namespace, file: PlanFile, result: Simulated) -> list[str]:
+    jobs = jobs_of_plan(result.plan)
+    by = f", by planner {file.planner}" if file.planner else ""
+    return [
+        f"{', '.join(job.name for job in jobs)} on {result.cluster.name}{by}",
+        "",
+        *job_lines(jobs, result.plan, result.price),
+        *_compared(file, result.price.step_seconds),
+        "",
+        *device_lines(result.cluster, result.price, result.timeline),
+        "",
+        *link_lines(result.timeline),
+        "",
+        *plan_lines(result.plan, f"all of it is in {args.plan}"),
+        *([f"\ntimeline written to {args.trace}: open it in ui.perfetto.dev"] if args.trace else []),
+    ]
+
+
+def _compared(file: PlanFile, seconds: float) -> list[str]:
+    """What the file itself predicts, where that is something else."""
+    before = file.predicted.step_seconds if file.predicted else None
+    if not before or abs(seconds - before) <= 1e-9 * before:
+        return []
+    return [f"the file predicts {format_seconds(before)}; this is {times(seconds / before)} that"]

@@ -1,0 +1,104 @@
+"""A cluster as text: its devices by class, its hosts, the links between its regions, a map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from isthmus.cluster.spec import PRECISIONS, Cluster, Host, Link
+from isthmus.report.classes import HostClass, device_classes, host_classes
+from isthmus.report.text import columns
+from isthmus.units import format_bandwidth, format_bytes, format_compute, format_seconds
+
+__all__ = ["cluster_text"]
+
+_LEGEND = "~ not in the file: filled in from the catalog or the usual value. Rates are one way; so are latencies."
+_WIDEST_MATRIX = 6  # regions
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """All of it, on about a page."""
+    devices, hosts, regions = len(cluster.devices), len(cluster.hosts), len(cluster.regions)
+    lines = [f"{cluster.name}: {_count(devices, 'device')}, {_count(hosts, 'host')}, {_count(regions, 'region')}", ""]
+    lines += [*_devices(cluster), "", *_hosts(cluster), ""]
+    if cluster.links:
+        lines += [*_links(cluster), ""]
+    lines += ["map", *(f"  {line}" for line in _map(cluster)), "", _LEGEND]
+    return "\n".join(lines)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _devices(cluster: Cluster) -> list[str]:
+    rows = [("devices", "number", "memory", "bandwidth", *PRECISIONS)]
+    for group in device_classes(cluster):
+        kind = cluster.kinds[group.kind]
+        rates = [kind.compute.get(precision) for precision in PRECISIONS]
+        rows.append(
+            (
+                group.name,
+                str(len(group.devices)),
+                format_bytes(kind.memory),
+                format_bandwidth(kind.memory_bandwidth),
+                *("-" if rate is None else format_compute(rate) for rate in rates),
+            )
+        )
+    return columns(rows, right=range(1, 7))
+
+
+def _hosts(cluster: Cluster) -> list[str]:
+    rows: list[tuple[str, ...]] = [("hosts", "region", "number", "between devices", "nic", "bus", "memory", "cores")]
+    for name, hosts in host_classes(cluster):
+        host = hosts[0]
+        inner = f"{_marked(host, 'bandwidth')}, {_marked(host, 'latency')}"
+        figures = [_marked(host, field) for field in ("nic", "bus", "memory", "cores")]
+        rows.append((name, host.region, str(len(hosts)), inner, *figures))
+    return columns(rows, right=range(2, 8))
+
+
+def _marked(host: Host, field: str) -> str:
+    """The value, with ~ before it where the file did not give it."""
+    value = getattr(host, field)
+    if field == "cores":
+        text = str(value)
+    elif field == "latency":
+        text = format_seconds(value)
+    else:
+        text = format_bytes(value) if field == "memory" else format_bandwidth(value)
+    return f"~{text}" if field in host.imputed else text
+
+
+def _links(cluster: Cluster) -> list[str]:
+    regions = cluster.regions
+    between = {pair: link for link in cluster.links for pair in (link.between, link.between[::-1])}
+    if len(regions) > _WIDEST_MATRIX:
+        rows = [(" - ".join(link.between), _figures(link)) for link in cluster.links]
+        return columns([("links", ""), *rows])
+    matrix = [("links", *regions)]
+    for a in regions:
+        matrix.append((a, *(_figures(between[a, b]) if (a, b) in between else "-" for b in regions)))
+    own = [link for link in cluster.links if link.between[0] in cluster.hosts]
+    return [*columns(matrix), *(f"{' - '.join(link.between)}: {_figures(link)}" for link in own)]
+
+
+def _figures(link: Link) -> str:
+    trunk = f", trunk {format_bandwidth(link.trunk)}" if link.trunk is not None else ""
+    return f"{format_bandwidth(link.bandwidth)}, {format_seconds(link.latency)}{trunk}"
+
+
+def _map(cluster: Cluster) -> Iterator[str]:
+    """Each region with its hosts under it, and the regions that it reaches."""
+    groups = host_classes(cluster)
+    for region in cluster.regions:
+        yield region
+        yield from (f"|-- {_host_line(group)}" for group in groups if group.hosts[0].region == region)
+        for link in cluster.links:
+            if region in link.between and link.between[0] != link.between[1]:
+                other = link.between[link.between.index(region) - 1]
+                yield f"|== {format_bandwidth(link.bandwidth)}, {format_seconds(link.latency)} ==> {other}"
+
+
+def _host_line(group: HostClass) -> str:
+    devices = ", ".join(f"{count} x {kind}" for kind, count in group.hosts[0].devices.items()) or "no devices"
+    return f"{group.name}: {devices}{' each' if len(group.hosts) > 1 else ''}"

@@ -1,0 +1,57 @@
+"""A timeline as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+One process for each device or host, one thread for each of its lanes, one complete event ("X", in microseconds) for
+each task: as long as the task holds its lane. A message is on its way until `arrives_us`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from isthmus.cost.timeline import Activity, Timeline
+from isthmus.files import write_json
+
+__all__ = ["trace_events", "write_trace"]
+
+_LANES = ("compute", "send", "sync", "load", "store", "relay", "processor")
+_MICRO = 1e6  # the format counts microseconds
+_ROUNDS = ("sync", "rebuild")  # kinds whose turn is a round of a collective, not a micro-batch
+
+
+def write_trace(timeline: Timeline, path: str | Path) -> None:
+    """Writes the trace, whole or not at all."""
+    write_json(path, {"displayTimeUnit": "ms", "traceEvents": trace_events(timeline)})
+
+
+def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
+    """Names of processes and threads, then the events in order of their start."""
+    tracks = {name: number for number, name in enumerate(dict.fromkeys(a.track for a in timeline.activities), start=1)}
+    lanes = dict.fromkeys((a.track, a.lane) for a in timeline.activities)
+    events = [_named("process_name", tracks[track], 0, track) for track in tracks]
+    events += [_named("thread_name", tracks[track], _LANES.index(lane), lane) for track, lane in lanes]
+    ordered = sorted(timeline.activities, key=lambda activity: (activity.start, activity.sent))
+    return events + [_event(activity, tracks[activity.track]) for activity in ordered]
+
+
+def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _event(activity: Activity, process: int) -> dict[str, Any]:
+    args: dict[str, Any] = {"job": activity.job}
+    _, _, turn = activity.label.rpartition("#")
+    if turn.isdecimal():
+        args["round" if activity.kind in _ROUNDS else "micro_batch"] = int(turn)
+    if activity.bytes:
+        args |= {"bytes": activity.bytes, "arrives_us": activity.end * _MICRO}
+    return {
+        "ph": "X",
+        "name": activity.label,
+        "cat": activity.kind,
+        "pid": process,
+        "tid": _LANES.index(activity.lane),
+        "ts": activity.start * _MICRO,
+        "dur": (activity.sent - activity.start) * _MICRO,
+        "args": args,
+    }

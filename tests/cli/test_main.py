@@ -1,0 +1,153 @@
+"""The command line itself: what it offers, how it starts, and every way in which it can fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from isthmus.cli.arguments import Parser, build_parser
+from tests.cli.conftest import Isthmus
+
+FLAGS = {
+    "isthmus": ["--help", "--version", "-h"],
+    "isthmus cluster": ["--help", "-h"],
+    "isthmus cluster show": ["--help", "--json", "-h"],
+    "isthmus doctor": ["--help", "--json", "-h"],
+    "isthmus model": ["--help", "-h"],
+    "isthmus model show": ["--help", "--json", "--save", "--sequence", "-h"],
+    "isthmus plan": [
+        "--batch", "--budget", "--calls", "--cluster", "--fix", "--help", "--json", "--output", "--planner",
+        "--precision", "--seed", "--sequence", "-h", "-o",
+    ],
+    "isthmus simulate": ["--cluster", "--help", "--json", "--model", "--trace", "-h"],
+}  # fmt: skip
+
+
+def flags(parser: Parser) -> dict[str, list[str]]:
+    found = {parser.prog: sorted(parser.options())}
+    for inner in parser.commands().values():
+        found |= flags(inner)
+    return found
+
+
+def test_the_list_of_flags_is_frozen() -> None:
+    """A flag is a promise: whoever changes this list changes what scripts rely on."""
+    assert flags(build_parser()) == FLAGS
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from isthmus.cli.main import main; code = main(['--help']); "
+        "heavy = {'torch', 'numba', 'numpy', 'msgspec', 'rich', 'transformers'} & set(sys.modules); "
+        "sys.exit(str(heavy) if heavy else code)"
+    )
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        seconds.append(time.perf_counter() - start)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        assert "simulate" in done.stdout
+    assert min(seconds) < 0.4, seconds
+
+
+@pytest.mark.parametrize("words", [("--help",), ("plan", "--help"), ("--version",)])
+def test_help_is_good(isthmus: Isthmus, words: tuple[str, ...]) -> None:
+    done = isthmus(*words)
+    assert done.code == 0 and "isthmus" in done.out and not done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "required: COMMAND"),
+        (("pln", "zoo:gpt-tiny"), "Did you mean 'plan'?"),
+        (("cluster", "shwo"), "Did you mean 'show'?"),
+        (("zzzzzz",), "Expected one of doctor, cluster, model, plan, simulate"),
+        (("plan", "zoo:gpt-tiny", "--clustr", "x.yaml"), "Did you mean '--cluster'?"),
+        (("plan", "zoo:gpt-tiny"), "--cluster is missing"),
+        (("plan", "zoo:gpt-tiny", "--cluster"), "expected one argument"),
+        (("plan", "zoo:gpt-tiny", "surplus", "--cluster", "x.yaml"), "Found 'surplus'"),
+        (("plan", "zoo:gpt-tiny", "--cluster", "x.yaml", "--batch", "0"), "whole number of 1 or more"),
+        (("plan", "zoo:gpt-tiny", "--cluster", "x.yaml", "--budget", "inf"), "not a number of seconds"),
+        (("plan", "zoo:gpt-tiny", "--cluster", "x.yaml", "--seed", "-1"), "whole number of 0 or more"),
+        (("plan", "zoo:gpt-tiny", "--cluster", "x.yaml", "--precision", "bf17"), "Did you mean 'bf16'?"),
+        (("plan", "zoo:gpt-tiny", "--cluster", "x.yaml", "--planner", "gird"), "Did you mean 'grid'?"),
+        (("plan", "zoo:gpt-tiny", "--cluster", "x.yaml", "--fix", "tp=0"), "Expected degrees like tp=2"),
+        (("model", "show"), "required: MODEL"),
+    ],
+)
+def test_wrong_usage(isthmus: Isthmus, words: tuple[str, ...], said: str) -> None:
+    done = isthmus(*words)
+    assert done.code == 2 and said in done.err and not done.out
+    assert len(done.err.splitlines()) == 1, "one line"
+
+
+def test_wrong_usage_as_json(isthmus: Isthmus) -> None:
+    done = isthmus("plna", "--json")
+    assert done.code == 2 and done.values["error"]["type"] == "UsageError"
+    assert "Did you mean 'plan'?" in done.values["error"]["next"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("cluster", "show", "none.yaml"), "none.yaml: cannot read the file"),
+        (("model", "show", "zoo:gpt-tinny"), "Try zoo:gpt-tiny"),
+        (("model", "show", "gpt2"), "Try zoo:gpt2"),
+        (("simulate", "none.json"), "none.json: cannot read the file"),
+        (("simulate", "none.json", "--trace", "no/such/t.json"), "no/such/t.json: the folder does not exist"),
+        (("model", "show", "zoo:gpt-tiny", "--save", "no/such/m.json"), "Make it: mkdir -p no/such"),
+        (("plan", "zoo:gpt-tiny", "--cluster", "c.yaml", "-o", "no/such/p.json"), "the folder does not exist"),
+        (("model", "show", "tests.cli.rude:broken"), "ZeroDivisionError: no model today"),
+    ],
+)
+def test_what_users_get_wrong_is_one_line(isthmus: Isthmus, words: tuple[str, ...], said: str) -> None:
+    plain, machine = isthmus(*words), isthmus(*words, "--json")
+    assert plain.code == machine.code == 1 and said in plain.err and not plain.out
+    complaint = [line for line in plain.err.splitlines() if line.startswith("isthmus: ")]
+    assert len(complaint) == 1 and "Traceback" not in plain.err
+    assert machine.values["error"]["what"] in complaint[0]
+
+
+def failing(error: BaseException) -> SimpleNamespace:
+    def run(args: object, progress: object) -> None:
+        raise error
+
+    return SimpleNamespace(run=run)
+
+
+def test_a_bug_is_called_a_bug(isthmus: Isthmus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "isthmus.cli.doctor", failing(ZeroDivisionError("division\nby zero")))
+    done = isthmus("doctor", "--json")
+    assert done.code == 1 and len(done.err.splitlines()) == 1
+    assert "this is a bug in Isthmus. ZeroDivisionError: division by zero (test_main.py line " in done.err
+    assert done.values["error"]["type"] == "Bug"
+    monkeypatch.setenv("ISTHMUS_TRACEBACK", "1")
+    assert "Traceback (most recent call last)" in isthmus("doctor").err
+
+
+def test_interrupted(isthmus: Isthmus) -> None:
+    done = isthmus("model", "show", "tests.cli.rude:interrupted")
+    assert done.code == 130 and not done.out
+    assert done.err.splitlines()[-1] == "isthmus: interrupted"
+
+
+def test_a_reader_that_goes_away_is_no_bug(root: Path) -> None:
+    command = f"{sys.executable} -m isthmus.cli.main cluster show examples/clusters/many-regions.yaml --json"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} | true"], capture_output=True, text=True, check=False, cwd=root
+    )
+    assert done.returncode in (0, 1) and not done.stderr
+
+
+def test_output_that_a_terminal_cannot_show_is_escaped(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "ciné.yaml"
+    command = [sys.executable, "-m", "isthmus.cli.main", "cluster", "show", str(file)]
+    done = subprocess.run(command, capture_output=True, check=False, env={"PYTHONIOENCODING": "ascii"}, cwd=root)
+    assert done.returncode == 1 and b"cin\\xe9.yaml: cannot read the file" in done.stderr
