@@ -18,6 +18,7 @@ import numpy.typing as npt
 from numba import njit
 
 from isthmus.cost.emit import GATE, SYNCING, TaskList, edge, message, task
+from isthmus.cost.engine import lean
 from isthmus.cost.network import SYNC, Wires
 
 __all__ = ["server", "spread", "steps_of_ring", "tree"]
@@ -25,27 +26,25 @@ __all__ = ["server", "spread", "steps_of_ring", "tree"]
 Ints = npt.NDArray[np.int32]
 
 
-@njit(cache=True, nogil=True)
+@lean
 def steps_of_ring(
     out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, size: float, rounds: int, kind: int, owner: int
 ) -> None:
-    """`rounds` rounds of a ring over `devices` with chunks of size / n; `done` may be `ready`.
+    """`rounds` rounds of a ring over `devices` with chunks of size / n; `done` is not `ready`.
 
     Until round n - 1 a participant adds its own part to what it sends on, so it must be ready itself.
     """
     n = len(devices)
     lanes = SYNC * len(wires.host_of)
-    held = ready.copy()
-    got = np.empty(n, np.int32)
+    for i in range(n):
+        done[i] = ready[i]
     for k in range(rounds):
+        held = done[0]
         for i in range(n):
             j = (i + 1) % n
             own = ready[i] if 0 < k < n and kind == SYNCING else -1
-            got[j] = message(
-                out, wires, held[i], own, lanes + devices[i], devices[i], devices[j], size / n, kind, owner, k
-            )
-        held[:] = got
-    done[:] = held
+            got = message(out, wires, held, own, lanes + devices[i], devices[i], devices[j], size / n, kind, owner, k)
+            held, done[j] = done[j], got
 
 
 @njit(cache=True, nogil=True)
@@ -79,7 +78,7 @@ def tree(out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, si
     heads = devices[leaders[:count]]
     summed = held[leaders[:count]]
     if count > 1:
-        steps_of_ring(out, wires, heads, summed, summed, size, 2 * (count - 1), SYNCING, owner)
+        steps_of_ring(out, wires, heads, held[leaders[:count]], summed, size, 2 * (count - 1), SYNCING, owner)
     for q in range(count):
         last = leaders[q]
         done[last] = summed[q]
@@ -101,7 +100,7 @@ def tree(out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, si
                 last = i
 
 
-@njit(cache=True, nogil=True)
+@lean
 def server(
     out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, size: float, root: int, owner: int
 ) -> None:
@@ -115,7 +114,7 @@ def server(
         done[i] = message(out, wires, summed, -1, lanes + root, root, devices[i], size, SYNCING, owner, 1)
 
 
-@njit(cache=True, nogil=True)
+@lean
 def spread(
     out: TaskList, wires: Wires, devices: Ints, sender: int, ready: int, size: float, got: Ints, owner: int
 ) -> None:
@@ -128,7 +127,7 @@ def spread(
             )
 
 
-@njit(cache=True, nogil=True)
+@lean
 def combine(out: TaskList, a: int, b: int, owner: int) -> int:
     """A task that has ended when both have."""
     both = task(out, -1, 0.0, 0.0, -1, GATE, owner, 0)

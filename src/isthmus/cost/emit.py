@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from isthmus.cost.engine import Tasks
+from isthmus.cost.engine import Tasks, inlined
 from isthmus.cost.network import Wires
 
 __all__ = [
@@ -50,10 +49,7 @@ SECONDS, BYTES = range(2)
 
 
 class TaskList(NamedTuple):
-    """Tasks being written. `owner` is a run (computing, messages between runs) or a bucket (syncs) of part `part`.
-
-    Few arrays with many rows: each array that a compiled function takes costs it two reference counts.
-    """
+    """Tasks being written. `owner` is a run (computing, messages between runs) or a bucket (syncs) of part `part`."""
 
     ints: Ints  # [6, room]: rows LANE, ROUTE, KIND, PART, OWNER, TURN
     floats: Floats  # [2, room]: rows SECONDS, BYTES
@@ -105,7 +101,7 @@ def new_list(tasks: int, edges: int) -> TaskList:
     )
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def task(out: TaskList, lane: int, seconds: float, bytes_: float, route: int, kind: int, owner: int, turn: int) -> int:
     """Write one task; returns its number."""
     n = out.size[0]
@@ -117,7 +113,7 @@ def task(out: TaskList, lane: int, seconds: float, bytes_: float, route: int, ki
     return int(n)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def edge(out: TaskList, before: int, after: int) -> None:
     """`after` waits for `before`; a number below 0 is nothing to wait for."""
     if before < 0 or after < 0:
@@ -128,7 +124,7 @@ def edge(out: TaskList, before: int, after: int) -> None:
         out.edges[0, n], out.edges[1, n] = before, after
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def message(
     out: TaskList, wires: Wires, ready: int, also: int, lane: int, source: int, target: int, bytes_: float, kind: int,
     owner: int, turn: int,

@@ -14,25 +14,42 @@ its route. A resource is *tight* when the solo rates of its messages add up to m
 tight limits nobody. So a message that starts or ends touches others only through tight resources: those reached from
 it that way are filled again, all others keep their rates.
 
-State is kept in arrays of records: compiled functions take few arguments that way, which matters more than anything
-else for their speed (each array handed over costs two atomic reference counts).
+State is kept in arrays of records: what belongs together lies together, and compiled functions take few arguments. The
+loop and all that it calls make no arrays (`lean`): counting references, atomically, would take a third of the time.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-__all__ = ["WIDTH", "Network", "Tasks", "Times", "run"]
+__all__ = ["WIDTH", "Network", "Tasks", "Times", "inlined", "lean", "run"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
+Numbers = npt.NDArray[np.uint32]  # of tasks or resources; never below 0, which spares a test at every use as an index
 
 WIDTH = 4  # resources on a route, at most: nic out, link, trunk, nic in
 _SLACK = 1.0 + 1e-9  # rounding that does not make a resource tight
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_LEAN: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}  # _nrt: numba's runtime, which counts references
+
+
+def lean(function: Function) -> Function:
+    """Compile a function that only uses the arrays it is given: no references are counted. Making one is refused."""
+    compiled: Function = njit(**_LEAN)(function)
+    return compiled
+
+
+def inlined(function: Function) -> Function:
+    """The same, and put it into its callers' code: a call hands over seven words for each array."""
+    compiled: Function = njit(**_LEAN, forceinline=True)(function)
+    return compiled
 
 
 class Tasks(NamedTuple):
@@ -92,7 +109,7 @@ _RESOURCE = np.dtype(
 )
 _SLOT = np.dtype([("next", np.int32), ("previous", np.int32)])  # slot = task * WIDTH + k: its k-th resource
 _LANE = np.dtype([("head", np.int32), ("tail", np.int32), ("busy", np.int32)])
-_EVENT = np.dtype([("time", np.float64), ("task", np.int64)])
+_EVENT = np.dtype([("time", np.float64), ("task", np.uint32)], align=True)
 Records = Any  # arrays of the record types above
 
 
@@ -110,8 +127,8 @@ def run(tasks: Tasks, lanes: int, network: Network) -> Times:
 def play(
     lane: Ints, seconds: Floats, size: Floats, route: Ints, before: Ints, after: Ints, lanes: int, paths: Ints,
     latency: Floats, capacity: Floats, start: Floats, sent: Floats, end: Floats,
-) -> int:  # fmt: skip
-    """The event loop; see the module's docstring. Fills start, sent and end, and returns how many tasks ended."""
+) -> Any:  # fmt: skip
+    """Make room for the event loop and run it."""
     count = len(lane)
     state = np.empty(count + 1, _TASK)
     following = successors(state, before, after, count)
@@ -119,11 +136,28 @@ def play(
     network = idle_resources(capacity)
     slots = np.empty(WIDTH * count, _SLOT)
     heap = np.empty(count, _EVENT)
-    ready = np.empty(count, np.int32)
-    touched = np.empty(2 * count, np.int32)  # lanes that may take a task; -1 - task for one that needs no lane
-    joined = np.empty(count, np.int32)
-    dirty = np.empty(2 * WIDTH * count + len(capacity), np.int32)
-    found = np.empty(count, np.int32)
+    ready = np.empty(count, np.uint32)
+    touched = np.empty(2 * count, np.int32)
+    joined = np.empty(count, np.uint32)
+    dirty = np.empty(2 * WIDTH * count + len(capacity), np.uint32)
+    found = np.empty(count, np.uint32)
+    return loop(
+        lane, seconds, size, route, following, paths, latency, state, queues, network, slots, heap, ready, touched,
+        joined, dirty, found, start, sent, end,
+    )  # fmt: skip
+
+
+@lean
+def loop(
+    lane: Ints, seconds: Floats, size: Floats, route: Ints, following: Numbers, paths: Ints, latency: Floats,
+    state: Records, queues: Records, network: Records, slots: Records, heap: Records, ready: Numbers, touched: Ints,
+    joined: Numbers, dirty: Numbers, found: Numbers, start: Floats, sent: Floats, end: Floats,
+) -> int:  # fmt: skip
+    """The event loop; see the module's docstring. Fills start, sent and end, and returns how many tasks ended.
+
+    `touched` lists lanes that may take a task, and -1 - task for one that needs no lane.
+    """
+    count = len(lane)
     now, ran, stamp, events = 0.0, 0, 0, 0
 
     n_ready = 0
@@ -206,7 +240,7 @@ def play(
 
 
 @njit(cache=True, nogil=True)
-def successors(state: Records, before: Ints, after: Ints, count: int) -> Ints:
+def successors(state: Records, before: Ints, after: Ints, count: int) -> Numbers:
     """The tasks after task t as `[state[t].first : state[t + 1].first]` of the result; counts what each waits for."""
     for t in range(count + 1):
         state[t].waits = 0
@@ -218,7 +252,7 @@ def successors(state: Records, before: Ints, after: Ints, count: int) -> Ints:
     for t in range(count + 1):
         total += state[t].first
         state[t].first = total  # the end of its successors; each one written below steps it down to their start
-    following = np.empty(len(before), np.int32)
+    following = np.empty(len(before), np.uint32)
     for e in range(len(before) - 1, -1, -1):
         state[before[e]].first -= 1
         following[state[before[e]].first] = after[e]
@@ -244,22 +278,24 @@ def idle_resources(capacity: Floats) -> Records:
     return network
 
 
-@njit(cache=True, nogil=True)
-def in_order(ready: Ints, n: int) -> None:
-    """Sort the first n numbers; few and mostly sorted: by insertion, unless there are many."""
-    if n > 64:
-        ready[:n].sort()
-        return
-    for i in range(1, n):
-        task = ready[i]
-        j = i
-        while j > 0 and ready[j - 1] > task:
-            ready[j] = ready[j - 1]
-            j -= 1
-        ready[j] = task
+@inlined
+def in_order(ready: Numbers, n: int) -> None:
+    """Sort the first n numbers, few and mostly sorted, by insertion at falling distances (Shell, with Knuth's gaps)."""
+    gap = 1
+    while 3 * gap < n:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(gap, n):
+            task = ready[i]
+            j = i
+            while j >= gap and ready[j - gap] > task:
+                ready[j] = ready[j - gap]
+                j -= gap
+            ready[j] = task
+        gap //= 3
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def put(heap: Records, events: int, state: Records, task: int, time: float) -> int:
     """Set the time of the task's next event, whether or not it has one; returns the number of events."""
     i = state[task].place
@@ -281,7 +317,7 @@ def put(heap: Records, events: int, state: Records, task: int, time: float) -> i
     return events
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def sink(heap: Records, events: int, state: Records, i: int, task: int, time: float) -> None:
     """Write an event at position i or below it."""
     while True:
@@ -299,7 +335,7 @@ def sink(heap: Records, events: int, state: Records, i: int, task: int, time: fl
     state[task].place = i
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def drop_first(heap: Records, events: int, state: Records) -> int:
     """Remove the earliest event; returns the number of events."""
     state[heap[0].task].place = -1
@@ -309,7 +345,7 @@ def drop_first(heap: Records, events: int, state: Records) -> int:
     return events
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def enqueue(task: int, lane: int, queues: Records, state: Records) -> int:
     """Put a ready task at the end of its lane's queue; returns what may start: the lane, or -1 - task without one."""
     if lane < 0:
@@ -322,7 +358,7 @@ def enqueue(task: int, lane: int, queues: Records, state: Records) -> int:
     return lane
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def dequeue(lane: int, queues: Records, state: Records) -> int:
     """The task that starts now on a lane, or -1 if it is busy or empty."""
     if lane < 0:
@@ -335,7 +371,7 @@ def dequeue(lane: int, queues: Records, state: Records) -> int:
     return int(task)
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def join(
     task: int, paths: Ints, route: int, size: float, now: float, state: Records, network: Records, slots: Records
 ) -> None:
@@ -358,9 +394,9 @@ def join(
         network[r].load += solo
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def leave(
-    task: int, paths: Ints, route: int, state: Records, network: Records, slots: Records, dirty: Ints, n_dirty: int
+    task: int, paths: Ints, route: int, state: Records, network: Records, slots: Records, dirty: Numbers, n_dirty: int
 ) -> int:
     """Take a message off its resources; those that were tight are dirty: their other messages may now run faster."""
     n_dirty = meet(paths, route, network, dirty, n_dirty)
@@ -380,8 +416,8 @@ def leave(
     return n_dirty
 
 
-@njit(cache=True, nogil=True)
-def meet(paths: Ints, route: int, network: Records, dirty: Ints, n_dirty: int) -> int:
+@inlined
+def meet(paths: Ints, route: int, network: Records, dirty: Numbers, n_dirty: int) -> int:
     """Add the tight resources on a route to the dirty ones."""
     for k in range(WIDTH):
         r = paths[route, k]
@@ -393,10 +429,10 @@ def meet(paths: Ints, route: int, network: Records, dirty: Ints, n_dirty: int) -
     return n_dirty
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def reach(
-    dirty: Ints, n_dirty: int, found: Ints, route: Ints, paths: Ints, state: Records, network: Records, slots: Records,
-    stamp: int,
+    dirty: Numbers, n_dirty: int, found: Numbers, route: Ints, paths: Ints, state: Records, network: Records,
+    slots: Records, stamp: int,
 ) -> Any:  # fmt: skip
     """Collect in `found` all messages reached from the dirty resources through tight ones, those in `dirty`."""
     n_found = n_tight = 0
@@ -429,10 +465,10 @@ def reach(
     return n_found, n_tight
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def fill(
-    tight: Ints, n_tight: int, found: Ints, n_found: int, route: Ints, paths: Ints, state: Records, network: Records,
-    slots: Records, stamp: int,
+    tight: Numbers, n_tight: int, found: Numbers, n_found: int, route: Ints, paths: Ints, state: Records,
+    network: Records, slots: Records, stamp: int,
 ) -> None:  # fmt: skip
     """Max-min fair rates of the found messages, by progressive filling.
 
@@ -468,7 +504,7 @@ def fill(
         rising -= stopped
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def settle(task: int, rate: float, paths: Ints, route: int, state: Records, network: Records, stamp: int) -> None:
     """Fix one message's rate and take it off the resources that are being filled."""
     state[task].rate = rate

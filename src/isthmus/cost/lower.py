@@ -34,6 +34,7 @@ from isthmus.cost.emit import (
     message,
     task,
 )
+from isthmus.cost.engine import inlined, lean
 from isthmus.cost.network import COMPUTE, LANE_KINDS, LOAD, SEND, STORE, Wires
 from isthmus.plan.schedule import Edges, Orders, Runs, Shape
 
@@ -148,7 +149,7 @@ def new_state(shape: Shape, runs: Runs, syncs: Syncs, devices: int, costs: Costs
     return state
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def lowest_blocks(shape: Shape, runs: Runs, syncs: Syncs, b: int, device: int, lowest: Ints) -> None:
     """For each run on the device, its lowest block that holds a parameter of bucket b (-1: none)."""
     lowest[:] = -1
@@ -162,7 +163,7 @@ def lowest_blocks(shape: Shape, runs: Runs, syncs: Syncs, b: int, device: int, l
                     lowest[u] = block
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def samples_of(runs: Runs, u: int, k: int) -> Any:
     """The samples [lo, hi) of slice k of run u."""
     share = runs.hi[u] - runs.lo[u]
@@ -186,7 +187,7 @@ def run_times(shape: Shape, runs: Runs, costs: Costs) -> Floats:
     return sums
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def seconds_of(state: _State, u: int, low: int, high: int, samples: int, which: int) -> float:
     """Time of blocks low .. high - 1 of run u, forward (0) or backward (1)."""
     k = 2 * which
@@ -194,7 +195,7 @@ def seconds_of(state: _State, u: int, low: int, high: int, samples: int, which: 
     return float(fixed + (state.times[u, k + 1, high] - state.times[u, k + 1, low]) * samples)
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def operation(
     out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs, state: _State, u: int, m: int, back: bool,
     micro_batches: int,
@@ -237,7 +238,7 @@ def operation(
         state.finish[which, op] = state.last[d]
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@inlined
 def weights(
     out: TaskList, wires: Wires, costs: Costs, state: _State, u: int, d: int, m: int, op: int, low: int, high: int,
     t: int, which: int, stream: int,
@@ -261,7 +262,7 @@ def weights(
     state.recent[d, 1] = t
 
 
-@njit(cache=True, nogil=True)
+@lean
 def between_runs(
     out: TaskList, wires: Wires, runs: Runs, edges: Edges, state: _State, micro_batches: int, back: bool
 ) -> None:

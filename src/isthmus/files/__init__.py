@@ -6,7 +6,7 @@ its line (YAML) or its path (JSON), and a remedy. Nothing is guessed, nothing is
 
 from isthmus.files.document import NAME_RULE, Document, is_name
 from isthmus.files.explain import ValuePath, close_name, show_path, show_value
-from isthmus.files.strict_json import encode_json, parse_json, read_json, write_json
+from isthmus.files.strict_json import encode_json, parse_json, read_json, write_json, write_whole
 from isthmus.files.strict_yaml import parse_yaml, read_yaml
 
 __all__ = [
@@ -23,4 +23,5 @@ __all__ = [
     "show_path",
     "show_value",
     "write_json",
+    "write_whole",
 ]

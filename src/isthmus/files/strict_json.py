@@ -16,7 +16,7 @@ from isthmus.errors import FileError
 from isthmus.files.document import Document, check_text, read_text
 from isthmus.files.explain import ValuePath, show_path
 
-__all__ = ["encode_json", "parse_json", "read_json", "write_json"]
+__all__ = ["encode_json", "parse_json", "read_json", "write_json", "write_whole"]
 
 T = TypeVar("T")
 
@@ -63,21 +63,26 @@ def parse_json(text: str, *, name: str, error: type[FileError] = FileError) -> D
 
 
 def write_json(path: str | Path, value: object) -> None:
-    """Writes `value` (a struct or plain values) with two-space indent: aside first, on the disk, then renamed."""
+    """Writes `value` (a struct or plain values) with two-space indent."""
+    write_whole(path, msgspec.json.format(encode_json(value, name=str(path)), indent=2) + b"\n")
+
+
+def write_whole(path: str | Path, data: bytes) -> None:
+    """Writes a file aside, to the disk, and renames it into place: a reader sees all of it or none."""
     path = Path(path)
-    text = msgspec.json.format(encode_json(value, name=str(path)), indent=2) + b"\n"
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.aside")
     try:
         with aside.open("xb") as file:
-            file.write(text)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
     except OSError as problem:
-        with contextlib.suppress(OSError):
-            aside.unlink()
         reason = f"cannot write the file: {problem.strerror}"
         raise FileError(reason, where=str(path), next="Check its folder") from None
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)  # gone already where all went well
 
 
 def encode_json(value: object, *, name: str = "the value") -> bytes:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import isthmus
+from isthmus.errors import FileError
+from isthmus.files import write_whole
 
 __all__ = ["content_key", "directory", "model_code", "read", "versions", "write"]
 
@@ -42,20 +43,13 @@ def read(key: str) -> bytes | None:
 
 
 def write(key: str, data: bytes) -> None:
-    """Stores an entry; written aside and renamed, so that a reader sees all of it or none."""
+    """Stores an entry; one that cannot be written is left out."""
     path = _entry(key)
     if path is None:
         return
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, FileError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=path.stem[:16], suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            Path(aside).replace(path)
-        except OSError:
-            Path(aside).unlink(missing_ok=True)
-            raise
+        write_whole(path, data)
 
 
 def content_key(parts: Iterable[str | bytes]) -> str:

@@ -17,7 +17,7 @@ import msgspec
 from isthmus.cluster.load import cluster_digest
 from isthmus.cluster.spec import Cluster, Host, Link
 from isthmus.errors import FileError
-from isthmus.files import encode_json, read_json, write_json
+from isthmus.files import encode_json, read_json, write_json, write_whole
 from isthmus.files.document import read_text
 from isthmus.model.job import Job
 from isthmus.plan.text import parse, render
@@ -52,14 +52,10 @@ def inputs_digest(cluster: Cluster, jobs: Iterable[Job], model_digests: Mapping[
 def save_plan(path: str | Path, file: PlanFile) -> None:
     """Writes the file, as text (the plan alone) if the path ends in `.plan` or `.txt`, else as JSON."""
     path = Path(path)
-    if path.suffix not in _TEXT:
+    if path.suffix in _TEXT:
+        write_whole(path, render(file.plan).encode())
+    else:
         write_json(path, file)
-        return
-    try:
-        path.write_text(render(file.plan), encoding="utf-8", newline="\n")
-    except OSError as problem:
-        reason = f"cannot write the file: {problem.strerror}"
-        raise FileError(reason, where=str(path), next="Check its folder") from None
 
 
 def load_plan(path: str | Path) -> PlanFile:

@@ -135,8 +135,8 @@ def _nothing_fits(problem: Problem, nearest: Candidate | None, fix: Fix | None, 
             "no layout was priced" if limit.spent() else "no layout has these degrees",
             where=where,
             found=f"--fix {given}; {len(problem.usable)} devices, batch {problem.job.batch}" if given else None,
-            expected="tp * pp * dp devices that can talk, dp * micro dividing the batch",
-            next="Give a larger --budget" if limit.spent() else "Leave out --fix, or one of its degrees",
+            expected=None if limit.spent() else "tp * pp * dp devices that can talk, dp * micro dividing the batch",
+            next="Give a larger --budget or --calls" if limit.spent() else "Leave out --fix, or one of its degrees",
         )
     shortages = sorted(nearest.price.shortages, key=lambda s: s.available - s.needed)
     parts = [
