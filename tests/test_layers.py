@@ -18,7 +18,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "isthmus"
 MODULES = sorted(SOURCE.rglob("*.py"))
 LAYERS = (
-    ("errors", "units", "files"),
+    ("errors", "units", "files", "compiled"),
     ("cluster", "model", "plan"),
     ("cost",),
     ("planners",),

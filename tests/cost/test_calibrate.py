@@ -57,13 +57,64 @@ def least_worst(sizes: np.ndarray, times: np.ndarray) -> float:
     return best
 
 
+def random_samples(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    sizes = 50.0 * np.cumprod(random.uniform(2.5, 4.0, count))
+    return sizes, (random.uniform(0.0, 20.0) + sizes / 10) * random.uniform(0.7, 1.3, count)
+
+
 @given(st.integers(0, 2**32 - 1), st.integers(3, 6))
 @settings(max_examples=25)
 def test_no_other_link_has_a_smaller_worst_error(seed: int, count: int) -> None:
-    random = np.random.default_rng(seed)
-    sizes = np.sort(random.uniform(1.0, 1000.0, count))
-    times = (random.uniform(0.0, 50.0) + sizes / 10) * random.uniform(0.7, 1.3, count)
-    assert fit_link(sizes, times).worst == pytest.approx(least_worst(sizes, times), abs=1e-6)
+    sizes, times = random_samples(seed, count)
+    assert fit_link(sizes, times, cap=0.0).worst == pytest.approx(least_worst(sizes, times), abs=1e-6)
+
+
+def errors_of(latency: float, per_byte: float, sizes: np.ndarray, times: np.ndarray) -> np.ndarray:
+    return np.abs((latency + sizes * per_byte) / times - 1)
+
+
+def least_total(sizes: np.ndarray, times: np.ndarray, cap: float) -> float | None:
+    """The least total error within the cap by brute force; None where no link is within it.
+
+    The total is linear between the lines on which a sample's error is 0, so its least value is at a corner of those,
+    of the lines on which an error is the cap, and of L = 0.
+    """
+    lines = [[1 / t, s / t, 1 + shift] for s, t in zip(sizes, times, strict=True) for shift in (-cap, 0.0, cap)]
+    lines.append([1.0, 0.0, 0.0])
+    best = None
+    for corner in itertools.combinations(np.array(lines), 2):
+        matrix = np.array(corner)
+        if abs(np.linalg.det(matrix[:, :2] / np.abs(matrix[:, :2]).max(axis=0))) < 1e-12:
+            continue
+        latency, per_byte = np.linalg.solve(matrix[:, :2], matrix[:, 2])
+        errors = errors_of(latency, per_byte, sizes, times)
+        if latency >= -1e-12 and per_byte >= 0 and errors.max() <= cap + 1e-9:
+            best = float(errors.sum()) if best is None else min(best, float(errors.sum()))
+    return best
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(3, 6), st.sampled_from([0.05, 0.15, 0.25]))
+@settings(max_examples=40)
+def test_no_other_link_within_the_cap_has_a_smaller_total_error(seed: int, count: int, cap: float) -> None:
+    sizes, times = random_samples(seed, count)
+    fit, best = fit_link(sizes, times, cap=cap), least_total(sizes, times, cap)
+    if best is None:
+        assert fit.worst == pytest.approx(least_worst(sizes, times), abs=1e-6)
+        return
+    total = float(errors_of(fit.latency, 1 / fit.bandwidth, sizes, times).sum())
+    assert fit.worst <= cap + 1e-6
+    assert total == pytest.approx(best, abs=1e-6)
+
+
+def test_one_odd_sample_does_not_bend_the_link() -> None:
+    sizes = np.array([100.0, 200.0, 400.0, 800.0, 1600.0])
+    times = 2.0 + sizes / 10
+    times[2] *= 1.12
+    fit = fit_link(sizes, times)
+    assert (fit.latency, fit.bandwidth, fit.median) == pytest.approx((2.0, 10.0, 0.0), abs=1e-6)
+    assert fit.worst == pytest.approx(1 - 1 / 1.12)
+    assert fit_link(sizes, times, cap=0.0).worst < 0.08
 
 
 def test_small_sizes_can_be_left_out() -> None:

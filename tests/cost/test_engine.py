@@ -202,6 +202,15 @@ def test_lane_serialises_in_task_order(run: Run) -> None:
     close(times.end, [3, 4, 6])
 
 
+def test_many_ready_at_once_queue_by_number(run: Run) -> None:
+    graph = Graph()
+    gate = graph.fixed(1.0)
+    waiting = [graph.fixed(1.0, lane=0) for _ in range(150)]
+    for task in np.random.default_rng(0).permutation(waiting).tolist():
+        graph.edge(gate, task)
+    close(run(*graph.case()).start[waiting], np.arange(1, 151))
+
+
 def test_lane_serves_who_was_ready_first(run: Run) -> None:
     graph = Graph()
     late = graph.fixed(2.0)

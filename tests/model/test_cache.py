@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from isthmus.files import cache_folder
 from isthmus.model import cache
 from isthmus.model.capture import Example
 from isthmus.model.fingerprint import fingerprint
@@ -28,13 +29,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert cache.directory() == tmp_path / "cache"
+    assert cache_folder() == tmp_path / "cache"
     monkeypatch.delenv("ISTHMUS_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
-    assert cache.directory() == tmp_path / "x" / "isthmus"
+    assert cache_folder() == tmp_path / "x" / "isthmus"
     monkeypatch.setenv("XDG_CACHE_HOME", "not/absolute")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache.directory() == tmp_path / "home" / ".cache" / "isthmus"
+    assert cache_folder() == tmp_path / "home" / ".cache" / "isthmus"
 
 
 def test_an_entry_is_read_as_written_and_leaves_nothing_aside(folder: Path) -> None:

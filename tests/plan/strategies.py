@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
+from random import Random
 from typing import Any, get_args
 
+import msgspec
 from hypothesis import strategies as st
 
 from isthmus.cluster.spec import PRECISIONS, Cluster, DeviceKind, Host, Link
-from isthmus.model.graph import BlockGraph
+from isthmus.model.digest import digest_of
+from isthmus.model.graph import Block, BlockGraph, Tensor
 from isthmus.model.job import Job, Optimizer
 from isthmus.plan import types
 from isthmus.plan.types import Pipeline, Plan, Pool, PoolJob, Replica, Shard, Stage, Sync, Via
@@ -32,74 +35,117 @@ def models_of(plan: Plan, graph: BlockGraph) -> dict[str, BlockGraph]:
 
 @st.composite
 def graphs(draw: Draw) -> BlockGraph:
-    return chain(
+    """Chains with sizes of their own in every block and tensor: nothing is equal by accident."""
+    graph = chain(
         draw(st.integers(3, 7)),
         tied=draw(st.booleans()),
         linear=draw(st.booleans()),
         heads=draw(st.sampled_from((0, 2, 4))),
         skips=draw(st.booleans()),
     )
+    random = _random(draw)
+    graph = msgspec.structs.replace(
+        graph,
+        blocks=tuple(_uneven(block, random) for block in graph.blocks),
+        tensors=tuple(_resized(tensor, random) for tensor in graph.tensors),
+    )
+    return msgspec.structs.replace(graph, digest=digest_of(graph))
 
 
-def _kind(name: str, speed: float, precisions: tuple[Any, ...]) -> DeviceKind:
+def _random(draw: Draw) -> Random:
+    """Sizes and speeds come from a seed: hypothesis would rather make them equal, and ties hide mistakes."""
+    return Random(draw(st.integers(0, 2**16)))
+
+
+def _about(random: Random, value: float, decades: float = 0.5) -> float:
+    return float(f"{value * 10 ** random.uniform(-decades / 2, decades / 2):.6g}")
+
+
+def _uneven(block: Block, random: Random) -> Block:
+    """Up to thousands of times the arithmetic, so that computing and sending take alike."""
+    factor = _about(random, 3e3, 2)
+    split = block.tensor
+    return msgspec.structs.replace(
+        block,
+        forward_flops=block.forward_flops * factor,
+        backward_flops=block.backward_flops * factor * random.uniform(0.8, 1.2),
+        saved=_about(random, block.saved),
+        moved=_about(random, block.moved),
+        workspace=random.choice((0.0, _about(random, 100.0))),
+        tensor=split and msgspec.structs.replace(split, flops=split.flops * factor * random.uniform(0.5, 1.0)),
+    )
+
+
+def _resized(tensor: Tensor, random: Random) -> Tensor:
+    if tensor.source < 0:
+        return tensor
+    return msgspec.structs.replace(
+        tensor,
+        elements=_about(random, tensor.elements),
+        fixed=random.choice((0.0, 0.0, 33.0)),
+        grad=len(tensor.targets) < 2 or random.random() < 0.8,
+    )
+
+
+def _kind(name: str, speed: float, precisions: tuple[Any, ...], random: Random) -> DeviceKind:
     return DeviceKind(
         name=name,
-        compute={precision: FlopsPerSecond(speed) for precision in precisions},
-        memory=Bytes(speed / 1e3),
-        memory_bandwidth=BytesPerSecond(9e11),
+        compute={precision: FlopsPerSecond(_about(random, speed)) for precision in precisions},
+        memory=Bytes(random.choice((speed / 1e3, 6.001e8))),
+        memory_bandwidth=BytesPerSecond(_about(random, 9e11)),
         bus=BytesPerSecond(1.2e10),
         peer=BytesPerSecond(5e10),
     )
 
 
-_KINDS = {
-    kind.name: kind
-    for kind in (
-        _kind("fast", 4e13, PRECISIONS),
-        _kind("old", 1.6e13, ("fp32", "fp16")),
-        _kind("slow", 8e12, ("fp32",)),
-    )
-}
+def _kinds(random: Random) -> dict[str, DeviceKind]:
+    return {
+        "fast": _kind("fast", 4e13, PRECISIONS, random),
+        "old": _kind("old", 1.6e13, ("fp32", "fp16"), random),
+        "slow": _kind("slow", 8e12, ("fp32",), random),
+    }
 
 
 @st.composite
 def clusters(draw: Draw) -> Cluster:
     """One to three regions in a row: neighbours are linked, the two ends only sometimes."""
     regions = ["east", "mid", "west"][: draw(st.integers(1, 3))]
-    hosts = {}
+    random = _random(draw)
+    hosts, known = {}, _kinds(random)
     for region in regions:
         for index in range(draw(st.integers(1, 2))):
-            kinds = draw(st.lists(st.sampled_from(sorted(_KINDS)), min_size=1, max_size=2, unique=True))
+            kinds = draw(st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=2, unique=True))
             devices = {kind: draw(st.integers(1, 3)) for kind in kinds}
-            hosts[f"{region}{index}"] = _host(f"{region}{index}", region, devices)
+            hosts[f"{region}{index}"] = _host(f"{region}{index}", region, devices, random)
     pairs = [(region, region) for region in regions] + list(pairwise(regions))
     if len(regions) == 3 and draw(st.booleans()):
         pairs.append(("east", "west"))
-    links = tuple(_link(pair, draw(st.sampled_from((1e7, 1e8, 1e9)))) for pair in pairs)
-    return Cluster(name="random", kinds=_KINDS, hosts=hosts, links=links)
+    links = tuple(_link(pair, random) for pair in pairs)
+    return Cluster(name="random", kinds=known, hosts=hosts, links=links)
 
 
-def _host(name: str, region: str, devices: dict[str, int]) -> Host:
+def _host(name: str, region: str, devices: dict[str, int], random: Random) -> Host:
     return Host(
         name=name,
         region=region,
         devices=devices,
-        bandwidth=BytesPerSecond(5e10),
-        latency=Seconds(5e-6),
-        nic=BytesPerSecond(1.25e9),
-        bus=BytesPerSecond(1.2e10),
-        memory=Bytes(6.4e10),
+        bandwidth=BytesPerSecond(_about(random, 5e9)),
+        latency=Seconds(_about(random, 5e-6)),
+        nic=BytesPerSecond(_about(random, 2e8)),
+        bus=BytesPerSecond(_about(random, 3e9)),
+        memory=Bytes(random.choice((6.4e10, 1e6))),
         cores=8,
     )
 
 
-def _link(pair: tuple[str, str], bandwidth: float) -> Link:
+def _link(pair: tuple[str, str], random: Random) -> Link:
     far = pair[0] != pair[1]
+    bandwidth = _about(random, 1e8, 2)
     return Link(
         between=pair,
         bandwidth=BytesPerSecond(bandwidth),
-        latency=Seconds(0.04 if far else 1e-4),
-        trunk=BytesPerSecond(2 * bandwidth) if far else None,
+        latency=Seconds(_about(random, 1e-3 if far else 1e-4)),
+        trunk=BytesPerSecond(1.5 * bandwidth) if far else None,
     )
 
 
@@ -113,13 +159,20 @@ def _vias(cluster: Cluster) -> tuple[Via, ...]:
 
 
 @st.composite
-def plans(draw: Draw, cluster: Cluster, graph: BlockGraph) -> Plan:
-    """A pipeline on some devices and, sometimes, a pool on the rest: keeps every rule of `plan.validate`."""
+def plans(draw: Draw, cluster: Cluster, graph: BlockGraph, *, priced: bool = False) -> Plan:
+    """A pipeline or two and, sometimes, a pool on the rest: keeps every rule of `plan.validate`.
+
+    `priced`: for the simulator. A device that stands in a tensor group stands in no other replica but those of that
+    group, and a pool may have several jobs.
+    """
     devices = draw(st.permutations(list(cluster.devices)))
     count = draw(st.integers(1, len(devices)))
-    parts: list[Pipeline | Pool] = [draw(_pipelines(cluster, graph, devices[:count]))]
+    middle = draw(st.integers(1, count)) if draw(st.integers(0, 3)) == 0 else count
+    parts: list[Pipeline | Pool] = [draw(_pipelines(cluster, graph, devices[:middle], "piped", priced))]
+    if middle < count:
+        parts.append(draw(_pipelines(cluster, graph, devices[middle:count], "second", priced)))
     if devices[count:] and draw(st.booleans()):
-        parts.append(draw(_pools(cluster, graph, devices[count:])))
+        parts.append(draw(_pools(cluster, graph, devices[count:], 3 if priced else 1)))
     return Plan(cluster=cluster.name, parts=tuple(parts), via=_vias(cluster))
 
 
@@ -139,14 +192,9 @@ def _job(draw: Draw, name: str, batch: int, cluster: Cluster, devices: list[str]
 
 
 @st.composite
-def _pools(draw: Draw, cluster: Cluster, graph: BlockGraph, devices: list[str]) -> Pool:
-    job, precision = _job(draw, "pooled", draw(st.integers(1, 8)), cluster, devices)
-    shards = tuple(
-        Shard(first=graph.blocks[lo].name, last=graph.blocks[hi - 1].name) for lo, hi in _cuts(draw, len(graph.blocks))
-    )
-    kept = None if job.sparsity is None else 1.0 - job.sparsity
+def _pools(draw: Draw, cluster: Cluster, graph: BlockGraph, devices: list[str], most: int) -> Pool:
     return Pool(
-        jobs=(PoolJob(job=job, model_digest=graph.digest, precision=precision, shards=shards, kept=kept),),
+        jobs=tuple(_pool_job(draw, cluster, graph, devices, n) for n in range(draw(st.integers(1, most)))),
         devices=tuple(devices),
         caps=tuple(cluster.kind_of(device).memory * draw(st.sampled_from((0.5, 1.0))) for device in devices),
         policy=draw(st.sampled_from(get_args(types.Policy))),
@@ -154,21 +202,42 @@ def _pools(draw: Draw, cluster: Cluster, graph: BlockGraph, devices: list[str]) 
     )
 
 
+def _pool_job(draw: Draw, cluster: Cluster, graph: BlockGraph, devices: list[str], number: int) -> PoolJob:
+    """Jobs of a pool have different batches: which of two with equal work left goes first would be left to rounding."""
+    job, precision = _job(draw, f"pooled{number}", 3 * draw(st.integers(0, 2)) + number + 1, cluster, devices)
+    return PoolJob(
+        job=job,
+        model_digest=graph.digest,
+        precision=precision,
+        shards=tuple(
+            Shard(first=graph.blocks[lo].name, last=graph.blocks[hi - 1].name)
+            for lo, hi in _cuts(draw, len(graph.blocks))
+        ),
+        recompute=draw(st.booleans()),
+        kept=None if job.sparsity is None else 1.0 - job.sparsity,
+    )
+
+
 def _cuts(draw: Draw, blocks: int, most: int = 4) -> list[tuple[int, int]]:
-    inner = draw(st.lists(st.integers(1, blocks - 1), max_size=most - 1, unique=True))
+    inner = draw(st.permutations(range(1, blocks)))[: draw(st.integers(0, most - 1))]
     return list(pairwise([0, *sorted(inner), blocks]))
 
 
 @st.composite
-def _pipelines(draw: Draw, cluster: Cluster, graph: BlockGraph, devices: list[str]) -> Pipeline:
+def _pipelines(
+    draw: Draw, cluster: Cluster, graph: BlockGraph, devices: list[str], name: str, priced: bool
+) -> Pipeline:
     micro_batches, size = draw(st.integers(1, 4)), draw(st.integers(1, 8))
-    job, precision = _job(draw, "piped", micro_batches * size, cluster, devices)
+    job, precision = _job(draw, name, micro_batches * size, cluster, devices)
     cuts = _cuts(draw, len(graph.blocks))
+    spills = ("none",) if draw(st.integers(0, 2)) else get_args(types.Spill)
+    units = _groups(draw, cluster, devices)
     tied = bool(graph.parameters[0].ties) and len(cuts) > 1
-    stages = [
-        _stage(draw, cluster, graph, cut, devices, size, job, apart=tied and index in (0, len(cuts) - 1))
-        for index, cut in enumerate(cuts)
-    ]
+    stages: list[Stage] = []
+    for index, cut in enumerate(cuts):
+        apart = tied and index in (0, len(cuts) - 1)
+        replicas = _replicas_of(draw, graph, cut, units, size, stages, apart)
+        stages.append(_stage(draw, graph, cut, replicas, size, job, spills, apart))
     return Pipeline(
         job=job,
         model_digest=draw(st.sampled_from(("", graph.digest))),
@@ -183,48 +252,66 @@ def _pipelines(draw: Draw, cluster: Cluster, graph: BlockGraph, devices: list[st
 
 def _stage(
     draw: Draw,
-    cluster: Cluster,
     graph: BlockGraph,
     cut: tuple[int, int],
-    devices: list[str],
+    replicas: tuple[Replica, ...],
     size: int,
     job: Job,
-    *,
+    spills: tuple[Any, ...],
     apart: bool,
 ) -> Stage:
     """`apart`: the stage holds a parameter that another stage holds too."""
-    groups = _groups(draw, cluster, graph, cut, draw(st.permutations(devices))[: draw(st.integers(1, 4))])
-    duplicate = len(groups) > 1 and not apart and draw(st.integers(0, 3)) == 0
-    groups = groups if duplicate else groups[:size]
-    shares = [size] * len(groups) if duplicate else _shares(draw, size, len(groups))
-    replicas = tuple(
-        Replica(devices=group, share=share, slices=draw(st.integers(1, share)))
-        for group, share in zip(groups, shares, strict=True)
-    )
-    alike = len({len(group) for group in groups}) == 1
+    alike = len({len(replica.devices) for replica in replicas}) == 1
+    duplicate = all(replica.share == size for replica in replicas)
     layouts = ["replicated"]
-    if len(groups) > 1 and alike and not duplicate and draw(st.booleans()):
-        layouts = ["sharded-optimizer"] if apart else ["sharded-optimizer", "sharded-all"]
+    if len(replicas) > 1 and alike and not duplicate and draw(st.booleans()):
+        even = len({replica.slices for replica in replicas}) == 1
+        layouts = ["sharded-all", "sharded-optimizer"] if even and not apart else ["sharded-optimizer"]
     return Stage(
         first=graph.blocks[cut[0]].name,
         last=graph.blocks[cut[1] - 1].name,
         replicas=replicas,
         state=draw(st.sampled_from(layouts)),
         recompute=draw(st.booleans()),
-        spill=draw(st.sampled_from(get_args(types.Spill))),
+        spill=draw(st.sampled_from(spills)),
         kept=None if job.sparsity is None or draw(st.booleans()) else 1.0 - job.sparsity,
     )
 
 
-def _groups(
-    draw: Draw, cluster: Cluster, graph: BlockGraph, cut: tuple[int, int], devices: list[str]
-) -> list[tuple[str, ...]]:
-    """The devices one by one; pairs of one kind sometimes as a tensor group, where the stage can be split in two."""
+def _replicas_of(
+    draw: Draw,
+    graph: BlockGraph,
+    cut: tuple[int, int],
+    units: list[tuple[str, ...]],
+    size: int,
+    before: list[Stage],
+    apart: bool,
+) -> tuple[Replica, ...]:
+    """Those of an earlier stage, so that runs merge and loops close, or new ones of `units`."""
     can = any(block.tensor is not None for block in graph.blocks[cut[0] : cut[1]])
+    if before and draw(st.booleans()):
+        same = draw(st.sampled_from(before[-2:])).replicas
+        whole = len(same) > 1 and all(replica.share == size for replica in same)
+        if (can or all(len(replica.devices) == 1 for replica in same)) and not (apart and whole):
+            return same
+    count = draw(st.integers(1, 4))
+    groups = [unit if can else unit[:1] for unit in draw(st.permutations(units))[:count]]
+    duplicate = len(groups) > 1 and not apart and draw(st.integers(0, 3)) == 0
+    groups = groups if duplicate else groups[:size]
+    shares = [size] * len(groups) if duplicate else _shares(draw, size, len(groups))
+    even = draw(st.integers(1, min(shares))) if draw(st.booleans()) else None
+    return tuple(
+        Replica(devices=group, share=share, slices=even or draw(st.integers(1, share)))
+        for group, share in zip(groups, shares, strict=True)
+    )
+
+
+def _groups(draw: Draw, cluster: Cluster, devices: list[str]) -> list[tuple[str, ...]]:
+    """The devices one by one; sometimes pairs of one kind as a tensor group."""
     groups: list[tuple[str, ...]] = []
     for device in devices:
         mates = [g for g in groups if len(g) == 1 and cluster.kind_of(g[0]) == cluster.kind_of(device)]
-        if can and mates and draw(st.booleans()):
+        if mates and draw(st.integers(0, 2)) == 0:
             groups[groups.index(mates[0])] = (mates[0][0], device)
         else:
             groups.append((device,))
@@ -282,9 +369,9 @@ def _sync(
         return []
     ways = ["ring", "tree", "server"]
     if all(stage.kept is not None for stage in users):
-        ways.append("sparse")
+        ways += ["sparse"] * 3
     if whole and len({len(replica.devices) for replica in users[0].replicas}) == 1:
-        ways.append("factors")
+        ways += ["factors"] * 4
     if any(stage.state == "sharded-all" for stage in users):
         ways = ["ring"]
     if all(len(s.replicas) > 1 and all(r.share == size for r in s.replicas) for s in users):

@@ -1,14 +1,28 @@
+"""Golden plans: sound, canonical, and priced as before.
+
+`python -m tests.plan.test_golden` records the prices anew.
+"""
+
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from isthmus.cost.simulate import Simulator
 from isthmus.plan.diff import diff
 from isthmus.plan.file import load_plan, save_plan
 from isthmus.plan.text import render
 from isthmus.plan.validate import check
 from tests.plan.golden_files import FOLDER, NAMES, cluster, golden, models, text_path, whole_file
+
+PRICES = FOLDER / "prices.json"
+
+
+def step_seconds(name: str) -> float:
+    plan = golden(name)
+    return Simulator(cluster(), models(plan)).price(plan).step_seconds
 
 
 def test_there_are_ten_golden_plans() -> None:
@@ -35,3 +49,12 @@ def test_nothing_moves_from_a_golden_plan_to_itself(name: str) -> None:
     plan = golden(name)
     same = diff(plan, plan, cluster(), models(plan))
     assert (same.moves, same.drops, same.changes) == ((), (), ())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_plans_cost_what_they_cost_before(name: str) -> None:
+    assert step_seconds(name) == pytest.approx(json.loads(PRICES.read_text())[name], rel=1e-9)
+
+
+if __name__ == "__main__":
+    PRICES.write_text(json.dumps({name: step_seconds(name) for name in NAMES}, indent=2) + "\n")

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
 from isthmus.cli.console import Answer, Progress
-from isthmus.model import cache
+from isthmus.files import cache_folder
 from isthmus.report.text import columns
 from isthmus.units import format_bytes, format_seconds
 
@@ -108,7 +108,7 @@ def _simulator() -> Check:
 
 
 def _cache() -> Check:
-    folder = cache.directory()
+    folder = cache_folder()
     remedy = "Set ISTHMUS_CACHE to a folder that you can write; until then every model is captured anew"
     if folder is None:
         return Check(name="cache", ok=False, found="no home folder", next=remedy, required=False)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.cli.console import Answer, Progress, check_folder
-from isthmus.model import cache, source
+from isthmus.files import cache_folder
+from isthmus.model import source
 from isthmus.model.graph import Block, BlockGraph
 from isthmus.report.model import model_text, state_sizes, tensor_split
 
@@ -34,13 +35,13 @@ def _saved(path: str | None) -> list[str]:
 
 
 def _entries() -> frozenset[str]:
-    folder = cache.directory()
+    folder = cache_folder()
     return frozenset(entry.name for entry in folder.glob("*.json")) if folder and folder.is_dir() else frozenset()
 
 
 def _origin(before: frozenset[str]) -> str:
     """A capture leaves a new entry in the cache, unless it cannot be written."""
-    folder = cache.directory()
+    folder = cache_folder()
     writable = folder is not None and os.access(folder if folder.is_dir() else Path(folder).parent, os.W_OK)
     return "cache" if writable and _entries() == before else "captured"
 

@@ -13,6 +13,8 @@ from isthmus.units import BytesPerSecond, Seconds
 
 __all__ = ["LinkFit", "fit_link"]
 
+Floats = NDArray[np.float64]
+
 
 class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
     """A link that explains the samples, and how far off it is: the worst and the median relative error over them."""
@@ -30,19 +32,23 @@ def fit_link(
     latency_coefficient: float = 1.0,
     bytes_coefficient: float = 1.0,
     above: float = 0.0,
+    cap: float = 0.15,
 ) -> LinkFit:
-    """The latency L >= 0 and bandwidth B with the least worst relative error over the samples larger than `above`.
+    """The latency L >= 0 and bandwidth B with the least total relative error among those that are nowhere off by more
+    than `cap`, over the samples larger than `above`; if no link is within `cap`, the one with the least worst error.
 
-    With coefficients a and b, sample i of s_i bytes should take a L + b s_i / B and took t_i. With w = 1/B this is a
-    linear programme in (L, w, e):
+    With coefficients a and b, sample i of s_i bytes should take a L + b s_i / B and took t_i. With w = 1/B both are
+    linear programmes, in (L, w, e_1 .. e_n) and in (L, w, e):
 
-        minimise e   subject to   | a L + b s_i w - t_i | <= e t_i for all i,   L, w, e >= 0.
+        minimise sum e_i   subject to   | a L + b s_i w - t_i | <= e_i t_i,   e_i <= cap   for all i,   L, w >= 0;
+        minimise e         subject to   | a L + b s_i w - t_i | <= e t_i                   for all i,   L, w >= 0.
 
-    One message has a = b = 1; a ring all-reduce over n equal links a = 2(n-1), b = 2(n-1)/n. Leave out the small
-    sizes, by `above`, where overheads that are not the link's make up the time.
+    The first lets a few odd samples be as odd as `cap` allows, where the second would bend the link towards them. One
+    message has a = b = 1; a ring all-reduce over n equal links a = 2(n-1), b = 2(n-1)/n. Leave out the small sizes, by
+    `above`, where overheads that are not the link's make up the time.
     """
     sizes, times = _samples(sizes_bytes, seconds, above)
-    latency, per_byte = _least_worst(latency_coefficient / times, bytes_coefficient * sizes / times)
+    latency, per_byte = _fit(latency_coefficient / times, bytes_coefficient * sizes / times, cap)
     if per_byte <= 0:
         raise UsageError(
             "the times do not grow with the sizes, so they say nothing of a bandwidth",
@@ -59,9 +65,7 @@ def fit_link(
     )
 
 
-def _samples(
-    sizes_bytes: Sequence[float], seconds: Sequence[float], above: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _samples(sizes_bytes: Sequence[float], seconds: Sequence[float], above: float) -> tuple[Floats, Floats]:
     sizes, times = np.asarray(sizes_bytes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     if sizes.shape != times.shape:
         raise UsageError(
@@ -82,22 +86,32 @@ def _samples(
     return sizes[kept], times[kept]
 
 
-def _least_worst(latency_column: NDArray[np.float64], bytes_column: NDArray[np.float64]) -> tuple[float, float]:
-    """L, w >= 0 that minimise e with | L x_i + w y_i - 1 | <= e for the columns x and y.
+def _fit(latency_column: Floats, bytes_column: Floats, cap: float) -> tuple[float, float]:
+    """L, w >= 0 for the columns x and y: the least sum of | L x_i + w y_i - 1 | <= cap, else the least worst of them.
 
     Columns are scaled to a largest entry of 1, because the solver's tolerance is absolute.
     """
-    from scipy.optimize import linprog  # a third of a second to import, needed only here
-
     scale = np.array([latency_column.max(), bytes_column.max()])
     columns = np.column_stack([latency_column, bytes_column]) / scale
-    ones = np.ones((len(columns), 1))
+    count = len(columns)
+    found = _solve(columns, errors=np.eye(count), cap=cap * (1 - 1e-6))  # further in than the solver's tolerance
+    if found is None:
+        found = _solve(columns, errors=np.ones((count, 1)), cap=None)
+    assert found is not None  # L = w = 0, e = 1 is feasible, and e is at least 0
+    latency, per_byte = found / scale
+    return float(latency), float(per_byte)
+
+
+def _solve(columns: Floats, errors: Floats, cap: float | None) -> Floats | None:
+    """L and w with the least sum of the error variables; `errors` says which of them bounds which sample."""
+    from scipy.optimize import linprog  # a third of a second to import, needed only here
+
+    ones, variables = np.ones(len(columns)), errors.shape[1]
     solution = linprog(
-        c=[0.0, 0.0, 1.0],
-        A_ub=np.block([[columns, -ones], [-columns, -ones]]),
-        b_ub=np.concatenate([ones[:, 0], -ones[:, 0]]),
+        c=[0.0, 0.0, *[1.0] * variables],
+        A_ub=np.block([[columns, -errors], [-columns, -errors]]),
+        b_ub=np.concatenate([ones, -ones]),
+        bounds=[(0, None), (0, None), *[(0, cap)] * variables],
         method="highs",
     )
-    assert solution.x is not None, solution.message  # L = w = 0, e = 1 is feasible, and e is at least 0
-    latency, per_byte = solution.x[:2] / scale
-    return float(latency), float(per_byte)
+    return None if solution.x is None else np.asarray(solution.x[:2])

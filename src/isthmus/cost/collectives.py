@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from isthmus.compiled import compiled, lean
 from isthmus.cost.emit import GATE, SYNCING, TaskList, edge, message, task
-from isthmus.cost.engine import lean
 from isthmus.cost.network import SYNC, Wires
 
 __all__ = ["server", "spread", "steps_of_ring", "tree"]
@@ -47,7 +46,7 @@ def steps_of_ring(
             held, done[j] = done[j], got
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def tree(out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, size: float, owner: int) -> None:
     """Reduce along a chain inside each region, ring over the leaders, and back along the chains."""
     n = len(devices)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.cost.engine import Tasks, inlined
+from isthmus.compiled import inlined
+from isthmus.cost.engine import Tasks
 from isthmus.cost.network import Wires
 
 __all__ = [

@@ -20,14 +20,14 @@ loop and all that it calls make no arrays (`lean`): counting references, atomica
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-__all__ = ["WIDTH", "Network", "Tasks", "Times", "inlined", "lean", "run"]
+from isthmus.compiled import compiled, inlined, lean
+
+__all__ = ["WIDTH", "Network", "Tasks", "Times", "run"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -35,21 +35,6 @@ Numbers = npt.NDArray[np.uint32]  # of tasks or resources; never below 0, which 
 
 WIDTH = 4  # resources on a route, at most: nic out, link, trunk, nic in
 _SLACK = 1.0 + 1e-9  # rounding that does not make a resource tight
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-_LEAN: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": False}  # _nrt: numba's runtime, which counts references
-
-
-def lean(function: Function) -> Function:
-    """Compile a function that only uses the arrays it is given: no references are counted. Making one is refused."""
-    compiled: Function = njit(**_LEAN)(function)
-    return compiled
-
-
-def inlined(function: Function) -> Function:
-    """The same, and put it into its callers' code: a call hands over seven words for each array."""
-    compiled: Function = njit(**_LEAN, forceinline=True)(function)
-    return compiled
 
 
 class Tasks(NamedTuple):
@@ -123,7 +108,7 @@ def run(tasks: Tasks, lanes: int, network: Network) -> Times:
     return Times(start, sent, end)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def play(
     lane: Ints, seconds: Floats, size: Floats, route: Ints, before: Ints, after: Ints, lanes: int, paths: Ints,
     latency: Floats, capacity: Floats, start: Floats, sent: Floats, end: Floats,
@@ -239,7 +224,7 @@ def loop(
     return ran
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def successors(state: Records, before: Ints, after: Ints, count: int) -> Numbers:
     """The tasks after task t as `[state[t].first : state[t + 1].first]` of the result; counts what each waits for."""
     for t in range(count + 1):
@@ -259,7 +244,7 @@ def successors(state: Records, before: Ints, after: Ints, count: int) -> Numbers
     return following
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def empty_lanes(lanes: int) -> Records:
     """Queues with nothing in them."""
     queues = np.empty(lanes, _LANE)
@@ -268,7 +253,7 @@ def empty_lanes(lanes: int) -> Records:
     return queues
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def idle_resources(capacity: Floats) -> Records:
     """Resources that nobody uses."""
     network = np.empty(len(capacity), _RESOURCE)

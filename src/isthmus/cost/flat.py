@@ -6,6 +6,8 @@ one pass over stages, replicas and syncs and leaves everything else to compiled 
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -68,8 +70,9 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
     number, by_name = fabric.number, table.graph.by_name
     first, last, duplicate, stream, starts = [], [], [], [], [0]
     stage_of, device, size, lo, hi, slices, row, update = [], [], [], [], [], [], [], []
-    state, spilled, saved, transient, rebuild = [], [], [], [], []
+    state, spilled, saved, transient, rebuild, moved = [], [], [], [], [], []
     groups: list[tuple[int, ...]] = []
+    finals = _finals(pipeline, table)
     for s, stage in enumerate(pipeline.stages):
         a, b = by_name[stage.first], by_name[stage.last]
         first.append(a)
@@ -77,7 +80,7 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
         whole = len(stage.replicas) > 1 and all(r.share == micro_batch for r in stage.replicas)
         duplicate.append(whole)
         stream.append(GATHERED if stage.state == "sharded-all" else STREAMED if stage.spill == "all" else RESIDENT)
-        facts = _StageFacts(pipeline, stage, table, a, b)
+        facts = _StageFacts(pipeline, stage, table, a, b, finals)
         at = 0
         for replica in stage.replicas:
             kind = cluster.devices[replica.devices[0]].kind
@@ -96,6 +99,7 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
             spilled.append(on_host)
             saved.append(facts.saved(group[0]))
             transient.append(facts.transient)
+            moved.append(facts.elements(group[0]))
             update.append(facts.update(cluster, replica, group[0]))
             rebuild.append((table.flops(kind) or 0.0) * MATMUL)
         starts.append(len(device))
@@ -106,44 +110,69 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
         np.array(slices, i), fabric.wires.host_of, fabric.wires.region_of,
     )  # fmt: skip
     width = float(table.width)
-    weight_bytes = table.sums.elements * width
+    weight_bytes = np.stack((table.sums.elements, table.sums.split_elements)) * width
     costs = Costs(
         table.times, np.array(row, i), np.array([stage.recompute for stage in pipeline.stages]), weight_bytes,
-        weight_bytes, np.array(update, f), np.array([_SPILL[stage.spill] for stage in pipeline.stages], i),
+        np.array(moved, f) * width, np.array(update, f),
+        np.array([_SPILL[stage.spill] for stage in pipeline.stages], i),
     )  # fmt: skip
     syncs, rings = _syncs(pipeline, table, fabric, groups, np.array(rebuild, f))
     return Flat(
         pipeline.job.name, shape, costs, syncs, pipeline.micro_batches, SCHEDULES[pipeline.schedule], pipeline.ahead,
         np.array(state, f), np.array(spilled, f), np.array(saved, f), np.array(transient, f), tuple(groups),
-        float(syncs.bytes.max(initial=0.0)), rings,
+        float(syncs.bytes[syncs.how != DUPLICATE].max(initial=0.0)), rings,
     )  # fmt: skip
+
+
+def _named(pipeline: Pipeline) -> frozenset[str]:
+    return frozenset(name for sync in pipeline.syncs for name in sync.parameters if name[0] != "[")
+
+
+def _finals(pipeline: Pipeline, table: ModelTable) -> set[int]:
+    """Where gathered parts are cut: the lowest block of each bucket in each sharded-all stage."""
+    stages = [stage for stage in pipeline.stages if stage.state == "sharded-all"]
+    found: set[int] = set()
+    for sync in pipeline.syncs if stages else ():
+        blocks = table.bucket(sync.parameters, _named(pipeline)).blocks
+        for stage in stages:
+            a, b = table.graph.by_name[stage.first], table.graph.by_name[stage.last]
+            found.update(sorted(block for block in blocks if a <= block <= b)[:1])
+    return found
 
 
 class _StageFacts:
     """Bytes and seconds of one stage that its replicas share."""
 
-    def __init__(self, pipeline: Pipeline, stage: Stage, table: ModelTable, a: int, b: int) -> None:
+    def __init__(self, pipeline: Pipeline, stage: Stage, table: ModelTable, a: int, b: int, finals: set[int]) -> None:
         span = table.span(a, b)
         self.stage, self.job, self.replicas, self.span = stage, pipeline.job, len(stage.replicas), span
         kept = 1.0 if stage.kept is None else stage.kept
         self.kept = (span.elements - (1.0 - kept) * span.pruned) / span.elements if span.elements else 1.0
         self.bytes = state_bytes(pipeline.precision, pipeline.job.optimizer, self.kept, stage.kept is not None)
         self.transient = span.largest_workspace + (span.largest_saved if stage.recompute else 0.0)
-        self._two = 2 * span.largest_elements * (self.bytes.weight + self.bytes.gradient)
+        self.table, self.first, self.last, self.blocks = table, a, b, range(a, b + 2)
+        self.cuts = sorted(block for block in finals if a < block <= b)
+
+    def elements(self, degree: int) -> float:
+        """Trained elements on each device of a replica."""
+        return self.span.elements - self.span.split_elements * (1.0 - 1.0 / degree)
 
     def state(self, degree: int) -> tuple[float, float]:
         """Bytes on each device of a replica, and in host memory for it."""
-        elements = self.span.elements - self.span.split_elements * (1.0 - 1.0 / degree)
         per: StateBytes = self.bytes
-        if self.stage.state == "sharded-all":
-            return elements * per.total / self.replicas + self._two, 0.0
-        optimizer = per.optimizer / (self.replicas if self.stage.state == "sharded-optimizer" else 1)
+        gathered = self.stage.state == "sharded-all"
+        resident = self.elements(degree) * (per.weight + per.gradient) / (self.replicas if gathered else 1)
+        optimizer = self.elements(degree) * per.optimizer / (1 if self.stage.state == "replicated" else self.replicas)
+        two = 2 * self._largest(degree) * (per.weight + per.gradient) if gathered or self.stage.spill == "all" else 0.0
         if self.stage.spill == "all":
-            return self._two, elements * (per.weight + per.gradient + optimizer)
-        resident = elements * (per.weight + per.gradient)
-        if self.stage.spill == "optimizer":
-            return resident, elements * optimizer
-        return resident + elements * optimizer, 0.0
+            return two, resident + optimizer
+        return (resident + two, optimizer) if self.stage.spill == "optimizer" else (resident + optimizer + two, 0.0)
+
+    def _largest(self, degree: int) -> float:
+        """Elements of the largest part that streams in as one: a block or, gathered, from bucket to bucket."""
+        cuts = [self.first, *self.cuts, self.last + 1] if self.stage.state == "sharded-all" else self.blocks
+        spans = [self.table.span(a, b - 1) for a, b in pairwise(cuts)]
+        return max(span.elements - span.split_elements * (1.0 - 1.0 / degree) for span in spans)
 
     def saved(self, degree: int) -> float:
         """Bytes per sample kept from forward to backward."""
@@ -153,7 +182,7 @@ class _StageFacts:
 
     def update(self, cluster: Cluster, replica: Replica, degree: int) -> float:
         """Seconds of the optimizer's update: what it reads and writes, over the memory's bandwidth."""
-        elements = (self.span.elements - self.span.split_elements * (1.0 - 1.0 / degree)) * self.kept
+        elements = self.elements(degree) * self.kept
         if self.stage.state != "replicated":
             elements /= self.replicas
         if self.stage.spill != "none":
@@ -169,17 +198,19 @@ def _syncs(
     groups: list[tuple[int, ...]],
     rebuild: Floats,
 ) -> tuple[Syncs, tuple[int, ...]]:
-    named = frozenset(name for sync in pipeline.syncs for name in sync.parameters if name[0] != "[")
+    named = _named(pipeline)
+    parted = {f"[{table.graph.blocks[user].name}]" for name in named for user in table.users[name]}
+    nobody: frozenset[str] = frozenset()  # what buckets of other blocks leave out: those the table remembers
     masked = next((stage.kept for stage in pipeline.stages if stage.kept is not None), None)
-    by_first = {group[0]: group for group in groups}
     grouped = any(len(group) > 1 for group in groups)
     all_rings = []
     how, size, segments, root, first, device, holder = [], [], [], [], [0], [], []
     first_block, factor, flops = [0], [], []
     block: list[int] = []
     for sync in pipeline.syncs:
-        bucket = table.bucket(sync.parameters, named)
+        bucket = table.bucket(sync.parameters, nobody if parted.isdisjoint(sync.parameters) else named)
         leads = [fabric.number[name] for name in sync.participants]
+        by_first = _leading(pipeline, table, bucket.blocks, fabric) if grouped else {}
         rings = _rings(leads, by_first) if grouped else 1
         all_rings.append(rings)
         elements = bucket.elements - bucket.split * (1.0 - 1.0 / rings)
@@ -195,8 +226,8 @@ def _syncs(
             first.append(len(device))
             block.extend(bucket.blocks)
             first_block.append(len(block))
-            factor.append(bucket.factor_bytes)
-            flops.append(bucket.rebuild_flops)
+            factor.append(bucket.factor_bytes / rings)
+            flops.append(bucket.rebuild_flops / rings)
     i, f = np.int32, np.float64
     flat = Syncs(
         np.array(how, i), np.array(size, f), np.array(segments, i), np.array(root, i), np.array(first, i),
@@ -204,6 +235,16 @@ def _syncs(
         np.array(flops, f), rebuild,
     )  # fmt: skip
     return flat, tuple(all_rings)
+
+
+def _leading(
+    pipeline: Pipeline, table: ModelTable, blocks: tuple[int, ...], fabric: Fabric
+) -> dict[int, tuple[int, ...]]:
+    """First device -> all devices of the replicas that hold some of the blocks."""
+    ends = [table.graph.by_name[stage.last] for stage in pipeline.stages]
+    stages = [pipeline.stages[s] for s in dict.fromkeys(bisect_left(ends, block) for block in blocks)]
+    groups = [tuple(fabric.number[name] for name in q.devices) for stage in stages for q in stage.replicas]
+    return {group[0]: group for group in groups}
 
 
 def _rings(leads: list[int], by_first: dict[int, tuple[int, ...]]) -> int:

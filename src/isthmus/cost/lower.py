@@ -6,6 +6,9 @@ stream in (state `sharded-all`, spill `all`) every forward and backward is cut s
 of which one set is fetched ahead.
 
 Sending: messages between runs by intersection of their samples; syncs (`cost.collectives`); then one update a device.
+
+Tasks that become ready together on one lane go in the order they are written in: computing device by device,
+activations and then gradients (by micro-batch, receiving run, sending stage, slices), updates, gathering, syncs.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from isthmus.compiled import compiled, inlined, lean
 from isthmus.cost.collectives import server, spread, steps_of_ring, tree
 from isthmus.cost.emit import (
     ACTIVATION,
@@ -34,9 +37,8 @@ from isthmus.cost.emit import (
     message,
     task,
 )
-from isthmus.cost.engine import inlined, lean
 from isthmus.cost.network import COMPUTE, LANE_KINDS, LOAD, SEND, STORE, Wires
-from isthmus.plan.schedule import Edges, Orders, Runs, Shape
+from isthmus.plan.schedule import Edges, Orders, Runs, Shape, stage_at
 
 __all__ = ["FACTORS", "GATHERED", "RESIDENT", "STREAMED", "Costs", "Syncs", "lower"]
 
@@ -54,8 +56,8 @@ class Costs(NamedTuple):
     times: Floats  # [tables, 4, blocks + 1]: sums of forward a, c and backward a, c
     table: Ints  # [replicas]
     recompute: Bools  # [stages]
-    weight_bytes: Floats  # [blocks + 1]: sums of weight bytes
-    gradient_bytes: Floats  # [blocks + 1]
+    weight_bytes: Floats  # [2, blocks + 1]: sums of weight (or gradient) bytes, and of those that groups divide
+    stage_bytes: Floats  # [replicas]: the same of its whole stage on each device, ties counted once
     update_seconds: Floats  # [replicas]: of its stage's parameters, on the device or (spilled) on the host
     spill: Ints  # [stages]: 0 none, 1 optimizer, 2 all
 
@@ -88,12 +90,13 @@ class _State(NamedTuple):
     cut: Bools  # [runs, blocks] a part starts at this block
     gate: Ints  # [2, operations, blocks] streamed weights: what the loading of the part at this block waits for
     part: Ints  # [2, operations, blocks] ... and the part's task
+    stored: Ints  # [runs, blocks] last task that stores the streamed gradients of the block
     last: Ints  # [devices] last task in the device's order
     recent: Ints  # [devices, 2] its last two streamed parts
     update: Ints  # [devices] its update
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def lower(
     out: TaskList, wires: Wires, shape: Shape, runs: Runs, forward: Edges, backward: Edges, orders: Orders,
     costs: Costs, syncs: Syncs, micro_batches: int,
@@ -112,7 +115,7 @@ def lower(
         sync(out, wires, shape, runs, syncs, state, b, micro_batches)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def new_state(shape: Shape, runs: Runs, syncs: Syncs, devices: int, costs: Costs, micro_batches: int) -> _State:
     """Nothing written; the places where operations are cut are marked."""
     n_runs, blocks = len(runs.device), int(shape.last[-1]) + 1
@@ -136,6 +139,7 @@ def new_state(shape: Shape, runs: Runs, syncs: Syncs, devices: int, costs: Costs
         np.full((n_runs, blocks), -1, np.int32), cut,
         np.full((2, operations if streams else 0, blocks), -1, np.int32),
         np.full((2, operations if streams else 0, blocks), -1, np.int32),
+        np.full((n_runs, blocks), -1, np.int32),
         np.full(devices, -1, np.int32), np.full((devices, 2), -1, np.int32), np.full(devices, -1, np.int32),
     )  # fmt: skip
     lowest = np.empty(n_runs, np.int32)
@@ -152,10 +156,11 @@ def new_state(shape: Shape, runs: Runs, syncs: Syncs, devices: int, costs: Costs
 @inlined
 def lowest_blocks(shape: Shape, runs: Runs, syncs: Syncs, b: int, device: int, lowest: Ints) -> None:
     """For each run on the device, its lowest block that holds a parameter of bucket b (-1: none)."""
-    lowest[:] = -1
+    for u in range(len(lowest)):
+        lowest[u] = -1
     for i in range(syncs.first_block[b], syncs.first_block[b + 1]):
         block = syncs.block[i]
-        s = np.searchsorted(shape.first, block, side="right") - 1
+        s = stage_at(shape.first, block)
         for q in range(shape.replicas[s], shape.replicas[s + 1]):
             if shape.device[q] == device:
                 u = runs.of[q]
@@ -170,7 +175,7 @@ def samples_of(runs: Runs, u: int, k: int) -> Any:
     return runs.lo[u] + share * k // runs.slices[u], runs.lo[u] + share * (k + 1) // runs.slices[u]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def run_times(shape: Shape, runs: Runs, costs: Costs) -> Floats:
     """For each run [runs, 4, blocks + 1]: sums over its blocks of forward a, c and backward a, c with recomputing."""
     blocks = costs.times.shape[2]
@@ -193,6 +198,13 @@ def seconds_of(state: _State, u: int, low: int, high: int, samples: int, which: 
     k = 2 * which
     fixed = state.times[u, k, high] - state.times[u, k, low]
     return float(fixed + (state.times[u, k + 1, high] - state.times[u, k + 1, low]) * samples)
+
+
+@inlined
+def bytes_of(costs: Costs, low: int, high: int, degree: int) -> float:
+    """Weights of blocks low .. high - 1 on each device of a tensor group."""
+    whole = costs.weight_bytes[0, high] - costs.weight_bytes[0, low]
+    return float(whole - (costs.weight_bytes[1, high] - costs.weight_bytes[1, low]) * (1.0 - 1.0 / degree))
 
 
 @inlined
@@ -233,26 +245,26 @@ def operation(
             if final:
                 state.final[u, low:high] = t
             if stream != RESIDENT:
-                weights(out, wires, costs, state, u, d, m, op, low, high, t, which, stream)
+                size = bytes_of(costs, low, high, shape.size[runs.replica[u]])
+                weights(out, wires, state, u, d, m, op, low, t, which, stream, size)
             at = low if back else high
         state.finish[which, op] = state.last[d]
 
 
 @inlined
 def weights(
-    out: TaskList, wires: Wires, costs: Costs, state: _State, u: int, d: int, m: int, op: int, low: int, high: int,
-    t: int, which: int, stream: int,
+    out: TaskList, wires: Wires, state: _State, u: int, d: int, m: int, op: int, low: int, t: int, which: int,
+    stream: int, size: float,
 ) -> None:  # fmt: skip
     """The weights that part t needs: over the bus at once, or gathered later (`gathers`); gradients go back out."""
     devices = len(wires.host_of)
     if stream == STREAMED:
-        size = costs.weight_bytes[high] - costs.weight_bytes[low]
         load = task(out, LOAD * devices + d, 0.0, size, wires.bus[0, d], LOADING, u, m)
         edge(out, state.recent[d, 0], load)
         edge(out, load, t)
         if which == 1:
-            size = costs.gradient_bytes[high] - costs.gradient_bytes[low]
-            edge(out, t, task(out, STORE * devices + d, 0.0, size, wires.bus[1, d], STORING, u, m))
+            state.stored[u, low] = task(out, STORE * devices + d, 0.0, size, wires.bus[1, d], STORING, u, m)
+            edge(out, t, state.stored[u, low])
     else:
         gate = task(out, -1, 0.0, 0.0, -1, GATE, u, m)
         edge(out, state.recent[d, 0], gate)
@@ -288,7 +300,7 @@ def between_runs(
                     edge(out, got, state.begin[which, state.base[v] + m * runs.slices[v] + j])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def updates(out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs, state: _State) -> None:
     """One update a device after all it computes; a spilled optimizer's gradients go out and its weights come in."""
     devices = len(wires.host_of)
@@ -306,20 +318,20 @@ def updates(out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs,
             if shape.device[q] != d or costs.spill[s] == 0:
                 continue
             done = state.update[d]
-            low, high = shape.first[s], shape.last[s] + 1
+            size = costs.stage_bytes[q]
             if costs.spill[s] == 1:
-                size = costs.gradient_bytes[high] - costs.gradient_bytes[low]
                 done = task(out, STORE * devices + d, 0.0, size, wires.bus[1, d], STORING, runs.of[q], 0)
                 edge(out, state.update[d], done)
-            lane = LANE_KINDS * devices + wires.host_of.max() + 1 + wires.host_of[d]
+            lane = LANE_KINDS * devices + wires.host_of[d]
             host = task(out, lane, costs.update_seconds[q], 0.0, -1, HOST_UPDATE, runs.of[q], 0)
             edge(out, done, host)
+            if shape.stream[s] == STREAMED:  # stores leave in order: the lowest block's is the last
+                edge(out, state.stored[runs.of[q], shape.first[s]], host)
             if costs.spill[s] == 1:
-                size = costs.weight_bytes[high] - costs.weight_bytes[low]
                 edge(out, host, task(out, LOAD * devices + d, 0.0, size, wires.bus[0, d], LOADING, runs.of[q], 0))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def gathers(
     out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs, state: _State, micro_batches: int
 ) -> None:
@@ -339,14 +351,14 @@ def gathers(
                         high += 1
                     for i in range(n):
                         ready[i] = state.gate[which, state.base[runs.of[a + i]] + piece, low]
-                    size = costs.weight_bytes[high] - costs.weight_bytes[low]
+                    size = bytes_of(costs, low, high, shape.size[a])
                     steps_of_ring(out, wires, shape.device[a : a + n], ready, done, size, n - 1, LOADING, runs.of[a])
                     for i in range(n):
                         edge(out, done[i], state.part[which, state.base[runs.of[a + i]] + piece, low])
                     low = high
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def sync(
     out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Syncs, state: _State, b: int, micro_batches: int
 ) -> None:
@@ -361,7 +373,7 @@ def sync(
     if how == FACTORS:
         factors(out, wires, shape, runs, syncs, state, b, devices, holders, micro_batches)
         return
-    s = np.searchsorted(shape.first, syncs.block[syncs.first_block[b]], side="right") - 1
+    s = stage_at(shape.first, syncs.block[syncs.first_block[b]])
     sharded = shape.stream[s] == GATHERED
     pieces = micro_batches * shape.slices[shape.replicas[s]] if sharded else 1
     for piece in range(pieces):
@@ -378,7 +390,7 @@ def sync(
                 edge(out, done[i], state.update[holders[i]])
 
 
-@njit(cache=True, nogil=True, forceinline=True)
+@compiled
 def final_tasks(
     out: TaskList, shape: Shape, runs: Runs, syncs: Syncs, state: _State, b: int, holders: Ints, ready: Ints, piece: int
 ) -> None:
@@ -402,7 +414,7 @@ def final_tasks(
             edge(out, t, gate)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def factors(
     out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Syncs, state: _State, b: int, devices: Ints,
     holders: Ints, micro_batches: int,
@@ -415,7 +427,9 @@ def factors(
     total = 0
     for i in range(n):
         lowest_blocks(shape, runs, syncs, b, holders[i], lowest)
-        run[i] = np.argmax(lowest)
+        for u in range(len(lowest)):  # a linear weight belongs to one run of each participant
+            if lowest[u] >= 0:
+                run[i] = u
         total += runs.hi[run[i]] - runs.lo[run[i]]
     for i in range(n):
         others = micro_batches * (total - (runs.hi[run[i]] - runs.lo[run[i]]))

@@ -6,9 +6,10 @@ moments: 16 bytes either way. A mask keeps dense weights and, for the kept fract
 optimizer's part by the replicas, `sharded-all` everything (plus two parts of gathered weights); `spill` moves it to the
 host (plus two parts in flight).
 
-Activations: walk the device's order; a forward adds its slice's saved bytes, a backward takes them away. `recompute`
-keeps block inputs only and needs the largest block's saved bytes while it goes back. CONTEXT is what the driver and
-libraries take on a GPU.
+Activations: walk the device's order; a forward adds the saved bytes of its samples, a backward takes them away, and
+while one computes it needs its largest slice's workspace. `recompute` keeps block inputs only and needs the largest
+block's saved bytes while it computes. A device that takes part in a sync has a buffer as large as the largest bucket
+of the pipeline. CONTEXT is what the driver and libraries take on a GPU.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from isthmus.cluster.spec import Precision
+from isthmus.compiled import compiled
 from isthmus.cost.compute import WIDTH_OF
 from isthmus.model.job import Optimizer
 from isthmus.plan.schedule import Orders, Runs
@@ -61,7 +62,7 @@ def state_bytes(precision: Precision, optimizer: Optimizer, kept: float = 1.0, m
     return StateBytes(width, kept * (width + (4 if half else 0)), kept * (state + 4 + width))
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def activation_peaks(runs: Runs, orders: Orders, saved: Floats, transient: Floats, devices: int) -> Floats:
     """Largest sum of live activations of each device; `saved` and `transient` are bytes per sample of each run."""
     peaks = np.zeros(devices)

@@ -22,7 +22,7 @@ __all__ = ["COMPUTE", "Fabric", "Wires", "fabric"]
 
 Ints = npt.NDArray[np.int32]
 
-# Lanes of device d: lane kind * devices + d. A host's relay lane and its processor come after all of those.
+# Lanes of device d: lane kind * devices + d. A host's processor and its relay lane come after all of those.
 COMPUTE, SEND, SYNC, LOAD, STORE = 0, 1, 2, 3, 4
 LANE_KINDS = 5
 
@@ -50,7 +50,7 @@ class Fabric(NamedTuple):
 
     @property
     def lanes(self) -> int:
-        """Lanes of all devices, then one relay and one processor lane for each host."""
+        """Lanes of all devices, then one processor and one relay lane for each host."""
         return LANE_KINDS * len(self.devices) + 2 * len(self.hosts)
 
     def lane_name(self, lane: int) -> tuple[str, str]:
@@ -59,7 +59,7 @@ class Fabric(NamedTuple):
         if lane < LANE_KINDS * len(self.devices):
             return self.devices[lane % len(self.devices)], kinds[lane // len(self.devices)]
         lane -= LANE_KINDS * len(self.devices)
-        return self.hosts[lane % len(self.hosts)], ("relay", "processor")[lane // len(self.hosts)]
+        return self.hosts[lane % len(self.hosts)], ("processor", "relay")[lane // len(self.hosts)]
 
 
 class _Table:
@@ -130,7 +130,7 @@ def fabric(cluster: Cluster, via: Mapping[tuple[str, str], tuple[str, ...]] | No
             resources, link = hop(a, b), cluster.link(a, b)
             if resources is None or link is None:
                 return -1
-            lane = LANE_KINDS * len(devices) + host_number[a] if index else -1
+            lane = LANE_KINDS * len(devices) + len(hosts) + host_number[a] if index else -1
             after = table.route(resources, link.latency, next_hop=after, hop_lane=lane)
         return after
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.emit import BACKWARD, FORWARD, HOST_UPDATE, LOADING, STORING, TaskList, edge, task
 from isthmus.cost.flat import HOST_ADAM
-from isthmus.cost.memory import state_bytes
+from isthmus.cost.memory import StateBytes, state_bytes
 from isthmus.cost.network import COMPUTE, LANE_KINDS, LOAD, STORE, Fabric
 from isthmus.cost.tables import ModelTable
 from isthmus.plan.policy import POLICIES, Candidate
@@ -53,7 +53,7 @@ class PreparedPool(NamedTuple):
     devices: npt.NDArray[np.int32]
     caps: tuple[float, ...]
     peak: npt.NDArray[np.float64]  # bytes on each device
-    spilled: float  # bytes in host memory
+    spilled: float  # bytes in the memory of its hosts, together
     buffered: bool
     cores: tuple[int, ...]  # of each device's host
 
@@ -70,10 +70,7 @@ def prepare_pool(pool: Pool, tables: Sequence[ModelTable], cluster: Cluster, net
         peak[device] = max(peak[device], unit.memory)
     if pool.buffered:
         peak += max(unit.weights for unit in units)
-    spilled = sum(
-        table.graph.elements * state_bytes(job.precision, job.job.optimizer).total
-        for job, table in zip(pool.jobs, tables, strict=True)
-    )
+    spilled = sum(table.graph.elements * _state(job, table).total for job, table in zip(pool.jobs, tables, strict=True))
     return PreparedPool(
         jobs=tuple(job.job.name for job in pool.jobs),
         units=tuple(units),
@@ -85,6 +82,14 @@ def prepare_pool(pool: Pool, tables: Sequence[ModelTable], cluster: Cluster, net
         buffered=pool.buffered,
         cores=tuple(cluster.host_of(name).cores for name in pool.devices),
     )
+
+
+def _state(job: PoolJob, table: ModelTable) -> StateBytes:
+    """Bytes per trained element of a job's model, pruned or not."""
+    span = table.span(0, len(table.graph.blocks) - 1)
+    pruned = (1.0 - (1.0 if job.kept is None else job.kept)) * span.pruned
+    kept = 1.0 - pruned / span.elements if span.elements else 1.0
+    return state_bytes(job.precision, job.job.optimizer, kept, job.kept is not None)
 
 
 def units_of(job: PoolJob, number: int, table: ModelTable, pool: Pool, cluster: Cluster) -> list[Unit]:
@@ -109,7 +114,7 @@ def _unit(
         forward, backward = span[0] + span[1] * batch, span[2] + span[3] * batch
         last = s == len(ranges) - 1
         seconds.append(float(forward if not back else backward + (forward if job.recompute or last else 0.0)))
-    per = state_bytes(job.precision, job.job.optimizer)
+    per = _state(job, table)
     entering = float(sums.inputs[a + 1] - sums.inputs[a]) * batch
     live = float(sums.saved[b] - sums.saved[a] if back or not job.recompute else sums.block_saved[a:b].max()) * batch
     return Unit(
@@ -187,7 +192,7 @@ def write_pool(out: TaskList, net: Fabric, pool: PreparedPool) -> None:
         if unit.backward:
             gradients = task(out, STORE * devices + d, 0.0, unit.gradients, store, STORING, unit.shard, 0)
             edge(out, compute, gradients)
-            lane = LANE_KINDS * devices + len(net.hosts) + int(net.wires.host_of[d])
+            lane = LANE_KINDS * devices + int(net.wires.host_of[d])
             seconds = unit.update / (HOST_ADAM * pool.cores[where])
             edge(out, gradients, task(out, lane, seconds, 0.0, -1, HOST_UPDATE, unit.shard, 0))
         chain[unit.job] = (compute, where)

@@ -9,22 +9,24 @@ over blocks, time tables), so that a planner can price a thousand plans a second
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from isthmus.cluster.spec import Cluster, Precision
+from isthmus.compiled import compiled
 from isthmus.cost.emit import TaskList, new_list
 from isthmus.cost.engine import Times, run
 from isthmus.cost.flat import Flat, flatten
-from isthmus.cost.lower import lower
+from isthmus.cost.lower import DUPLICATE, lower
 from isthmus.cost.memory import CONTEXT, activation_peaks
 from isthmus.cost.network import Fabric, fabric
 from isthmus.cost.pool import PreparedPool, prepare_pool, write_pool
 from isthmus.cost.tables import ModelTable, stage_links
+from isthmus.errors import PlanError
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.schedule import Edges, Orders, Runs, make_orders, merge_runs, run_edges
 from isthmus.plan.types import Pipeline, Plan, Pool, Via
@@ -49,12 +51,12 @@ class Price(NamedTuple):
     jobs: Mapping[str, float]
     memory: Mapping[str, float]
     shortages: tuple[Shortage, ...]
-    unreachable: int = 0  # messages between devices that cannot talk
+    impossible: str = ""  # why the plan cannot run at all; its times are infinite then
 
     @property
     def fits(self) -> bool:
-        """Whether every device and host can hold its part, and all that must talk can."""
-        return not self.shortages and not self.unreachable
+        """Whether the plan can run, and every device and host can hold its part."""
+        return not self.shortages and not self.impossible
 
 
 class Played(NamedTuple):
@@ -93,11 +95,13 @@ class Simulator:
         parts = [self.prepare(part, net) for part in plan.parts]
         out, jobs = self._write(parts, net, self._out)
         self._out = out
-        times = run(out.tasks(), net.lanes, net.network)
-        ends = ends_by_part(times.end, out.part, len(jobs))
-        seconds = dict(zip(jobs, ends.tolist(), strict=True))
         memory, shortages = self._memory(parts, net)
-        return Price(max(seconds.values(), default=0.0), seconds, memory, shortages, int(out.size[3]))
+        try:
+            times = _run(out, net)
+        except PlanError as problem:
+            return Price(math.inf, dict.fromkeys(jobs, math.inf), memory, shortages, problem.what)
+        ends = ends_by_part(times.end, out.part, len(jobs)).tolist()
+        return Price(max(ends, default=0.0), dict(zip(jobs, ends, strict=True)), memory, shortages)
 
     def play(self, plan: Plan) -> Played:
         """One step, task by task."""
@@ -108,7 +112,7 @@ class Simulator:
         groups = {
             group[0]: group for part in parts if isinstance(part, Prepared) for group in part.flat.groups if group[1:]
         }
-        return Played(net, out, run(out.tasks(), net.lanes, net.network), jobs, tuple(labels), groups)
+        return Played(net, out, _run(out, net), jobs, tuple(labels), groups)
 
     def table(self, job: str, precision: Precision, mixed: bool) -> ModelTable:
         """Sums and times of a job's model in one precision."""
@@ -171,16 +175,17 @@ class Simulator:
             if isinstance(part, PreparedPool):
                 peak[part.devices] += part.peak
                 caps.update(zip(part.devices.tolist(), part.caps, strict=True))
-                np.add.at(spilled, net.wires.host_of[part.devices[:1]], part.spilled)
+                hosts = np.unique(net.wires.host_of[part.devices])
+                spilled[hosts] += part.spilled / len(hosts)
                 continue
             flat, activations = part.flat, live_activations(part, len(net.devices))
             for q, group in enumerate(flat.groups):
-                spilled[net.wires.host_of[group[0]]] += flat.spilled[q] * len(group)
                 for device in group:
                     peak[device] += flat.state[q]
-                    if activations[group[0]] > 0.0 and device != group[0]:
-                        activations[device] = activations[group[0]]
+                    spilled[net.wires.host_of[device]] += flat.spilled[q]
             peak += activations
+            for first, member in {(group[0], device) for group in flat.groups for device in group[1:]}:
+                peak[member] += activations[first]
         memory, short = {}, []
         for d in np.flatnonzero(peak).tolist():
             name = net.devices[d]
@@ -194,6 +199,21 @@ class Simulator:
             if spilled[h] > host.memory:
                 short.append(Shortage(f"host {host.name}", float(spilled[h]), host.memory))
         return memory, tuple(short)
+
+
+def _run(out: TaskList, net: Fabric) -> Times:
+    """When each task starts and ends; PlanError where the plan cannot run."""
+    if out.size[3]:
+        raise PlanError("reachable", "devices must talk that cannot", found=f"{out.size[3]} messages without a route")
+    try:
+        return run(out.tasks(), net.lanes, net.network)
+    except ValueError as problem:
+        raise PlanError(
+            "deadlock",
+            "replicas that share their state wait for each other",
+            found=str(problem),
+            expected="replicas of a sharded-all stage whose devices go through their stages in the same order",
+        ) from None
 
 
 def _labels(part: Pipeline | Pool, prepared: Prepared | PreparedPool) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
@@ -214,11 +234,14 @@ def live_activations(part: Prepared, devices: int) -> Floats:
     np.add.at(saved, runs.of, flat.saved)
     np.maximum.at(transient, runs.of, flat.transient)
     peaks = activation_peaks(runs, part.orders, saved, transient, devices)
-    peaks[flat.syncs.holder] += flat.bucket
+    holders = flat.syncs.holder
+    if (flat.syncs.how == DUPLICATE).any():
+        holders = holders[np.repeat(flat.syncs.how != DUPLICATE, np.diff(flat.syncs.first))]
+    peaks[holders] += flat.bucket
     return peaks
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def ends_by_part(end: Floats, part: npt.NDArray[np.int32], parts: int) -> Floats:
     """When the last task of each part ends."""
     last = np.zeros(parts)

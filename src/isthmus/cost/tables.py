@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from isthmus.cluster.spec import Cluster, Precision
+from isthmus.compiled import compiled
 from isthmus.cost.compute import WIDTH_OF, Group, block_times, rate
 from isthmus.model.graph import BlockGraph
+from isthmus.plan.schedule import stage_at
 
 __all__ = ["Bucket", "ModelTable", "Span", "Sums", "TensorTable", "stage_links"]
 
@@ -77,10 +78,7 @@ class ModelTable:
         self.sums = _sums(graph, self.width)
         self.tensors = _tensors(graph, self.width)
         self.users = _users(graph)
-        self.block_users = tuple(
-            tuple(sorted({user for name in block.parameters for user in self.users[name]})) or (index,)
-            for index, block in enumerate(graph.blocks)
-        )
+        self.split = frozenset(name for block in graph.blocks if block.tensor for name in block.tensor.parameters)
         self.tied = tuple(
             (users, graph.parameter[name].elements) for name, users in self.users.items() if len(users) > 1
         )
@@ -138,29 +136,23 @@ class ModelTable:
         return self._buckets[words]
 
     def _bucket(self, words: tuple[str, ...], named: frozenset[str]) -> Bucket:
-        graph, sums = self.graph, self.sums
-        elements = split = pruned = factor = flops = 0.0
-        blocks: list[int] = []
-        for word in words:
-            if word.startswith("["):
-                index = graph.by_name[word[1:-1]]
-                elements += float(sums.elements[index + 1] - sums.elements[index])
-                split += float(sums.split_elements[index + 1] - sums.split_elements[index])
-                pruned += float(sums.pruned[index + 1] - sums.pruned[index])
-                blocks.extend(self.block_users[index])
-                for other in (graph.parameter[p] for p in graph.blocks[index].parameters if p in named):
-                    elements -= other.elements
-                    pruned -= other.elements if other.linear is not None else 0
-            else:
-                parameter = graph.parameter[word]
-                elements += parameter.elements
-                blocks.extend(self.users[word])
-                if parameter.linear is not None:
-                    linear = parameter.linear
-                    pruned += parameter.elements
-                    factor += linear.rows * (linear.inputs + linear.outputs) * self.width
-                    flops += 2.0 * linear.rows * linear.inputs * linear.outputs
-        return Bucket(elements, split, pruned, tuple(blocks), factor, flops)
+        graph = self.graph
+        names = dict.fromkeys(
+            name
+            for word in words
+            for name in (graph.blocks[graph.by_name[word[1:-1]]].parameters if word[0] == "[" else (word,))
+            if word[0] != "[" or name not in named
+        )
+        parameters = [graph.parameter[name] for name in names]
+        linear = [parameter.linear for parameter in parameters if parameter.linear is not None]
+        return Bucket(
+            elements=float(sum(parameter.elements for parameter in parameters)),
+            split=float(sum(parameter.elements for parameter in parameters if parameter.name in self.split)),
+            pruned=float(sum(parameter.elements for parameter in parameters if parameter.linear is not None)),
+            blocks=tuple(dict.fromkeys(user for name in names for user in self.users[name])),
+            factor_bytes=sum(x.rows * (x.inputs + x.outputs) for x in linear) * self.width,
+            rebuild_flops=sum(2.0 * x.rows * x.inputs * x.outputs for x in linear),
+        )
 
 
 def _cumulative(graph: BlockGraph, value: Callable[[Any], float]) -> Floats:
@@ -207,7 +199,7 @@ def _users(graph: BlockGraph) -> dict[str, tuple[int, ...]]:
     return {name: tuple(blocks) for name, blocks in users.items()}
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def stage_links(first: Ints, tensors: TensorTable) -> Any:
     """Bytes from stage to stage, [from, to]: forwards per sample and fixed, backwards per sample and fixed.
 
@@ -216,10 +208,10 @@ def stage_links(first: Ints, tensors: TensorTable) -> Any:
     n = len(first)
     links = np.zeros((4, n, n))
     for i in range(len(tensors.source)):
-        s = np.searchsorted(first, tensors.source[i], side="right") - 1
+        s = stage_at(first, tensors.source[i])
         before = s
         for k in range(tensors.first[i], tensors.first[i + 1]):
-            t = np.searchsorted(first, tensors.target[k], side="right") - 1
+            t = stage_at(first, tensors.target[k])
             if t != before:
                 links[0, s, t] += tensors.per_sample[i]
                 links[1, s, t] += tensors.fixed[i]

@@ -4,6 +4,7 @@ Text becomes a `Document` of plain values, a document becomes typed objects; wha
 its line (YAML) or its path (JSON), and a remedy. Nothing is guessed, nothing is unpickled, nothing runs code.
 """
 
+from isthmus.files.cache_folder import cache_folder
 from isthmus.files.document import NAME_RULE, Document, is_name
 from isthmus.files.explain import ValuePath, close_name, show_path, show_value
 from isthmus.files.strict_json import encode_json, parse_json, read_json, write_json, write_whole
@@ -13,6 +14,7 @@ __all__ = [
     "NAME_RULE",
     "Document",
     "ValuePath",
+    "cache_folder",
     "close_name",
     "encode_json",
     "is_name",

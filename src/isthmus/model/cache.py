@@ -8,29 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import isthmus
 from isthmus.errors import FileError
-from isthmus.files import write_whole
+from isthmus.files import cache_folder, write_whole
 
-__all__ = ["content_key", "directory", "model_code", "read", "versions", "write"]
-
-
-def directory() -> Path | None:
-    """$ISTHMUS_CACHE, else $XDG_CACHE_HOME/isthmus, else ~/.cache/isthmus; None where there is no home."""
-    if chosen := os.environ.get("ISTHMUS_CACHE"):
-        return Path(chosen)
-    shared = os.environ.get("XDG_CACHE_HOME", "")
-    if Path(shared).is_absolute():
-        return Path(shared) / "isthmus"
-    try:
-        return Path.home() / ".cache" / "isthmus"
-    except RuntimeError:
-        return None
+__all__ = ["content_key", "model_code", "read", "versions", "write"]
 
 
 def read(key: str) -> bytes | None:
@@ -82,5 +68,5 @@ def _version(package: str) -> str:
 
 
 def _entry(key: str) -> Path | None:
-    folder = directory()
+    folder = cache_folder()
     return folder / f"{key}.json" if folder else None

@@ -14,8 +14,9 @@ tick; each tick each device takes one operation that is ready:
   depth (runs from it to the end, itself included) plus `ahead`;
 - `interleaved`: the same without that limit.
 
-Among several forwards the deepest run goes first, among backwards the earliest micro-batch. An order that was played
-cannot deadlock. Where `interleaved` is regular, it is Megatron's order instead, whose bubble is v times smaller than
+Among several forwards the deepest run (the last by number) goes first, among backwards the earliest micro-batch (then
+the first run). An order that was played cannot deadlock. Where `interleaved` is regular, and that order can be played
+to its end, it is Megatron's order instead, whose bubble is v times smaller than
 1f1b's: every device has v runs, p runs apart, and p divides the micro-batches. Forwards then go in groups of p
 micro-batches through the device's runs, backwards in the same groups through its runs from the last; after
 2(p - rank - 1) + (v - 1)p forwards, forwards and backwards alternate.
@@ -24,12 +25,12 @@ micro-batches through the device's runs, backwards in the same groups through it
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from isthmus.compiled import compiled
 from isthmus.errors import PlanError
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "parse_orders",
     "render_orders",
     "run_edges",
+    "stage_at",
 ]
 
 Ints = npt.NDArray[np.int32]
@@ -84,7 +86,7 @@ class Runs(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """What one run sends another for every sample, and once for every micro-batch."""
+    """What one run sends another: bytes for every sample, and bytes that are in every message whatever its samples."""
 
     source: Ints
     target: Ints
@@ -101,7 +103,20 @@ class Orders(NamedTuple):
     backward: Bools
 
 
-@njit(cache=True, nogil=True)
+@compiled
+def stage_at(first: Ints, block: int) -> int:
+    """The stage that holds a block; `first` has the first block of each."""
+    low, high = 0, len(first) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[middle] <= block:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@compiled
 def merge_runs(shape: Shape) -> Runs:
     """Stages merged into runs, numbered by first stage, then replica."""
     count = len(shape.device)
@@ -131,7 +146,7 @@ def merge_runs(shape: Shape) -> Runs:
     return Runs(shape.device[own], shape.lo[own], shape.hi[own], shape.slices[own], first[:runs], last[:runs], own, of)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def nearest(shape: Shape, sender: int, receiver: int) -> int:
     """The replica of a duplicate stage that serves the receiver."""
     best, ties = 4, 0
@@ -157,7 +172,7 @@ def nearest(shape: Shape, sender: int, receiver: int) -> int:
     return -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def run_edges(shape: Shape, runs: Runs, per_sample: Floats, fixed: Floats, backward: bool) -> Edges:
     """Edges between runs, from the sizes between stages ([from, to] forwards; the same pairs reversed backwards)."""
     n_runs, n_stages = len(runs.device), len(shape.first)
@@ -185,8 +200,8 @@ def run_edges(shape: Shape, runs: Runs, per_sample: Floats, fixed: Floats, backw
                         continue
                     if slot[u] < begin:
                         if count == len(source):
-                            source, target = np.append(source, source), np.append(target, target)
-                            sizes, constants = np.append(sizes, sizes), np.append(constants, constants)
+                            source, target = twice(source), twice(target)
+                            sizes, constants = twice(sizes), twice(constants)
                         slot[u] = count
                         source[count], target[count], sizes[count], constants[count] = u, v, 0.0, 0.0
                         count += 1
@@ -195,7 +210,27 @@ def run_edges(shape: Shape, runs: Runs, per_sample: Floats, fixed: Floats, backw
     return Edges(source[:count], target[:count], sizes[:count], constants[:count])
 
 
-@njit(cache=True, nogil=True)
+@compiled
+def twice(array: Any) -> Any:
+    """The same values with as much room again."""
+    longer = np.empty(2 * len(array), array.dtype)
+    for i in range(len(array)):
+        longer[i] = array[i]
+    return longer
+
+
+@compiled
+def first_rows(runs: Runs, devices: int, micro_batches: int) -> Ints:
+    """Where each device's operations start."""
+    first = np.zeros(devices + 1, np.int32)
+    for u in range(len(runs.device)):
+        first[runs.device[u] + 1] += 2 * micro_batches
+    for d in range(devices):
+        first[d + 1] += first[d]
+    return first
+
+
+@compiled
 def depths(runs: int, forward: Edges) -> Ints:
     """Runs on the longest way from each run to the end, itself included."""
     depth = np.ones(runs, np.int32)
@@ -209,7 +244,7 @@ def depths(runs: int, forward: Edges) -> Ints:
     return depth
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def make_orders(
     runs: Runs, forward: Edges, backward: Edges, devices: int, micro_batches: int, how: int, ahead: int
 ) -> Orders:
@@ -224,7 +259,7 @@ def make_orders(
     return play_orders(runs, forward, backward, devices, micro_batches, how, depth + ahead)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def distance(runs: Runs, depth: Ints, devices: int) -> int:
     """How many runs lie between two runs of a device, if that is the same everywhere and all have as many; else 0."""
     last, count = np.zeros(devices, np.int32), np.zeros(devices, np.int32)
@@ -244,20 +279,22 @@ def distance(runs: Runs, depth: Ints, devices: int) -> int:
     return int(apart)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def looped_orders(runs: Runs, depth: Ints, devices: int, micro_batches: int, apart: int) -> Orders:
     """Megatron's interleaved order for a regular pipeline."""
-    first = np.zeros(devices + 1, np.int32)
-    for u in range(len(runs.device)):
-        first[runs.device[u] + 1] += 2 * micro_batches
-    first = np.cumsum(first).astype(np.int32)
+    first = first_rows(runs, devices, micro_batches)
     total = first[-1]
     run, micro, back = np.empty(total, np.int32), np.empty(total, np.int32), np.empty(total, np.bool_)
+    mine = np.empty(len(runs.device), np.int32)  # runs of the present device
     for d in range(devices):
-        mine = np.flatnonzero(runs.device == d)
-        chunks, operations = len(mine), len(mine) * micro_batches
+        chunks = 0
+        for u in range(len(runs.device)):
+            if runs.device[u] == d:
+                mine[chunks] = u
+                chunks += 1
         if chunks == 0:
             continue
+        operations = chunks * micro_batches
         rank = depth.max() - depth[mine[0]]
         warm_up = min(operations, 2 * (apart - rank - 1) + (chunks - 1) * apart)
         forwards = backwards = 0
@@ -274,7 +311,7 @@ def looped_orders(runs: Runs, depth: Ints, devices: int, micro_batches: int, apa
     return Orders(first, run, micro, back)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def completes(orders: Orders, runs: Runs, forward: Edges, backward: Edges, devices: int) -> bool:
     """Whether the orders can be played to their end: no device waits for one that waits for it."""
     done = np.zeros((2, len(runs.device)), np.int32)
@@ -294,10 +331,13 @@ def completes(orders: Orders, runs: Runs, forward: Edges, backward: Edges, devic
                 done[b, u] += 1
                 at[d] += 1
                 progress = True
-    return bool(np.all(at == orders.first[1:]))
+    left = 0
+    for d in range(devices):
+        left += orders.first[d + 1] - at[d]
+    return left == 0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def play_orders(
     runs: Runs, forward: Edges, backward: Edges, devices: int, micro_batches: int, how: int, limit: Ints
 ) -> Orders:
@@ -306,10 +346,7 @@ def play_orders(
     done = np.zeros((2, n_runs), np.int32)  # micro-batches through, forwards and backwards
     before = np.zeros((2, n_runs), np.int32)  # the same, at the start of the tick
     ready = np.zeros((2, n_runs), np.int32)  # micro-batches that may go
-    counts = np.zeros(devices + 1, np.int32)
-    for u in range(n_runs):
-        counts[runs.device[u] + 1] += 2 * micro_batches
-    first = np.cumsum(counts).astype(np.int32)
+    first = first_rows(runs, devices, micro_batches)
     place = first[:-1].copy()
     total = first[-1]
     run, micro, back = np.empty(total, np.int32), np.empty(total, np.int32), np.empty(total, np.bool_)
@@ -319,14 +356,15 @@ def play_orders(
     choice = np.full(devices, -1, np.int32)
     taken = 0
     while taken < total:
-        before[:] = done
-        ready[0, :] = micro_batches
+        for u in range(n_runs):
+            before[0, u], before[1, u] = done[0, u], done[1, u]
+            ready[0, u], ready[1, u] = micro_batches, done[0, u]
         for e in range(len(forward.source)):
             ready[0, forward.target[e]] = min(ready[0, forward.target[e]], before[0, forward.source[e]])
-        ready[1, :] = before[0]
         for e in range(len(backward.source)):
             ready[1, backward.target[e]] = min(ready[1, backward.target[e]], before[1, backward.source[e]])
-        choice[:] = -1
+        for d in range(devices):
+            choice[d] = -1
         for u in range(n_runs):
             d = runs.device[u]
             may_forward = done[0, u] < ready[0, u] and (how != 1 or done[0, u] - done[1, u] < limit[u])

@@ -40,9 +40,9 @@ RULES = {
     "known-parameter": "the model has every parameter that a sync names, under its first name",
     "device-one-job": "a device works for one pipeline or one pool",
     "stages-cover-blocks": "stages follow each other: every block once, in the model's order",
-    "tensor-group": "devices of one kind, something to split, heads that divide",
+    "tensor-group": "devices of one kind, something to split, heads that divide; a device acts in one group",
     "sharded-replicas": "sharded state has two replicas or more with samples of their own and equal groups; "
-    "`sharded-all` also has ring syncs and no parameter tied across stages",
+    "`sharded-all` also has equal slices, ring syncs and no parameter tied across stages",
     "precision": "the job's own, and every device computes in it (or in fp32 if the job is mixed)",
     "place": "what the job places is where it says, and exists",
     "sync-twice": "no parameter is in two syncs",

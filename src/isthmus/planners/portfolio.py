@@ -105,7 +105,7 @@ def _best(
                 if best is None or candidate.price.step_seconds < best.price.step_seconds:
                     best = candidate
                 break
-            if not candidate.price.unreachable and (nearest is None or _missing(candidate) < _missing(nearest)):
+            if not candidate.price.impossible and (nearest is None or _missing(candidate) < _missing(nearest)):
                 nearest = candidate
         if progress is not None:
             progress(name, problem.calls - limit.first_call)

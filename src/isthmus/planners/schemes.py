@@ -116,6 +116,8 @@ def grid(problem: Problem, fix: Fix) -> Iterator[Ladder]:
             if len(groups) < pp * dp:
                 continue
             firsts = balanced_cut([stage_times(problem, groups[0])[1]] * pp)
+            if tp > 1 and not _all_split(problem, firsts):
+                continue
             for micro in _micro_sizes(problem, dp, fix):
                 members = [[(group, micro) for group in groups[s * dp : (s + 1) * dp]] for s in range(pp)]
                 yield [
@@ -149,6 +151,13 @@ def _tensor_degrees(problem: Problem) -> list[int]:
     heads = {block.tensor.heads for block in problem.graph.blocks if block.tensor is not None}
     largest = max(max(host.devices.values(), default=0) for host in problem.cluster.hosts.values())
     return [tp for tp in range(1, largest + 1) if all(h % tp == 0 for h in heads)] if heads else [1]
+
+
+def _all_split(problem: Problem, firsts: Sequence[int]) -> bool:
+    """Whether every stage has something that a tensor group can split."""
+    blocks = problem.graph.blocks
+    ends = [*firsts[1:], len(blocks)]
+    return all(any(block.tensor for block in blocks[a:b]) for a, b in zip(firsts, ends, strict=True))
 
 
 def _groups(problem: Problem, devices: Sequence[str], tp: int) -> list[tuple[str, ...]]:

@@ -1,10 +1,12 @@
-"""BERT: a bidirectional encoder that predicts masked tokens. Devlin et al. 2019.
+"""BERT: a bidirectional encoder that predicts masked tokens, or where an answer starts and ends. Devlin et al. 2019.
 
-The large model with its masked-token head has 335,174,458 parameters (the head's weight is the token embedding).
+The large model with its masked-token head has 335,174,458 parameters (the head's weight is the token embedding). The
+small one is that of Turc et al. 2019. RoBERTa has the same trunk.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -12,28 +14,44 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from isthmus.model.built import BuiltModel
-from isthmus.model.zoo.synthetic import cross_entropy, masked_tokens
+from isthmus.model.zoo.synthetic import cross_entropy, masked_tokens, spans
 
-__all__ = ["Bert", "bert"]
+__all__ = ["Bert", "BertSpans", "Sizes", "Transform", "Trunk", "bert", "bert_spans", "initialise"]
 
-_EPSILON = 1e-12
 _MASK_TOKEN = 103  # [MASK] in the published vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What the trunk is made of; position 0 has row `offset` of its table."""
+
+    layers: int
+    width: int
+    heads: int
+    inner: int
+    longest: int
+    vocabulary: int
+    segments: int = 2
+    offset: int = 0
+    epsilon: float = 1e-12
+    dropout: float = 0.1
 
 
 class Embeddings(nn.Module):
     """Sum of token, position and segment embeddings; all tokens are of segment 0 here."""
 
-    def __init__(self, width: int, longest: int, vocabulary: int, dropout: float) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.word_embeddings = nn.Embedding(vocabulary, width)
-        self.position_embeddings = nn.Embedding(longest, width)
-        self.token_type_embeddings = nn.Embedding(2, width)
-        self.LayerNorm = nn.LayerNorm(width, eps=_EPSILON)
-        self.dropout = nn.Dropout(dropout)
+        self.offset = sizes.offset
+        self.word_embeddings = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.position_embeddings = nn.Embedding(sizes.offset + sizes.longest, sizes.width)
+        self.token_type_embeddings = nn.Embedding(sizes.segments, sizes.width)
+        self.LayerNorm = nn.LayerNorm(sizes.width, eps=sizes.epsilon)
+        self.dropout = nn.Dropout(sizes.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[batch, sequence] -> [batch, sequence, width]."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        positions = torch.arange(self.offset, self.offset + tokens.shape[1], device=tokens.device)
         x = self.word_embeddings(tokens) + self.token_type_embeddings(torch.zeros_like(tokens))
         out: Tensor = self.dropout(self.LayerNorm(x + self.position_embeddings(positions)))
         return out
@@ -42,12 +60,12 @@ class Embeddings(nn.Module):
 class SelfAttention(nn.Module):
     """Every position attends to every other."""
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
+        self.heads, self.dropout = sizes.heads, sizes.dropout
+        self.query = nn.Linear(sizes.width, sizes.width)
+        self.key = nn.Linear(sizes.width, sizes.width)
+        self.value = nn.Linear(sizes.width, sizes.width)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, width] -> the same."""
@@ -63,11 +81,11 @@ class SelfAttention(nn.Module):
 class Output(nn.Module):
     """A linear layer, added to the residual and normed."""
 
-    def __init__(self, inputs: int, width: int, dropout: float) -> None:
+    def __init__(self, inputs: int, sizes: Sizes) -> None:
         super().__init__()
-        self.dense = nn.Linear(inputs, width)
-        self.LayerNorm = nn.LayerNorm(width, eps=_EPSILON)
-        self.dropout = nn.Dropout(dropout)
+        self.dense = nn.Linear(inputs, sizes.width)
+        self.LayerNorm = nn.LayerNorm(sizes.width, eps=sizes.epsilon)
+        self.dropout = nn.Dropout(sizes.dropout)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """norm(dropout(dense(x)) + residual)."""
@@ -78,10 +96,10 @@ class Output(nn.Module):
 class Attention(nn.Module):
     """Self-attention and its output layer."""
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.self = SelfAttention(width, heads, dropout)
-        self.output = Output(width, width, dropout)
+        self.self = SelfAttention(sizes)
+        self.output = Output(sizes.width, sizes)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, width] -> the same."""
@@ -104,11 +122,11 @@ class Dense(nn.Module):
 class Layer(nn.Module):
     """Attention, then two linear layers with GELU between; the norm comes after each."""
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.attention = Attention(width, heads, dropout)
-        self.intermediate = Dense(width, 4 * width)
-        self.output = Output(4 * width, width, dropout)
+        self.attention = Attention(sizes)
+        self.intermediate = Dense(sizes.width, sizes.inner)
+        self.output = Output(sizes.inner, sizes)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, width] -> the same."""
@@ -120,9 +138,9 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """The layers, one after another."""
 
-    def __init__(self, layers: int, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(Layer(width, heads, dropout) for _ in range(layers))
+        self.layer = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, width] -> the same."""
@@ -134,10 +152,10 @@ class Encoder(nn.Module):
 class Trunk(nn.Module):
     """Embeddings and encoder."""
 
-    def __init__(self, layers: int, width: int, heads: int, longest: int, vocabulary: int, dropout: float) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.embeddings = Embeddings(width, longest, vocabulary, dropout)
-        self.encoder = Encoder(layers, width, heads, dropout)
+        self.embeddings = Embeddings(sizes)
+        self.encoder = Encoder(sizes)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[batch, sequence] -> [batch, sequence, width]."""
@@ -148,9 +166,9 @@ class Trunk(nn.Module):
 class Transform(Dense):
     """What the head does before its logits: a linear layer, GELU, norm."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__(width, width)
-        self.LayerNorm = nn.LayerNorm(width, eps=_EPSILON)
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__(sizes.width, sizes.width)
+        self.LayerNorm = nn.LayerNorm(sizes.width, eps=sizes.epsilon)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, width] -> the same."""
@@ -161,10 +179,10 @@ class Transform(Dense):
 class Predictions(nn.Module):
     """The head: transform, then logits."""
 
-    def __init__(self, width: int, vocabulary: int) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.transform = Transform(width)
-        self.decoder = nn.Linear(width, vocabulary)
+        self.transform = Transform(sizes)
+        self.decoder = nn.Linear(sizes.width, sizes.vocabulary)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, width] -> [batch, sequence, vocabulary]."""
@@ -175,9 +193,9 @@ class Predictions(nn.Module):
 class Head(nn.Module):
     """Holds the predictions, under the name that the well-known implementation gives them."""
 
-    def __init__(self, width: int, vocabulary: int) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.predictions = Predictions(width, vocabulary)
+        self.predictions = Predictions(sizes)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, width] -> [batch, sequence, vocabulary]."""
@@ -188,25 +206,12 @@ class Head(nn.Module):
 class Bert(nn.Module):
     """Token numbers [batch, sequence] -> logits [batch, sequence, vocabulary]; the head shares the embedding."""
 
-    def __init__(
-        self,
-        *,
-        layers: int,
-        width: int,
-        heads: int,
-        longest: int = 512,
-        vocabulary: int = 30522,
-        dropout: float = 0.1,
-    ) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.bert = Trunk(layers, width, heads, longest, vocabulary, dropout)
-        self.cls = Head(width, vocabulary)
+        self.bert = Trunk(sizes)
+        self.cls = Head(sizes)
         self.cls.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+        initialise(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the token at each position."""
@@ -214,18 +219,39 @@ class Bert(nn.Module):
         return out
 
 
-def bert(
-    *,
-    name: str,
-    sequence: int,
-    layers: int,
-    width: int,
-    heads: int,
-    longest: int,
-    vocabulary: int = 30522,
-    dropout: float = 0.1,
-) -> BuiltModel:
+class BertSpans(nn.Module):
+    """Token numbers [batch, sequence] -> logits [batch, 2, sequence]: where an answer starts, and where it ends."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.bert = Trunk(sizes)
+        self.qa_outputs = nn.Linear(sizes.width, 2)
+        initialise(self)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of each position."""
+        out: Tensor = self.qa_outputs(self.bert(tokens)).transpose(1, 2)
+        return out
+
+
+def initialise(model: nn.Module) -> None:
+    """Matrices normal with deviation 0.02, biases zero."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            nn.init.normal_(parameter, std=0.02)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)
+
+
+def bert(*, name: str, sequence: int, vocabulary: int = 30522, **sizes: int) -> BuiltModel:
     """A BERT with masked-token prediction."""
-    module = Bert(layers=layers, width=width, heads=heads, longest=longest, vocabulary=vocabulary, dropout=dropout)
+    module = Bert(Sizes(vocabulary=vocabulary, **sizes))
     draw = partial(masked_tokens, vocabulary=vocabulary, sequence=sequence, mask=min(_MASK_TOKEN, vocabulary - 1))
+    return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)
+
+
+def bert_spans(*, name: str, sequence: int, vocabulary: int, **sizes: int) -> BuiltModel:
+    """A BERT that finds answers in a text, as for SQuAD."""
+    module = BertSpans(Sizes(vocabulary=vocabulary, **sizes))
+    draw = partial(spans, vocabulary=vocabulary, sequence=sequence)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from isthmus.model.capture import Example
 
-__all__ = ["cross_entropy", "images", "masked_tokens", "next_tokens", "token_ids", "vectors"]
+__all__ = ["cross_entropy", "images", "masked_tokens", "next_tokens", "spans", "token_ids", "token_pairs", "vectors"]
 
 IGNORED = -100  # cross entropy's mark for "no target here"
 
@@ -43,6 +43,22 @@ def masked_tokens(
     hidden = torch.rand((batch, sequence), generator=generator, device="cpu") < rate
     hidden[:, 0] = True
     return Example(args=(tokens.masked_fill(hidden, mask),), kwargs={}), tokens.masked_fill(~hidden, IGNORED)
+
+
+def token_pairs(batch: int, seed: int, *, vocabulary: int, sequence: int) -> tuple[Example, Tensor]:
+    """Two sequences of equal length, what is read and what is written; the targets follow the latter's positions."""
+    generator = _generator(seed)
+    source = token_ids((batch, sequence), vocabulary, generator)
+    written = token_ids((batch, sequence + 1), vocabulary, generator)
+    return Example(args=(source, written[:, :-1].contiguous()), kwargs={}), written[:, 1:].contiguous()
+
+
+def spans(batch: int, seed: int, *, vocabulary: int, sequence: int) -> tuple[Example, Tensor]:
+    """Token sequences; the targets [batch, 2] are the first and the last position of an answer."""
+    generator = _generator(seed)
+    tokens = token_ids((batch, sequence), vocabulary, generator)
+    ends = torch.randint(sequence, (batch, 2), generator=generator, device="cpu")
+    return Example(args=(tokens,), kwargs={}), ends.sort(dim=1).values
 
 
 def images(batch: int, seed: int, *, size: int, classes: int, channels: int = 3) -> tuple[Example, Tensor]:

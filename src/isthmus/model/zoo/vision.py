@@ -1,6 +1,7 @@
-"""VGG-19 and ResNet-101 for 224 × 224 images of 1000 classes.
+"""VGG-19, ResNet-101 and Wide ResNet-101-2 for 224 × 224 images of 1000 classes.
 
-Simonyan and Zisserman 2015; He et al. 2016, with the stride on the 3 × 3 convolution as everybody trains it today.
+Simonyan and Zisserman 2015; He et al. 2016, with the stride on the 3 × 3 convolution as everybody trains it today;
+Zagoruyko and Komodakis 2016: the 3 × 3 convolutions are twice as wide.
 """
 
 from __future__ import annotations
@@ -58,9 +59,8 @@ def _convolutions(runs: tuple[int, ...]) -> list[nn.Module]:
 class Bottleneck(nn.Module):
     """1 × 1, 3 × 3 and 1 × 1 convolutions, added to the (possibly projected) input."""
 
-    def __init__(self, inputs: int, inner: int, stride: int) -> None:
+    def __init__(self, inputs: int, inner: int, outputs: int, stride: int) -> None:
         super().__init__()
-        outputs = 4 * inner
         self.conv1 = nn.Conv2d(inputs, inner, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(inner)
         self.conv2 = nn.Conv2d(inner, inner, 3, stride=stride, padding=1, bias=False)
@@ -74,7 +74,7 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, inputs, height, width] -> [batch, 4 inner, height / stride, width / stride]."""
+        """[batch, inputs, height, width] -> [batch, outputs, height / stride, width / stride]."""
         y = F.relu(self.bn1(self.conv1(x)))
         y = F.relu(self.bn2(self.conv2(y)))
         return F.relu(self.bn3(self.conv3(y)) + self.downsample(x))
@@ -83,15 +83,15 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """A wide first convolution, four runs of bottlenecks, one linear layer."""
 
-    def __init__(self, *, bottlenecks: tuple[int, int, int, int], classes: int) -> None:
+    def __init__(self, *, bottlenecks: tuple[int, int, int, int], classes: int, widening: int = 1) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-        self.layer1 = _bottlenecks(64, 64, bottlenecks[0], stride=1)
-        self.layer2 = _bottlenecks(256, 128, bottlenecks[1], stride=2)
-        self.layer3 = _bottlenecks(512, 256, bottlenecks[2], stride=2)
-        self.layer4 = _bottlenecks(1024, 512, bottlenecks[3], stride=2)
+        self.layer1 = _bottlenecks(64, 64 * widening, 256, bottlenecks[0], stride=1)
+        self.layer2 = _bottlenecks(256, 128 * widening, 512, bottlenecks[1], stride=2)
+        self.layer3 = _bottlenecks(512, 256 * widening, 1024, bottlenecks[2], stride=2)
+        self.layer4 = _bottlenecks(1024, 512 * widening, 2048, bottlenecks[3], stride=2)
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         self.fc = nn.Linear(2048, classes)
         _initialise(self)
@@ -104,9 +104,9 @@ class ResNet(nn.Module):
         return out
 
 
-def _bottlenecks(inputs: int, inner: int, count: int, *, stride: int) -> nn.Sequential:
-    first = Bottleneck(inputs, inner, stride)
-    return nn.Sequential(first, *(Bottleneck(4 * inner, inner, 1) for _ in range(count - 1)))
+def _bottlenecks(inputs: int, inner: int, outputs: int, count: int, *, stride: int) -> nn.Sequential:
+    first = Bottleneck(inputs, inner, outputs, stride)
+    return nn.Sequential(first, *(Bottleneck(outputs, inner, outputs, 1) for _ in range(count - 1)))
 
 
 def _initialise(model: nn.Module) -> None:
@@ -123,8 +123,8 @@ def vgg(*, name: str, sequence: None, convolutions: tuple[int, ...], dropout: fl
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)
 
 
-def resnet(*, name: str, sequence: None, bottlenecks: tuple[int, int, int, int]) -> BuiltModel:
+def resnet(*, name: str, sequence: None, bottlenecks: tuple[int, int, int, int], widening: int = 1) -> BuiltModel:
     """A ResNet that classifies images."""
-    module = ResNet(bottlenecks=bottlenecks, classes=_CLASSES)
+    module = ResNet(bottlenecks=bottlenecks, classes=_CLASSES, widening=widening)
     draw = partial(images, size=_SIZE, classes=_CLASSES)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)

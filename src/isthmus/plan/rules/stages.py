@@ -47,6 +47,7 @@ def check_stages(part: ResolvedPipeline, resolved: Resolved, cluster: Cluster) -
         for replica in run.replicas:
             _check_group(replica, graph, (run.first, run.last), resolved, at)
         _check_sharded(stage, run.duplicate, at)
+    _check_one_group(part, resolved, where)
     used = {device for stage in part.stages for replica in stage.replicas for device in replica.devices}
     _check_precision(job, part.pipeline.precision, used, resolved, cluster, where)
     _check_place(part, resolved, cluster, where)
@@ -92,6 +93,23 @@ def _name(graph: BlockGraph, block: int) -> str:
     return graph.blocks[block].name
 
 
+def _check_one_group(part: ResolvedPipeline, resolved: Resolved, where: str) -> None:
+    """A device acts in one tensor group at most; only the first of a group may also be a replica of its own."""
+    groups = {replica.devices for stage in part.stages for replica in stage.replicas}
+    member: dict[int, tuple[int, ...]] = {}
+    for group in sorted(groups, key=len, reverse=True):
+        for device in group:
+            other = member.setdefault(device, group)
+            if other != group and not (len(group) == 1 and other[0] == device):
+                raise PlanError(
+                    "tensor-group",
+                    f"{resolved.devices[device].name} acts in two ways",
+                    where=where,
+                    found=" and ".join(" + ".join(resolved.devices[d].name for d in g) for g in (other, group)),
+                    expected="one tensor group for a device in all its stages; its first device may also stand alone",
+                )
+
+
 def _check_group(
     replica: ResolvedReplica, graph: BlockGraph, run: tuple[int, int], resolved: Resolved, where: str
 ) -> None:
@@ -132,6 +150,15 @@ def _check_sharded(stage: Stage, duplicate: bool, where: str) -> None:
             found="replicas that all compute the same samples" if duplicate else f"{len(stage.replicas)} replicas",
             expected="two replicas or more of equal numbers of devices, each with its own samples",
             next="Use replicated state",
+        )
+    slices = sorted({replica.slices for replica in stage.replicas})
+    if stage.state == "sharded-all" and len(slices) > 1:
+        raise PlanError(
+            "sharded-replicas",
+            "the replicas of a sharded-all stage gather weights slice by slice together",
+            where=where,
+            found=f"replicas in {' and '.join(map(str, slices))} slices",
+            expected="equal slices",
         )
 
 

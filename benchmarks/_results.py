@@ -1,0 +1,153 @@
+"""What every benchmark shares: its arguments, its claims, its table and its file of results.
+
+A full run writes `benchmarks/results/NAME.json`, which is committed and quoted; a quick one writes
+`build/benchmarks/NAME.json`, so that it never replaces the figures of a full run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["ROOT", "Claim", "Options", "at_least", "at_most", "equal", "finish", "options", "skip"]
+
+ROOT = Path(__file__).resolve().parents[1]
+_PACKAGES = ("torch", "numba", "numpy", "scipy")
+
+
+class Claim(NamedTuple):
+    """A figure that the project states: what it must be, what it is here."""
+
+    name: str
+    target: str  # `>= 1000`, `<= 0.05`, `== 44549160`
+    measured: float
+    holds: bool
+
+
+class Options(NamedTuple):
+    """How a benchmark was called."""
+
+    name: str
+    quick: bool
+    seed: int
+    folder: Path  # of the results
+
+
+def at_least(name: str, measured: float, target: float) -> Claim:
+    return Claim(name, f">= {target:.12g}", measured, measured >= target)
+
+
+def at_most(name: str, measured: float, target: float) -> Claim:
+    return Claim(name, f"<= {target:.12g}", measured, measured <= target)
+
+
+def equal(name: str, measured: float, target: float) -> Claim:
+    return Claim(name, f"== {target:.12g}", measured, measured == target)
+
+
+def options(name: str, description: str | None) -> Options:
+    """The command line of a benchmark."""
+    parser = argparse.ArgumentParser(prog=f"benchmarks/{name}.py", description=description)
+    parser.add_argument("--quick", action="store_true", help="a smaller run of the same comparison")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    folder = ROOT / "build" / "benchmarks" if given.quick else ROOT / "benchmarks" / "results"
+    return Options(name, given.quick, given.seed, folder)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        **{package: _version(package) for package in _PACKAGES},
+    }
+
+
+def finish(
+    called: Options,
+    rows: Sequence[Mapping[str, Any]],
+    claims: Sequence[Claim],
+    *,
+    others: Mapping[str, Any] | None = None,
+) -> int:
+    """Print the rows and claims, write them, and return the exit code: 1 if a claim does not hold."""
+    result = {
+        "name": called.name,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "command": " ".join(["python", f"benchmarks/{called.name}.py", *sys.argv[1:]]),
+        "quick": called.quick,
+        "seed": called.seed,
+        **(others or {}),
+        "rows": list(rows),
+        "claims": [claim._asdict() for claim in claims],
+    }
+    called.folder.mkdir(parents=True, exist_ok=True)
+    file = called.folder / f"{called.name}.json"
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    _show(called, rows, claims, others or {})
+    print(f"wrote {os.path.relpath(file)}")
+    return 0 if all(claim.holds for claim in claims) else 1
+
+
+def skip(called: Options, reason: str) -> int:
+    """Say why there is nothing to measure; nothing is written."""
+    print(f"{called.name}: skipped: {reason}")
+    return 0
+
+
+def _show(
+    called: Options, rows: Sequence[Mapping[str, Any]], claims: Sequence[Claim], others: Mapping[str, Any]
+) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    table = Table(title=f"{called.name}{' (quick)' if called.quick else ''}, seed {called.seed}")
+    for column in columns:
+        table.add_column(column.replace("_", " "), justify="left" if column == columns[0] else "right")
+    for row in rows:
+        table.add_row(*(_text(row.get(column)) for column in columns))
+    console.print(table)
+    for name, value in others.items():
+        console.print(f"{name.replace('_', ' ')}: {_text(value)}")
+    for claim in claims:
+        console.print(f"{'holds' if claim.holds else 'FAILS'}  {claim.name}: {_text(claim.measured)} ({claim.target})")
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(part)}" for key, part in value.items())
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,122 @@
+"""Seconds of blocks and bytes of stages, from the formulas in the docstrings of `cost.compute` and `cost.memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from isthmus.cluster.spec import Cluster
+from isthmus.cost.compute import GAP, MATMUL, MEMORY, rate
+from isthmus.model.graph import Block
+from isthmus.model.job import Optimizer
+from isthmus.plan.resolve import ResolvedPipeline
+from isthmus.plan.types import Stage
+
+__all__ = ["WIDTH", "StageFacts", "block_seconds", "slowest", "state_of", "weights_come"]
+
+WIDTH = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def block_seconds(block: Block, cluster: Cluster, group: tuple[str, ...], precision: str, mixed: bool) -> list[float]:
+    """Forward a, c and backward a, c of one block on a device or tensor group: `cost.compute`'s docstring."""
+    kind, width, n = cluster.kind_of(group[0]), WIDTH[precision], len(group)
+    flops = rate(kind, precision, mixed)  # type: ignore[arg-type]
+    assert flops is not None
+    split = block.tensor if n > 1 else None
+    whole = 1.0 if split is None else 1.0 - min(1.0, split.flops / max(1.0, block.forward_flops)) * (n - 1) / n
+    moving = width / (MEMORY * kind.memory_bandwidth)
+    launch = block.operations * GAP + whole * block.weights_moved * moving
+    forward = whole * (block.forward_flops / (MATMUL * flops) + block.moved * moving)
+    backward = whole * (block.backward_flops / (MATMUL * flops) + 2 * block.moved * moving)
+    if split is None:
+        return [launch, forward, 2 * launch, backward]
+    latency, bandwidth = slowest(cluster, group)
+    once = split.reduces * 2 * (n - 1) * latency
+    each = split.reduces * 2 * (n - 1) * split.elements * width / (n * bandwidth)
+    return [launch + once, forward + each, 2 * launch + once, backward + each]
+
+
+def slowest(cluster: Cluster, group: tuple[str, ...]) -> tuple[float, float]:
+    """Longest latency and least bandwidth around a tensor group's ring."""
+    latencies, bandwidths = [], []
+    for a, b in zip(group, (*group[1:], group[0]), strict=True):
+        one, other = cluster.host_of(a), cluster.host_of(b)
+        if one.name == other.name:
+            latencies.append(one.latency)
+            bandwidths.append(one.bandwidth)
+        elif (link := cluster.link(one.name, other.name)) is not None:
+            latencies.append(link.latency)
+            bandwidths.append(min(link.bandwidth, one.nic, other.nic))
+    return max(latencies, default=0.0), min(bandwidths, default=float("inf"))
+
+
+def state_of(precision: str, optimizer: Optimizer, kept: float | None) -> tuple[float, float, float]:
+    """Weight, gradient and optimizer bytes per element; `kept` of a masked stage counts exempt tensors as kept."""
+    half = precision != "fp32"
+    moments = 8.0 if optimizer.name != "sgd" else 4.0 if optimizer.momentum else 0.0
+    if kept is None:
+        return (2.0, 2.0, 4.0 + moments) if half else (4.0, 4.0, moments)
+    if half:  # dense weights; kept: gradient 2 + its fp32 copy 4; master 4, moments, index 4, temporary 2
+        return 2.0, 6.0 * kept, (4.0 + moments + 6.0) * kept
+    return 4.0, 4.0 * kept, (moments + 8.0) * kept
+
+
+def weights_come(stage: Stage) -> str:
+    return "gathered" if stage.state == "sharded-all" else "loaded" if stage.spill == "all" else "resident"
+
+
+class StageFacts:
+    """What one stage holds, from its parameters by name."""
+
+    def __init__(self, part: ResolvedPipeline, s: int) -> None:
+        self.stage, self.graph = part.pipeline.stages[s], part.graph
+        self.range = range(part.stages[s].first, part.stages[s].last + 1)
+        self.blocks = [part.graph.blocks[b] for b in self.range]
+        self.width = WIDTH[part.pipeline.precision]
+        self.split = {name for block in self.blocks if block.tensor for name in block.tensor.parameters}
+        whole, pruned = self.count(self.blocks, 1), self.count(self.blocks, 1, linear=True)
+        lost = 0.0 if self.stage.kept is None else 1.0 - self.stage.kept
+        self.kept = 1.0 - lost * pruned / whole if whole else 1.0
+        masked = None if self.stage.kept is None else self.kept
+        self.weight, self.gradient, self.optimizer = state_of(
+            part.pipeline.precision, part.pipeline.job.optimizer, masked
+        )
+
+    def count(self, blocks: Iterable[Block], degree: int, *, linear: bool = False) -> float:
+        """Elements of blocks on each device of a tensor group, ties once; `linear`: only what a mask prunes."""
+        names = dict.fromkeys(name for block in blocks for name in block.parameters)
+        sizes = {n: p.elements for n in names if (p := self.graph.parameter[n]).linear or not linear}
+        return sum(size / (degree if name in self.split else 1) for name, size in sizes.items())
+
+    def elements(self, degree: int) -> float:
+        return self.count(self.blocks, degree)
+
+    def state(self, degree: int, parts: list[range]) -> tuple[float, float]:
+        """Bytes on a device and on its host; `parts`: blocks whose weights stream in together, two sets at a time."""
+        n = len(self.stage.replicas)
+        whole = self.elements(degree)
+        sets = [self.count([self.graph.blocks[b] for b in part if b in self.range], degree) for part in parts]
+        streaming = 2 * max(sets, default=0.0) * (self.weight + self.gradient)
+        resident = whole * (self.weight + self.gradient)
+        optimizer = whole * self.optimizer / (1 if self.stage.state == "replicated" else n)
+        if self.stage.state == "sharded-all":
+            resident /= n
+        room = streaming if weights_come(self.stage) != "resident" else 0.0
+        if self.stage.spill == "all":
+            return room, resident + optimizer
+        return (resident + room, optimizer) if self.stage.spill == "optimizer" else (resident + optimizer + room, 0.0)
+
+    def saved(self, degree: int) -> float:
+        """Bytes per sample from forward to backward: all that is saved, or what enters the blocks."""
+        if not self.stage.recompute:
+            split = [block.tensor.saved if block.tensor else 0.0 for block in self.blocks]
+            parts = zip(self.blocks, split, strict=True)
+            return self.width * sum(block.saved - part * (1 - 1 / degree) for block, part in parts)
+        return sum(
+            tensor.elements * (tensor.width or self.width) * sum(target in self.range for target in tensor.targets)
+            for tensor in self.graph.tensors
+        )
+
+    def transient(self) -> float:
+        """Bytes per sample while computing: the largest workspace, and the largest block that is being recomputed."""
+        again = max(block.saved for block in self.blocks) if self.stage.recompute else 0.0
+        return self.width * (max(block.workspace for block in self.blocks) + again)

@@ -1,0 +1,495 @@
+"""What a plan costs, again: slow, plain Python on names and lists, the judge of the compiled path.
+
+Written from DESIGN, docs/events.md and the docstrings of `cost` and `plan.schedule`. It shares with the compiled path
+only `plan.resolve` (names to numbers, who supplies whom) and the constants of the cost model; the task graph it makes
+is played by the event engine, which has a judge of its own (`tests/cost/reference.py`).
+
+    plan ─▶ runs, flows, orders ─▶ Task objects ─▶ arrays ─▶ engine ─▶ Judgement
+            (reference_order)      (reference_tasks)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from isthmus.cluster.spec import Cluster
+from isthmus.cost.compute import MATMUL, MEMORY, rate
+from isthmus.cost.engine import run as play
+from isthmus.cost.flat import HOST_ADAM
+from isthmus.cost.memory import CONTEXT
+from isthmus.model.graph import BlockGraph
+from isthmus.plan.policy import POLICIES, Candidate
+from isthmus.plan.resolve import Resolved, ResolvedPipeline, ResolvedPool, ResolvedSync, resolve
+from isthmus.plan.types import Plan, PoolJob, Stage
+from tests.cost.reference_costs import WIDTH, StageFacts, block_seconds, state_of, weights_come
+from tests.cost.reference_order import Flows, Run, flows_of, orders_of, runs_of
+from tests.cost.reference_tasks import Net, Task, Writer, arrays, ring, server, tree
+
+__all__ = ["Judgement", "judge"]
+
+
+@dataclass(eq=False)
+class Judgement:
+    """Seconds by job, memory by device and host, and every task with when it ended."""
+
+    jobs: dict[str, float]
+    memory: dict[str, float]
+    hosts: dict[str, float]  # bytes spilled to each host
+    ends: list[tuple[str, float]]  # kind, end
+
+    @property
+    def step_seconds(self) -> float:
+        return max(self.jobs.values())
+
+
+class PipelineWriter:
+    """One step of one pipeline as tasks."""
+
+    def __init__(self, resolved: Resolved, part: ResolvedPipeline, w: Writer) -> None:
+        self.part, self.w, self.cluster = part, w, w.net.cluster
+        self.pipeline, self.graph = part.pipeline, part.graph
+        self.names = [device.name for device in resolved.devices]
+        self.micro, self.width = self.pipeline.micro_batches, WIDTH[self.pipeline.precision]
+        self.runs = runs_of(part, self.names)
+        self.forward = flows_of(resolved, part, self.runs, back=False)
+        self.backward = flows_of(resolved, part, self.runs, back=True)
+        self.orders = orders_of(
+            self.runs, self.forward, self.backward, self.micro, self.pipeline.schedule, self.pipeline.ahead
+        )
+        self.cuts = {run.number: self.cuts_of(run) for run in self.runs}
+        self.parts: dict[tuple[int, str, int, int], list[tuple[int, Task]]] = {}  # of an operation: lowest block, task
+        self.streamed: dict[str, list[Task]] = {}  # parts with streamed weights of each device, in order
+        self.gates: dict[Task, Task] = {}  # of a part whose weights are gathered: when gathering may start
+        self.last: dict[str, Task] = {}
+        self.stores: dict[tuple[str, int], list[Task]] = {}  # (device, stage) -> gradients on their way to the host
+        self.updates: dict[str, Task] = {}
+
+    def write(self) -> None:
+        for device in self.names:
+            for u, way, m in self.orders.get(device, ()):
+                for k in range(self.runs[u].slices):
+                    self.operation(self.runs[u], way, m, k)
+        self.messages("activation", "F", self.forward)
+        self.messages("gradient", "B", self.backward)
+        self.update_all()
+        self.gather_all()
+        for sync in self.part.syncs:
+            self.sync(sync)
+
+    # Computing.
+
+    def blocks(self, run: Run) -> range:
+        return range(self.part.stages[run.copies[0][0]].first, self.part.stages[run.copies[-1][0]].last + 1)
+
+    def stage(self, s: int) -> Stage:
+        return self.pipeline.stages[s]
+
+    def cuts_of(self, run: Run) -> set[int]:
+        """Blocks at which a part starts: the run's first, where streamed weights come, where buckets become final."""
+        cuts = {self.blocks(run)[0]}
+        for s, _ in run.copies:
+            stage = self.part.stages[s]
+            if weights_come(self.stage(s)) == "gathered":
+                cuts.add(stage.first)
+            elif weights_come(self.stage(s)) == "loaded":
+                cuts.update(range(stage.first, stage.last + 1))
+        for sync in self.part.syncs:
+            if sync.how != "duplicate" and run.device in self.leads(sync):
+                cuts.update(self.users(sync, run)[:1])
+        return cuts
+
+    def leads(self, sync: ResolvedSync) -> list[str]:
+        return [self.names[d] for d in sync.participants]
+
+    def users(self, sync: ResolvedSync, run: Run) -> list[int]:
+        """The run's blocks that use a parameter of the bucket."""
+        return [b for b in self.blocks(run) if set(self.graph.blocks[b].parameters) & set(sync.parameters)]
+
+    def seconds(self, run: Run, way: str, blocks: range, samples: int) -> float:
+        total = 0.0
+        for b in blocks:
+            a = block_seconds(
+                self.graph.blocks[b], self.cluster, run.devices, self.pipeline.precision, self.pipeline.job.mixed
+            )
+            again = self.stage(self.part.stage_of[b]).recompute
+            total += a[0] + a[1] * samples if way == "F" or again else 0.0
+            total += a[2] + a[3] * samples if way == "B" else 0.0
+        return total
+
+    def operation(self, run: Run, way: str, m: int, k: int) -> None:
+        """One slice forward or backward, in parts where weights stream in and in the run's last backward."""
+        come = weights_come(self.stage(run.copies[0][0]))
+        final = way == "B" and m == self.micro - 1 and k == run.slices - 1
+        blocks = self.blocks(run)
+        starts = sorted(self.cuts[run.number]) if final or come != "resident" else [blocks[0]]
+        spans = [range(a, b) for a, b in zip(starts, [*starts[1:], blocks[-1] + 1], strict=True)]
+        lo, hi = run.slice(k)
+        written = self.parts.setdefault((run.number, way, m, k), [])
+        for span in spans if way == "F" else reversed(spans):
+            kind = "forward" if way == "F" else "backward"
+            seconds = self.seconds(run, way, span, hi - lo)
+            task = self.w.fixed(kind, ("compute", run.device), seconds, self.last.get(run.device))
+            self.last[run.device] = task
+            written.append((span[0], task))
+            if come != "resident":
+                self.stream(run, way, span, task, come)
+
+    def stream(self, run: Run, way: str, span: range, task: Task, come: str) -> None:
+        """The weights of one part; they may come while the part before computes, not earlier."""
+        earlier = self.streamed.setdefault(run.device, [])
+        room = earlier[-2] if len(earlier) > 1 else None
+        size = self.weight_bytes(span, len(run.devices))
+        if come == "loaded":
+            task.after.append(self.w.bus("load", run.device, size, room))
+            if way == "B":
+                stored = self.w.bus("store", run.device, size, task)
+                self.stores.setdefault((run.device, self.part.stage_of[span[0]]), []).append(stored)
+        else:
+            self.gates[task] = self.w.gate(room)
+        earlier.append(task)
+
+    def weight_bytes(self, blocks: Iterable[int], degree: int) -> float:
+        """Weights (or gradients) of some blocks on each device of a group; what is tied among them counts once."""
+        split = {name for b in blocks if (t := self.graph.blocks[b].tensor) for name in t.parameters}
+        names = dict.fromkeys(name for b in blocks for name in self.graph.blocks[b].parameters)
+        size = sum(self.graph.parameter[n].elements / (degree if n in split else 1) for n in names)
+        return size * self.width
+
+    # Sending.
+
+    def messages(self, kind: str, way: str, flows: Flows) -> None:
+        """For each pair of slices the samples that both have; what does not grow with samples is in every message."""
+        for m in range(self.micro):
+            for (u, v), (each, always) in flows.items():
+                a, b = self.runs[u], self.runs[v]
+                for k in range(a.slices):
+                    for j in range(b.slices):
+                        (lo, hi), (low, high) = a.slice(k), b.slice(j)
+                        both = min(hi, high) - max(lo, low)
+                        if both > 0:
+                            done, waiting = self.parts[u, way, m, k][-1][1], self.parts[v, way, m, j][0][1]
+                            size = both * each + always
+                            waiting.after.append(self.w.message(kind, "send", a.device, b.device, size, done))
+
+    # Updating.
+
+    def update_all(self) -> None:
+        """One update a device after all it computes; spilled state is updated on the host."""
+        for device in self.names:
+            if device not in self.last:
+                continue
+            mine = [(s, r) for s, st in enumerate(self.part.stages) for r, q in enumerate(st.replicas)
+                    if self.names[q.devices[0]] == device]  # fmt: skip
+            here = sum(self.update_seconds(s, r) for s, r in mine if self.stage(s).spill == "none")
+            update = self.updates[device] = self.w.fixed("update", ("compute", device), here, self.last[device])
+            for s, r in mine:
+                if self.stage(s).spill != "none":
+                    self.host_update(device, s, r, update)
+
+    def host_update(self, device: str, s: int, r: int, update: Task) -> None:
+        stage = self.part.stages[s]
+        size = self.weight_bytes(range(stage.first, stage.last + 1), len(stage.replicas[r].devices))
+        waits = [update, *self.stores.get((device, s), ())]
+        if self.stage(s).spill == "optimizer":
+            waits = [self.w.bus("store", device, size, update)]
+        lane = ("processor", self.cluster.host_of(device).name)
+        host = self.w.fixed("host update", lane, self.update_seconds(s, r), *waits)
+        if self.stage(s).spill == "optimizer":
+            self.w.bus("load", device, size, host)
+
+    def update_seconds(self, s: int, r: int) -> float:
+        """Read and write master weight and moments, read the gradient: over memory, or by the host's cores."""
+        replica, stage = self.part.stages[s].replicas[r], self.stage(s)
+        device = self.names[replica.devices[0]]
+        elements = StageFacts(self.part, s).elements(len(replica.devices)) * StageFacts(self.part, s).kept
+        elements /= 1 if stage.state == "replicated" else len(stage.replicas)
+        if stage.spill != "none":
+            return elements / (HOST_ADAM * self.cluster.host_of(device).cores)
+        optimizer = self.pipeline.job.optimizer
+        moments = 8.0 if optimizer.name != "sgd" else 4.0 if optimizer.momentum else 0.0
+        return elements * (12.0 + 2 * moments) / (self.cluster.kind_of(device).memory_bandwidth * MEMORY)
+
+    # Making equal.
+
+    def gather_all(self) -> None:
+        """Sharded-all: every part waits until its stage's replicas have passed their pieces of it around."""
+        for s, stage in enumerate(self.part.stages):
+            if weights_come(self.stage(s)) != "gathered":
+                continue
+            copies = [next(u for u in self.runs if (s, r) in u.copies) for r in range(len(stage.replicas))]
+            firsts = sorted(c for c in self.cuts[copies[0].number] if stage.first <= c <= stage.last)
+            for way in "FB":
+                for m in range(self.micro):
+                    for k in range(copies[0].slices):
+                        for a, b in zip(firsts, [*firsts[1:], stage.last + 1], strict=True):
+                            self.gather(copies, [dict(self.parts[u.number, way, m, k])[a] for u in copies], range(a, b))
+
+    def gather(self, copies: list[Run], parts: list[Task], blocks: range) -> None:
+        size = self.weight_bytes(blocks, len(copies[0].devices))
+        ready = [self.gates[task] for task in parts]
+        done = ring(self.w, "load", [u.device for u in copies], ready, size, len(copies) - 1)
+        for task, got in zip(parts, done, strict=True):
+            task.after.append(got)
+
+    def sync(self, sync: ResolvedSync) -> None:
+        """Equal tensor groups sync member by member, each its own part; other replicas by their first devices."""
+        if sync.how == "duplicate":
+            return
+        leads, degree = self.leads(sync), self.degree(sync)
+        groups = [self.group(sync, lead) for lead in leads]
+        for member in range(degree):
+            devices = [group[member] for group in groups] if degree > 1 else leads
+            if sync.how == "factors":
+                self.factors(sync, leads, devices)
+            else:
+                self.reduce(sync, leads, devices, self.bucket_bytes(sync, degree))
+
+    def degree(self, sync: ResolvedSync) -> int:
+        degrees = {len(self.group(sync, lead)) for lead in self.leads(sync)}
+        return degrees.pop() if len(degrees) == 1 else 1
+
+    def group(self, sync: ResolvedSync, lead: str) -> tuple[str, ...]:
+        return next(u.devices for u in self.runs if u.device == lead and self.users(sync, u))
+
+    def bucket_bytes(self, sync: ResolvedSync, degree: int) -> float:
+        """Each member's part of the bucket; `sparse` sends kept values only, and exempt tensors are kept whole."""
+        split = {name for block in self.graph.blocks if block.tensor for name in block.tensor.parameters}
+        kept = next((stage.kept for stage in self.pipeline.stages if stage.kept is not None), 1.0)
+        size = 0.0
+        for name in sync.parameters:
+            parameter = self.graph.parameter[name]
+            elements = parameter.elements / (degree if name in split else 1)
+            size += elements * (kept if sync.how == "sparse" and parameter.linear else 1.0) * self.width
+        return size
+
+    def reduce(self, sync: ResolvedSync, leads: list[str], devices: list[str], size: float) -> None:
+        stages = {self.part.stage_of[b] for u in self.runs for b in self.users(sync, u)}
+        sharded = any(self.stage(s).state == "sharded-all" for s in stages)
+        slices = next(u.slices for u in self.runs if self.users(sync, u))
+        turns = [(m, k) for m in range(self.micro) for k in range(slices)] if sharded else [(self.micro - 1, -1)]
+        for m, k in turns:
+            ready = [self.final(sync, lead, m, k) for lead in leads]
+            for _ in range(sync.segments):
+                piece = size / sync.segments
+                if sync.how == "server":
+                    assert sync.root is not None
+                    done = server(self.w, devices, ready, piece, self.names[sync.root])
+                elif sync.how == "tree":
+                    done = tree(self.w, devices, ready, piece)
+                else:
+                    done = ring(self.w, "sync", devices, ready, piece, (len(devices) - 1) * (1 if sharded else 2))
+                for lead, task in zip(leads, done, strict=True):
+                    self.updates[lead].after.append(task)
+
+    def final(self, sync: ResolvedSync, lead: str, m: int, k: int) -> Task:
+        """After which the lead has its gradients of the bucket: the lowest parts of all its runs that use it."""
+        tasks = []
+        for u in self.runs:
+            if u.device == lead and self.users(sync, u):
+                parts = self.parts[u.number, "B", m, k % u.slices]
+                tasks.append(next(task for low, task in parts if low <= self.users(sync, u)[0]))
+        return tasks[0] if len(tasks) == 1 else self.w.gate(*tasks)
+
+    def factors(self, sync: ResolvedSync, leads: list[str], devices: list[str]) -> None:
+        """After each backward all its inputs and output gradients go to every other, which redoes the product."""
+        linear = [p.linear for name in sync.parameters if (p := self.graph.parameter[name]).linear]
+        size = sum(x.rows * (x.inputs + x.outputs) for x in linear) * self.width
+        product = sum(2.0 * x.rows * x.inputs * x.outputs for x in linear)
+        copies = [next(u for u in self.runs if u.device == lead and self.users(sync, u)) for lead in leads]
+        rebuilds = []
+        for run in copies:
+            others = self.micro * sum(u.share for u in copies if u is not run)
+            flops = rate(self.cluster.kind_of(run.device), self.pipeline.precision, self.pipeline.job.mixed)
+            assert flops is not None
+            task = self.w.fixed("rebuild", ("compute", run.device), others * product / (flops * MATMUL))
+            self.updates[run.device].after.append(task)
+            rebuilds.append(task)
+        for i, run in enumerate(copies):
+            for m in range(self.micro):
+                for k in range(run.slices):
+                    lo, hi = run.slice(k)
+                    done = self.parts[run.number, "B", m, k][-1][1]
+                    for j in range(len(copies)):
+                        if j != i:
+                            got = self.w.message("sync", "sync", devices[i], devices[j], (hi - lo) * size, done)
+                            rebuilds[j].after.append(got)
+
+
+def pipeline_memory(written: PipelineWriter, device_bytes: dict[str, float], host_bytes: dict[str, float]) -> None:
+    """Adds the state of each replica, and the largest sum of live activations with one bucket's buffer."""
+    part = written.part
+    for run in written.runs:
+        for s, _ in run.copies:
+            cuts = sorted(written.cuts[run.number])
+            parts = [range(a, b) for a, b in zip(cuts, [*cuts[1:], written.blocks(run)[-1] + 1], strict=True)]
+            parts = [span for span in parts if span[0] in StageFacts(part, s).range]
+            on_device, on_host = StageFacts(part, s).state(len(run.devices), parts)
+            for device in run.devices:
+                _add(device_bytes, device, on_device)
+                _add(host_bytes, written.cluster.host_of(device).name, on_host)
+    sent = [written.bucket_bytes(sync, written.degree(sync)) for sync in part.syncs if sync.how != "duplicate"]
+    holding = {lead for sync in part.syncs if sync.how != "duplicate" for lead in written.leads(sync)}
+    for device, order in written.orders.items():
+        peak = live_peak(written, order) + (max(sent) if device in holding else 0.0)
+        for member in dict.fromkeys(d for u in written.runs if u.device == device for d in u.devices):
+            _add(device_bytes, member, peak)
+
+
+def live_peak(written: PipelineWriter, order: list[tuple[int, str, int]]) -> float:
+    live = peak = 0.0
+    for u, way, _ in order:
+        run = written.runs[u]
+        stages = [StageFacts(written.part, s) for s, _ in run.copies]
+        kept = run.share * sum(stage.saved(len(run.devices)) for stage in stages)
+        slice_ = max(hi - lo for lo, hi in map(run.slice, range(run.slices)))
+        live += kept if way == "F" else 0.0
+        peak = max(peak, live + slice_ * max(stage.transient() for stage in stages))
+        live -= kept if way == "B" else 0.0
+    return peak
+
+
+def _add(sums: dict[str, float], key: str, more: float) -> None:
+    sums[key] = sums.get(key, 0.0) + more
+
+
+# Pools.
+
+
+@dataclass(eq=False)
+class Unit:
+    """Forward or backward of one shard of one job."""
+
+    job: int
+    shard: int
+    back: bool
+    seconds: list[float]  # by device of the pool
+    elements: float
+    weight: float  # bytes
+    gradient: float  # bytes
+    entering: float  # bytes of the tensor it gets from the unit before
+    memory: float
+
+
+class PoolWriter:
+    """One step of every job of a pool: units on the devices that the policy gave them."""
+
+    def __init__(self, part: ResolvedPool, net: Net, tasks: list[Task]) -> None:
+        self.part, self.pool, self.net, self.tasks, self.cluster = part, part.pool, net, tasks, net.cluster
+        self.chains = [self.units(j) for j in range(len(self.pool.jobs))]
+        self.taken = list(self.assign())
+
+    def units(self, j: int) -> list[Unit]:
+        """Forwards of all shards but the last, then backwards of all; the last shard's forward is in its backward."""
+        shards = range(len(self.part.shards[j]))
+        return [self.unit(j, s, False) for s in shards[:-1]] + [self.unit(j, s, True) for s in reversed(shards)]
+
+    def unit(self, j: int, s: int, back: bool) -> Unit:
+        job, graph = self.pool.jobs[j], self.part.graphs[j]
+        first, last = self.part.shards[j][s]
+        blocks, batch, width = graph.blocks[first : last + 1], job.job.batch, WIDTH[job.precision]
+        again = job.recompute or s == len(self.part.shards[j]) - 1
+        seconds = []
+        for device in self.pool.devices:
+            rows = [block_seconds(b, self.cluster, (device,), job.precision, job.job.mixed) for b in blocks]
+            forward = sum(a + c * batch for a, c, _, _ in rows)
+            backward = sum(a + c * batch for _, _, a, c in rows)
+            seconds.append(backward + (forward if again else 0.0) if back else forward)
+        names = dict.fromkeys(name for block in blocks for name in block.parameters)
+        elements = float(sum(graph.parameter[name].elements for name in names))
+        entering = batch * sum(t.elements * (t.width or width) for t in graph.tensors if first in t.targets)
+        saved = [block.saved * width for block in blocks]
+        live = batch * (sum(saved) if back or not job.recompute else max(saved))
+        weight, gradient, _ = self.state(job, graph)
+        memory = elements * (weight + (gradient if back else 0.0)) + live + entering
+        return Unit(j, s, back, seconds, elements, elements * weight, elements * gradient, entering, memory)
+
+    def assign(self) -> Iterator[tuple[Unit, int]]:
+        """The device that is free first takes the unit that the policy picks, on expected times."""
+        free = [0.0] * len(self.pool.devices)
+        waiting = {j: list(chain) for j, chain in enumerate(self.chains)}
+        ready, last = dict.fromkeys(waiting, 0.0), dict.fromkeys(waiting, -1)
+        while waiting := {j: chain for j, chain in waiting.items() if chain}:
+            d = free.index(min(free))
+            now = max(free[d], min(ready[j] for j in waiting))
+            here = [j for j in waiting if ready[j] <= now]
+            offers = [Candidate(j, ready[j], sum(u.seconds[0] for u in waiting[j]), last[j] == d) for j in here]
+            j = here[POLICIES[self.pool.policy].pick(offers)]
+            unit = waiting[j].pop(0)
+            loading = unit.weight / self.cluster.host_of(self.pool.devices[d]).bus
+            idle = now - free[d]  # the load already ran in it
+            free[d] = now + (0.0 if self.pool.buffered else max(0.0, loading - idle)) + unit.seconds[d]
+            ready[j], last[j] = free[d], d
+            yield unit, d
+
+    def write(self) -> None:
+        """Weights come in, and the boundary tensor where it is not there; a backward's gradients go to the host."""
+        computed: dict[int, list[Task]] = {d: [] for d in range(len(self.pool.devices))}
+        before: dict[int, tuple[Task, int]] = {}
+        for unit, d in self.taken:
+            w = Writer(self.net, self.pool.jobs[unit.job].job.name, self.tasks)
+            device, back = self.pool.devices[d], 2 if self.pool.buffered else 1
+            room = computed[d][-back] if len(computed[d]) >= back else None
+            weights = w.bus("load", device, unit.weight, room)
+            kind = "backward" if unit.back else "forward"
+            task = w.fixed(kind, ("compute", device), unit.seconds[d], weights, *computed[d][-1:])
+            if unit.job in before:
+                previous, there = before[unit.job]
+                if there != d:
+                    stored = w.bus("store", self.pool.devices[there], unit.entering, previous)
+                    previous = w.bus("load", device, unit.entering, stored)
+                task.after.append(previous)
+            if unit.back:
+                host = self.cluster.host_of(device)
+                stored = w.bus("store", device, unit.gradient, task)
+                w.fixed("host update", ("processor", host.name), unit.elements / (HOST_ADAM * host.cores), stored)
+            computed[d].append(task)
+            before[unit.job] = task, d
+
+    def memory(self, device_bytes: dict[str, float], host_bytes: dict[str, float]) -> None:
+        """The largest unit of each device and, buffered, the largest weights beside it; state on all hosts alike."""
+        ahead = max(unit.weight for unit, _ in self.taken) if self.pool.buffered else 0.0
+        for d, device in enumerate(self.pool.devices):
+            units = [unit.memory for unit, where in self.taken if where == d]
+            if units or ahead:
+                _add(device_bytes, device, max(units, default=0.0) + ahead)
+        for job, graph in zip(self.pool.jobs, self.part.graphs, strict=True):
+            hosts = {self.cluster.host_of(device).name for device in self.pool.devices}
+            for host in hosts:
+                _add(host_bytes, host, graph.elements * sum(self.state(job, graph)) / len(hosts))
+
+    def state(self, job: PoolJob, graph: BlockGraph) -> tuple[float, float, float]:
+        """Bytes per element; of a pruned job, exempt tensors count as kept."""
+        if job.kept is None:
+            return state_of(job.precision, job.job.optimizer, None)
+        uses = [name for block in graph.blocks for name in block.parameters if graph.parameter[name].linear]
+        pruned = sum(graph.parameter[name].elements for name in uses)
+        return state_of(job.precision, job.job.optimizer, 1.0 - (1.0 - job.kept) * pruned / graph.elements)
+
+
+def judge(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> Judgement:
+    """What the plan costs."""
+    resolved = resolve(plan, cluster, models)
+    net, tasks = Net(cluster, plan), []  # type: tuple[Net, list[Task]]
+    device_bytes: dict[str, float] = {}
+    host_bytes: dict[str, float] = {}
+    for part in resolved.parts:
+        if isinstance(part, ResolvedPool):
+            pool = PoolWriter(part, net, tasks)
+            pool.write()
+            pool.memory(device_bytes, host_bytes)
+        else:
+            pipeline = PipelineWriter(resolved, part, Writer(net, part.pipeline.job.name, tasks))
+            pipeline.write()
+            pipeline_memory(pipeline, device_bytes, host_bytes)
+    times = play(*arrays(tasks, net))
+    jobs: dict[str, float] = {}
+    for task, end in zip(tasks, times.end.tolist(), strict=True):
+        jobs[task.job] = max(jobs.get(task.job, 0.0), end)
+    context = {device: 0.0 if cluster.kind_of(device).name == "CPU" else CONTEXT for device in device_bytes}
+    return Judgement(
+        jobs=jobs,
+        memory={device: size + context[device] for device, size in device_bytes.items()},
+        hosts={host: size for host, size in host_bytes.items() if size},
+        ends=[(task.kind, end) for task, end in zip(tasks, times.end.tolist(), strict=True)],
+    )

@@ -1,0 +1,207 @@
+"""Whole plans whose cost is known: formulas of the literature, and sums that can be done by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from isthmus.cluster.spec import Cluster, Link
+from isthmus.cost.compute import MEMORY, block_times
+from isthmus.cost.engine import run
+from isthmus.cost.flat import HOST_ADAM, group_of
+from isthmus.cost.simulate import Simulator
+from isthmus.model.graph import TensorSplit
+from isthmus.plan.types import Via
+from isthmus.units import BytesPerSecond, Seconds
+from tests.cost.reference_tasks import Net, Writer, arrays, ring
+from tests.cost.simple_plans import (
+    HUGE,
+    devices,
+    flat_cluster,
+    pipeline,
+    plan_of,
+    price,
+    replica,
+    ring_sync,
+    stage,
+    timed_model,
+)
+
+EXACT = 1e-12
+
+
+def link(a: str, b: str, bandwidth: float, latency: float, trunk: float | None = None) -> Link:
+    cap = None if trunk is None else BytesPerSecond(trunk)
+    return Link(between=(a, b), bandwidth=BytesPerSecond(bandwidth), latency=Seconds(latency), trunk=cap)
+
+
+def row(p: int, chunks: int = 1) -> tuple[Cluster, list]:
+    """p devices that talk for free; block b on device b mod p."""
+    cluster = flat_cluster({"h": "r"}, each=p)
+    names = devices(cluster)
+    return cluster, [stage(b, b, replica(names[b % p])) for b in range(p * chunks)]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "fill-drain"])
+@pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 2), (3, 7), (4, 4), (5, 2), (8, 16)])
+def test_equal_stages_have_the_textbook_bubble(schedule: str, p: int, m: int) -> None:
+    cluster, stages = row(p)
+    cost = price(plan_of(pipeline(stages, m, schedule=schedule)), cluster, timed_model(p, 0.25, 0.625))
+    assert cost.step_seconds == pytest.approx((m + p - 1) * (0.25 + 0.625), rel=EXACT)
+
+
+@pytest.mark.parametrize(("p", "v", "groups"), [(2, 2, 1), (2, 3, 4), (3, 2, 2), (4, 2, 2), (4, 4, 1), (8, 3, 1)])
+@pytest.mark.parametrize("ratio", [1.0, 2.0])
+def test_interleaving_divides_the_bubble_by_the_chunks(p: int, v: int, groups: int, ratio: float) -> None:
+    """M(f + b) + (p - 1)(f + b) / v, f and b of a whole device, M a multiple of p (Narayanan et al. 2021)."""
+    cluster, stages = row(p, v)
+    m, f = groups * p, 0.5
+    cost = price(
+        plan_of(pipeline(stages, m, schedule="interleaved")), cluster, timed_model(p * v, f / v, ratio * f / v)
+    )
+    assert cost.step_seconds == pytest.approx((m + (p - 1) / v) * f * (1 + ratio), rel=EXACT)
+
+
+def test_every_hop_of_fill_drain_is_paid_twice() -> None:
+    """(m + p - 1)(f + b) + 2(p - 1)(latency + bytes / bandwidth), where sending is shorter than computing."""
+    p, m, f, b = 4, 6, 0.5, 0.75
+    hosts = {f"h{i}": "r" for i in range(p)}
+    cluster = flat_cluster(hosts, [link("r", "r", 100.0, 2.0)])
+    stages = [stage(i, i, replica(name)) for i, name in enumerate(devices(cluster))]
+    cost = price(plan_of(pipeline(stages, m, schedule="fill-drain")), cluster, timed_model(p, f, b, sent=10.0))
+    assert cost.step_seconds == pytest.approx((m + p - 1) * (f + b) + 2 * (p - 1) * (2.0 + 40.0 / 100.0), rel=EXACT)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_data_parallel_is_compute_and_an_exposed_ring(n: int) -> None:
+    """m(f + b) s + 2(n - 1)(a + S / (n B)) + update; two micro-batches of s samples for each of n equal hosts."""
+    elements, a, bandwidth, samples = 250, 0.1, 500.0, 3
+    cluster = flat_cluster({f"h{i}": "r" for i in range(n)}, [link("r", "r", bandwidth, a)], memory_bandwidth=1e5)
+    names = devices(cluster)
+    plan = plan_of(
+        pipeline(
+            [stage(0, 1, *(replica(name, samples) for name in names))],
+            2,
+            size=n * samples,
+            syncs=(ring_sync([0, 1], names),),
+        )
+    )
+    cost = price(plan, cluster, timed_model(2, 0.25, 0.5, elements=elements))
+    size = 2 * elements * 4
+    update = 2 * elements * 28 / (1e5 * MEMORY)  # 12 + 2 * 8 bytes an element
+    compute = 2 * 2 * (0.25 + 0.5) * samples
+    exposed = 2 * (n - 1) * (a + size / (n * bandwidth))
+    assert cost.step_seconds == pytest.approx(compute + exposed + update, rel=EXACT)
+
+
+def test_a_bucket_that_is_final_early_hides_behind_the_rest() -> None:
+    """Block 1's ring (shorter than block 0's backward) runs while block 0 goes back; only block 0's is exposed."""
+    cluster = flat_cluster({"x": "r", "y": "r"}, [link("r", "r", 100.0, 0.0)])
+    names = devices(cluster)
+    syncs = (ring_sync([1], names), ring_sync([0], names))
+    plan = plan_of(pipeline([stage(0, 1, *map(replica, names))], 1, size=2, syncs=syncs))
+    cost = price(plan, cluster, timed_model(2, 0.5, 2.0, elements=25))
+    assert cost.step_seconds == pytest.approx(2 * 0.5 + 2 * 2.0 + 2 * 100 / (2 * 100.0), rel=EXACT)
+
+
+def test_a_slow_replica_dominates() -> None:
+    cluster = flat_cluster({"x": "r", "y": "r"}, [link("r", "r", 100.0, 0.25)], speeds={"x": 4.0, "y": 0.5})
+    names = devices(cluster)
+    plan = plan_of(pipeline([stage(0, 0, *map(replica, names))], 3, size=2, syncs=(ring_sync([0], names),)))
+    cost = price(plan, cluster, timed_model(1, 1.0, 2.0, elements=25))
+    assert cost.step_seconds == pytest.approx(3 * (1.0 + 2.0) / 0.5 + 2 * (0.25 + 100 / (2 * 100.0)), rel=EXACT)
+
+
+def test_two_jobs_share_a_trunk() -> None:
+    """Both send at the same instants over host pairs of their own: each gets half the trunk, each way."""
+    hosts = {"x1": "x", "x2": "x", "y1": "y", "y2": "y"}
+    cluster = flat_cluster(hosts, [link("x", "y", 100.0, 0.5, trunk=120.0)])
+    graph = timed_model(2, 1.0, 2.0, sent=75.0)
+    parts = [
+        pipeline([stage(0, 0, replica(f"x{i}/k1.0/0")), stage(1, 1, replica(f"y{i}/k1.0/0"))], 1, name=f"job{i}")
+        for i in (1, 2)
+    ]
+    both, alone = price(plan_of(*parts), cluster, graph), price(plan_of(parts[0]), cluster, graph)
+    assert alone.step_seconds == pytest.approx(2 * 3.0 + 2 * (0.5 + 300.0 / 100.0), rel=EXACT)
+    wide = msgspec.structs.replace(cluster, links=(link("x", "y", 100.0, 0.5),))
+    assert price(plan_of(*parts), wide, graph).jobs == dict.fromkeys(("job1", "job2"), alone.step_seconds)
+    assert both.jobs == pytest.approx(dict.fromkeys(("job1", "job2"), 2 * 3.0 + 2 * (0.5 + 300.0 / 60.0)), rel=EXACT)
+
+
+def test_a_relay_costs_both_hops() -> None:
+    cluster = flat_cluster(
+        {"x": "rx", "y": "ry", "z": "rz"}, [link("rx", "ry", 100.0, 0.5), link("ry", "rz", 50.0, 1.5)]
+    )
+    part = pipeline([stage(0, 0, replica("x/k1.0/0")), stage(1, 1, replica("z/k1.0/0"))], 1)
+    plan = plan_of(part, via=[Via(between=("x", "z"), hosts=("y",))])
+    cost = price(plan, cluster, timed_model(2, 1.0, 2.0, sent=25.0))
+    assert cost.step_seconds == pytest.approx(2 * 3.0 + 2 * (0.5 + 100 / 100.0 + 1.5 + 100 / 50.0), rel=EXACT)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_tensor_groups_all_reduce_is_the_engines_ring(hosts: int) -> None:
+    """The formula in `cost.compute` against the same ring sent message by message; hosts in order around it."""
+    cluster = flat_cluster(
+        {f"h{i}": "r" for i in range(hosts)}, [link("r", "r", 300.0, 0.125)], each=4 // hosts,
+        bandwidth=300.0, latency=0.125,
+    )  # fmt: skip
+    names = tuple(devices(cluster))
+    block = timed_model(1, 1.0, 2.0).blocks[0]
+    split = TensorSplit(parameters=(), flops=1.0, saved=0.0, reduces=1, elements=60.0)
+    graph = msgspec.structs.replace(timed_model(1, 1.0, 2.0), blocks=(msgspec.structs.replace(block, tensor=split),))
+    kind = cluster.kind_of(names[0])
+    slow = block_times(graph, kind, "fp32", kind.compute["fp32"], group_of(cluster, names))[:, 1]
+    free = block_times(graph, kind, "fp32", kind.compute["fp32"], (4, HUGE, 0.0))[:, 1]
+    for samples in (1, 5):
+        net, tasks = Net(cluster, plan_of()), []
+        writer = Writer(net, "job", tasks)
+        ring(writer, "sync", list(names), [writer.gate() for _ in names], samples * 60.0 * 4, 6)
+        engine = run(*arrays(tasks, net)).end.max()
+        assert (slow - free)[0] + (slow - free)[1] * samples == pytest.approx(engine, rel=1e-9)
+        assert engine == pytest.approx(2 * 3 * (0.125 + samples * 240.0 / (4 * 300.0)), rel=EXACT)
+
+
+def test_a_spilled_optimizer_goes_out_over_the_bus_and_back() -> None:
+    elements, bus = 1000, 4000.0
+    cluster = flat_cluster({"h": "r"}, bus=bus)
+    plan = plan_of(pipeline([stage(0, 0, replica(devices(cluster)[0]), spill="optimizer")], 2))
+    cost = price(plan, cluster, timed_model(1, 1.0, 2.0, elements=elements))
+    assert cost.step_seconds == pytest.approx(2 * 3.0 + 2 * 4 * elements / bus + elements / HOST_ADAM, rel=EXACT)
+
+
+def test_streamed_weights_cannot_be_faster_than_the_bus() -> None:
+    """Every forward and backward of every micro-batch loads all weights, every backward stores the gradients."""
+    elements, bus, m = 1000, 4000.0, 3
+    cluster = flat_cluster({"h": "r"}, bus=bus)
+    plan = plan_of(pipeline([stage(0, 2, replica(devices(cluster)[0]), spill="all")], m))
+    cost = price(plan, cluster, timed_model(3, 1e-3, 2e-3, elements=elements))
+    floor = 2 * m * 3 * 4 * elements / bus
+    assert floor + 2e-3 < cost.step_seconds < floor * 1.1
+
+
+def test_duplicates_send_nothing_to_be_equal() -> None:
+    cluster = flat_cluster({"x": "r", "y": "r"}, [link("r", "r", 1.0, 1.0)])
+    names, graph = devices(cluster), timed_model(2, 1.0, 2.0, elements=1000)
+    twice = [stage(0, 1, *(replica(name, 4) for name in names))]
+    part = pipeline(twice, 2, size=4, syncs=(ring_sync([0, 1], names, how="duplicate"),))
+    once = price(plan_of(pipeline([stage(0, 1, replica(names[0], 4))], 2, size=4)), cluster, graph)
+    assert price(plan_of(part), cluster, graph).step_seconds == once.step_seconds
+    tasks = Simulator(cluster, {"job": graph}).play(plan_of(part)).tasks.tasks()
+    assert (tasks.route < 0).all()
+
+
+def test_slices_hide_sending_behind_computing() -> None:
+    """Two stages, one micro-batch of s samples in k slices: the second starts after one slice and its message."""
+    samples, k, f, b, hop = 6, 3, 0.5, 1.0, 0.25
+    cluster = flat_cluster({"x": "r", "y": "r"}, [link("r", "r", HUGE, hop)])
+    stages = [stage(i, i, replica(name, samples, k)) for i, name in enumerate(devices(cluster))]
+    cost = price(plan_of(pipeline(stages, 1, size=samples)), cluster, timed_model(2, f, b))
+    piece = samples // k
+    assert cost.step_seconds == pytest.approx((samples + piece) * (f + b) + 2 * hop, rel=EXACT)
+
+
+def test_recompute_pays_the_forward_again() -> None:
+    cluster, stages = row(3)
+    again = [msgspec.structs.replace(each, recompute=True) for each in stages]
+    cost = price(plan_of(pipeline(again, 5)), cluster, timed_model(3, 0.25, 0.5))
+    assert cost.step_seconds == pytest.approx((5 + 2) * (0.25 + 0.5 + 0.25), rel=EXACT)

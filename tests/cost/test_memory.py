@@ -1,0 +1,159 @@
+"""Peak memory: bytes per parameter, what shards and masks leave, activations in flight."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isthmus.cost.memory import CONTEXT, state_bytes
+from isthmus.model.graph import BlockGraph, Linear
+from isthmus.model.job import Optimizer
+from isthmus.plan.types import Stage
+from tests.cost.simple_plans import (
+    devices,
+    flat_cluster,
+    pipeline,
+    plan_of,
+    price,
+    replica,
+    ring_sync,
+    stage,
+    timed_model,
+)
+
+ELEMENTS = 3_000_000
+ADAM = Optimizer(name="adamw")
+
+
+def pruned_model(blocks: int = 2) -> BlockGraph:
+    """Every second block's parameter is linear, so masks apply to half of all elements."""
+    graph = timed_model(blocks, 1.0, 2.0, elements=ELEMENTS)
+    linear = Linear(rows=1, inputs=1000, outputs=ELEMENTS // 1000)
+    return msgspec.structs.replace(
+        graph,
+        parameters=tuple(
+            msgspec.structs.replace(parameter, linear=linear if index % 2 else None)
+            for index, parameter in enumerate(graph.parameters)
+        ),
+    )
+
+
+def state_of(each: Stage, graph: BlockGraph, precision: str = "bf16", *, size: int = 1) -> list[float]:
+    """Bytes on each device beyond the context, and less the buffer of the one bucket that several replicas sync."""
+    cluster = flat_cluster({"h": "r"}, each=8)
+    names = [one.devices[0] for one in each.replicas]
+    buckets = [int(block.name[1:]) for block in graph.blocks]
+    sparsity = None if each.kept is None else 1.0 - each.kept
+    part = pipeline([each], 1, size=size, precision=precision, syncs=(ring_sync(buckets, names),) if names[1:] else ())
+    part = msgspec.structs.replace(part, job=msgspec.structs.replace(part.job, sparsity=sparsity))
+    buffer = len(buckets) * ELEMENTS * (4 if precision == "fp32" else 2) if names[1:] else 0
+    memory = price(plan_of(part), cluster, graph).memory
+    return [size - CONTEXT - buffer for size in memory.values()]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_adam_takes_sixteen_bytes_a_parameter(precision: str) -> None:
+    graph = timed_model(2, 1.0, 2.0, elements=ELEMENTS)
+    assert state_of(stage(0, 1, replica("h/k1.0/0")), graph, precision) == pytest.approx([16 * 2 * ELEMENTS])
+
+
+def test_sgd_keeps_a_moment_only_with_momentum() -> None:
+    assert state_bytes("fp32", Optimizer(name="sgd")).total == 8
+    assert state_bytes("fp32", Optimizer(name="sgd", momentum=0.9)).total == 12
+    assert state_bytes("bf16", Optimizer(name="sgd")).total == 2 + 2 + 4
+
+
+@given(st.floats(0.01, 1.0))
+def test_pruned_state_is_24_f_and_2(kept: float) -> None:
+    assert state_bytes("bf16", ADAM, kept, masked=True).total == pytest.approx(24 * kept + 2)
+    assert state_bytes("fp32", ADAM, kept, masked=True).total == pytest.approx(20 * kept + 4)
+
+
+def test_exempt_tensors_count_as_kept() -> None:
+    """A tenth of the linear half is kept, and all of the other half: f = 0.55."""
+    found = state_of(stage(0, 1, replica("h/k1.0/0"), kept=0.1), pruned_model())
+    assert found == pytest.approx([(24 * 0.55 + 2) * 2 * ELEMENTS])
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_sharded_optimizer_is_divided(n: int) -> None:
+    copies = [replica(f"h/k1.0/{i}") for i in range(n)]
+    found = state_of(
+        stage(0, 1, *copies, state="sharded-optimizer"), timed_model(2, 1.0, 2.0, elements=ELEMENTS), size=n
+    )
+    assert found == pytest.approx([(4 + 12 / n) * 2 * ELEMENTS] * n)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_all_state_sharded_is_divided_but_for_two_parts(n: int) -> None:
+    """One block: the part that is gathered is the stage itself, and two sets of it may be there."""
+    copies = [replica(f"h/k1.0/{i}") for i in range(n)]
+    found = state_of(stage(0, 0, *copies, state="sharded-all"), timed_model(1, 1.0, 2.0, elements=ELEMENTS), size=n)
+    assert found == pytest.approx([(16 / n + 2 * 4) * ELEMENTS] * n)
+
+
+@pytest.mark.parametrize(("spill", "left"), [("none", 16 * 3), ("optimizer", 4 * 3), ("all", 2 * 4)])
+def test_spilling_leaves_weights_and_gradients_or_two_blocks_of_them(spill: str, left: float) -> None:
+    graph = timed_model(3, 1.0, 2.0, elements=ELEMENTS)
+    assert state_of(stage(0, 2, replica("h/k1.0/0"), spill=spill), graph) == pytest.approx([left * ELEMENTS])
+
+
+def activations(
+    p: int, micro: int, schedule: str, *, recompute: bool = False, share: int = 1, slices: int = 1, ahead: int = 0
+) -> list[float]:
+    """Samples' worth of activations on each of p devices; one sample of a stage saves 1000 elements, receives 10."""
+    cluster = flat_cluster({"h": "r"}, each=p)
+    graph = timed_model(p, 1.0, 2.0, saved=1000.0, sent=10.0)
+    stages = [stage(b, b, replica(name, share, slices), recompute=recompute) for b, name in enumerate(devices(cluster))]
+    part = pipeline(stages, micro, size=share, schedule=schedule, ahead=ahead)
+    memory = price(plan_of(part), cluster, graph).memory
+    return [(memory.get(name, CONTEXT) - CONTEXT) / 4 for name in devices(cluster)]
+
+
+@pytest.mark.parametrize(("p", "micro"), [(1, 4), (3, 2), (4, 4), (4, 9)])
+def test_fill_drain_keeps_every_micro_batch(p: int, micro: int) -> None:
+    assert activations(p, micro, "fill-drain") == [1000.0 * micro] * p
+
+
+@pytest.mark.parametrize(("p", "micro", "ahead"), [(1, 4, 0), (3, 2, 0), (4, 4, 0), (4, 9, 0), (4, 9, 2), (3, 4, 5)])
+def test_1f1b_keeps_as_many_as_the_stages_depth(p: int, micro: int, ahead: int) -> None:
+    expected = [1000.0 * min(micro, p - s + ahead) for s in range(p)]
+    if ahead:  # the last stages never get so far ahead: a backward is ready before
+        assert all(a <= b for a, b in zip(activations(p, micro, "1f1b", ahead=ahead), expected, strict=True))
+        assert activations(p, micro, "1f1b", ahead=ahead)[0] == expected[0]
+    else:
+        assert activations(p, micro, "1f1b") == expected
+
+
+def test_recompute_keeps_what_enters_and_one_block() -> None:
+    """Model inputs are no tensor of this model: the first stage keeps nothing between forward and backward."""
+    assert activations(3, 5, "1f1b", recompute=True) == [1000.0, 10.0 * 2 + 1000.0, 10.0 + 1000.0]
+
+
+def test_slices_shorten_only_what_is_needed_while_computing() -> None:
+    assert activations(2, 3, "fill-drain", share=5, slices=2) == [1000.0 * 5 * 3] * 2
+    assert activations(2, 3, "fill-drain", share=5, slices=2, recompute=True)[1] == 10.0 * 5 * 3 + 1000.0 * 3
+
+
+def test_shortages_say_how_much_is_missing_where() -> None:
+    graph = timed_model(1, 1.0, 2.0, elements=10**11)
+    cluster = flat_cluster({"h": "r"})
+    cost = price(plan_of(pipeline([stage(0, 0, replica("h/k1.0/0"))], 1)), cluster, graph)
+    assert [tuple(short) for short in cost.shortages] == [("h/k1.0/0", 16e11 + CONTEXT, 1e12)]
+    spilled = price(plan_of(pipeline([stage(0, 0, replica("h/k1.0/0"), spill="all")], 1)), cluster, graph)
+    assert [short.where for short in spilled.shortages] == ["h/k1.0/0"]  # two copies of the one block
+
+
+def test_a_tensor_group_divides_state_and_activations() -> None:
+    from tests.plan.small_models import chain
+
+    graph = chain(4, heads=4)
+    cluster = flat_cluster({"h": "r"}, each=2)
+    whole = Stage(first="embed", last="head", replicas=(replica(tuple(devices(cluster)), 3),))
+    memory = price(plan_of(pipeline([whole], 1, size=3)), cluster, graph).memory
+    split = 4 * 64 * 64  # up and down of two blocks
+    state = 16 * (graph.elements - split / 2)
+    saved = 4 * 3 * (sum(block.saved for block in graph.blocks) - 2 * 1024 / 2)
+    assert memory == pytest.approx(dict.fromkeys(devices(cluster), CONTEXT + state + saved), rel=1e-12)
