@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.compute import GAP, MATMUL, MEMORY, rate
-from isthmus.model.graph import Block
+from isthmus.cost.compute import USUAL, rate
+from isthmus.model.graph import Block, BlockGraph
 from isthmus.model.job import Optimizer
 from isthmus.plan.resolve import ResolvedPipeline
 from isthmus.plan.types import Stage
@@ -16,23 +16,27 @@ __all__ = ["WIDTH", "StageFacts", "block_seconds", "slowest", "state_of", "weigh
 WIDTH = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
-def block_seconds(block: Block, cluster: Cluster, group: tuple[str, ...], precision: str, mixed: bool) -> list[float]:
-    """Forward a, c and backward a, c of one block on a device or tensor group: `cost.compute`'s docstring."""
-    kind, width, n = cluster.kind_of(group[0]), WIDTH[precision], len(group)
+def block_seconds(
+    graph: BlockGraph, b: int, cluster: Cluster, group: tuple[str, ...], precision: str, mixed: bool, samples: int
+) -> tuple[float, float]:
+    """Forward and backward of one block on a device or tensor group: `cost.compute`'s docstring."""
+    kind, width, n, block = cluster.kind_of(group[0]), WIDTH[precision], len(group), graph.blocks[b]
     flops = rate(kind, precision, mixed)  # type: ignore[arg-type]
     assert flops is not None
     split = block.tensor if n > 1 else None
     whole = 1.0 if split is None else 1.0 - min(1.0, split.flops / max(1.0, block.forward_flops)) * (n - 1) / n
-    moving = width / (MEMORY * kind.memory_bandwidth)
-    launch = block.operations * GAP + whole * block.weights_moved * moving
-    forward = whole * (block.forward_flops / (MATMUL * flops) + block.moved * moving)
-    backward = whole * (block.backward_flops / (MATMUL * flops) + 2 * block.moved * moving)
+    moving = width / (USUAL.memory * kind.memory_bandwidth)
+    loss = graph.outputs * 4 / width if b == len(graph.blocks) - 1 else 0.0
+    bytes_forward = (block.moved + 3 * loss) * samples + block.weights_moved
+    bytes_backward = (2 * block.moved + 2 * loss) * samples + 2 * block.weights_moved
+    forward = whole * (samples * block.forward_flops / (USUAL.matmul * flops) + bytes_forward * moving)
+    backward = whole * (samples * block.backward_flops / (USUAL.matmul * flops) + bytes_backward * moving)
+    times = max(forward, block.operations * USUAL.launch), max(backward, 2 * block.operations * USUAL.launch)
     if split is None:
-        return [launch, forward, 2 * launch, backward]
+        return times
     latency, bandwidth = slowest(cluster, group)
-    once = split.reduces * 2 * (n - 1) * latency
-    each = split.reduces * 2 * (n - 1) * split.elements * width / (n * bandwidth)
-    return [launch + once, forward + each, 2 * launch + once, backward + each]
+    sending = split.reduces * 2 * (n - 1) * (latency + split.elements * samples * width / (n * bandwidth))
+    return times[0] + sending, times[1] + sending
 
 
 def slowest(cluster: Cluster, group: tuple[str, ...]) -> tuple[float, float]:
@@ -110,7 +114,8 @@ class StageFacts:
         if not self.stage.recompute:
             split = [block.tensor.saved if block.tensor else 0.0 for block in self.blocks]
             parts = zip(self.blocks, split, strict=True)
-            return self.width * sum(block.saved - part * (1 - 1 / degree) for block, part in parts)
+            kept = self.width * sum(block.saved - part * (1 - 1 / degree) for block, part in parts)
+            return kept + (4 * self.graph.outputs if self.range[-1] == len(self.graph.blocks) - 1 else 0.0)
         return sum(
             tensor.elements * (tensor.width or self.width) * sum(target in self.range for target in tensor.targets)
             for tensor in self.graph.tensors
@@ -118,5 +123,8 @@ class StageFacts:
 
     def transient(self) -> float:
         """Bytes per sample while computing: the largest workspace, and the largest block that is being recomputed."""
-        again = max(block.saved for block in self.blocks) if self.stage.recompute else 0.0
-        return self.width * (max(block.workspace for block in self.blocks) + again)
+        last = self.range[-1] == len(self.graph.blocks) - 1
+        kept = [self.width * block.saved for block in self.blocks]
+        kept[-1] += 4 * self.graph.outputs if last else 0.0
+        again = max(kept) if self.stage.recompute else 0.0
+        return self.width * max(block.workspace for block in self.blocks) + again

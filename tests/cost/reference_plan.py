@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.compute import MATMUL, MEMORY, rate
+from isthmus.cost.compute import USUAL, rate
 from isthmus.cost.engine import run as play
 from isthmus.cost.flat import HOST_ADAM
 from isthmus.cost.memory import CONTEXT
@@ -109,12 +109,10 @@ class PipelineWriter:
     def seconds(self, run: Run, way: str, blocks: range, samples: int) -> float:
         total = 0.0
         for b in blocks:
-            a = block_seconds(
-                self.graph.blocks[b], self.cluster, run.devices, self.pipeline.precision, self.pipeline.job.mixed
-            )
+            precision, mixed = self.pipeline.precision, self.pipeline.job.mixed
+            forward, backward = block_seconds(self.graph, b, self.cluster, run.devices, precision, mixed, samples)
             again = self.stage(self.part.stage_of[b]).recompute
-            total += a[0] + a[1] * samples if way == "F" or again else 0.0
-            total += a[2] + a[3] * samples if way == "B" else 0.0
+            total += (forward if way == "F" or again else 0.0) + (backward if way == "B" else 0.0)
         return total
 
     def operation(self, run: Run, way: str, m: int, k: int) -> None:
@@ -208,7 +206,7 @@ class PipelineWriter:
             return elements / (HOST_ADAM * self.cluster.host_of(device).cores)
         optimizer = self.pipeline.job.optimizer
         moments = 8.0 if optimizer.name != "sgd" else 4.0 if optimizer.momentum else 0.0
-        return elements * (12.0 + 2 * moments) / (self.cluster.kind_of(device).memory_bandwidth * MEMORY)
+        return elements * (12.0 + 2 * moments) / (self.cluster.kind_of(device).memory_bandwidth * USUAL.memory)
 
     # Making equal.
 
@@ -302,7 +300,7 @@ class PipelineWriter:
             others = self.micro * sum(u.share for u in copies if u is not run)
             flops = rate(self.cluster.kind_of(run.device), self.pipeline.precision, self.pipeline.job.mixed)
             assert flops is not None
-            task = self.w.fixed("rebuild", ("compute", run.device), others * product / (flops * MATMUL))
+            task = self.w.fixed("rebuild", ("compute", run.device), others * product / (flops * USUAL.matmul))
             self.updates[run.device].after.append(task)
             rebuilds.append(task)
         for i, run in enumerate(copies):
@@ -391,14 +389,17 @@ class PoolWriter:
         again = job.recompute or s == len(self.part.shards[j]) - 1
         seconds = []
         for device in self.pool.devices:
-            rows = [block_seconds(b, self.cluster, (device,), job.precision, job.job.mixed) for b in blocks]
-            forward = sum(a + c * batch for a, c, _, _ in rows)
-            backward = sum(a + c * batch for _, _, a, c in rows)
+            rows = [
+                block_seconds(graph, b, self.cluster, (device,), job.precision, job.job.mixed, batch)
+                for b in range(first, last + 1)
+            ]
+            forward, backward = sum(row[0] for row in rows), sum(row[1] for row in rows)
             seconds.append(backward + (forward if again else 0.0) if back else forward)
         names = dict.fromkeys(name for block in blocks for name in block.parameters)
         elements = float(sum(graph.parameter[name].elements for name in names))
         entering = batch * sum(t.elements * (t.width or width) for t in graph.tensors if first in t.targets)
         saved = [block.saved * width for block in blocks]
+        saved[-1] += 4 * graph.outputs if last == len(graph.blocks) - 1 else 0.0
         live = batch * (sum(saved) if back or not job.recompute else max(saved))
         weight, gradient, _ = self.state(job, graph)
         memory = elements * (weight + (gradient if back else 0.0)) + live + entering

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from isthmus.cluster.spec import Cluster, DeviceKind, Host, Link
-from isthmus.cost.compute import MATMUL
+from isthmus.cost.compute import USUAL
 from isthmus.cost.simulate import Price, Simulator
 from isthmus.model.graph import Block, BlockGraph, Parameter, Tensor
 from isthmus.model.job import Job, Optimizer
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 HUGE = 1e30  # bytes a second: takes no time
-RATE = 1.0 / MATMUL  # FLOP/s at which one FLOP takes one second
+RATE = 1.0 / USUAL.matmul  # FLOP/s at which one FLOP takes one second
 
 
 def timed_model(

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from isthmus.cluster.spec import Cluster, Link
-from isthmus.cost.compute import MEMORY, block_times
+from isthmus.cost.compute import USUAL, block_arrays, block_seconds
 from isthmus.cost.engine import run
 from isthmus.cost.flat import HOST_ADAM, group_of
 from isthmus.cost.simulate import Simulator
@@ -88,7 +88,7 @@ def test_data_parallel_is_compute_and_an_exposed_ring(n: int) -> None:
     )
     cost = price(plan, cluster, timed_model(2, 0.25, 0.5, elements=elements))
     size = 2 * elements * 4
-    update = 2 * elements * 28 / (1e5 * MEMORY)  # 12 + 2 * 8 bytes an element
+    update = 2 * elements * 28 / (1e5 * USUAL.memory)  # 12 + 2 * 8 bytes an element
     compute = 2 * 2 * (0.25 + 0.5) * samples
     exposed = 2 * (n - 1) * (a + size / (n * bandwidth))
     assert cost.step_seconds == pytest.approx(compute + exposed + update, rel=EXACT)
@@ -150,14 +150,15 @@ def test_a_tensor_groups_all_reduce_is_the_engines_ring(hosts: int) -> None:
     split = TensorSplit(parameters=(), flops=1.0, saved=0.0, reduces=1, elements=60.0)
     graph = msgspec.structs.replace(timed_model(1, 1.0, 2.0), blocks=(msgspec.structs.replace(block, tensor=split),))
     kind = cluster.kind_of(names[0])
-    slow = block_times(graph, kind, "fp32", kind.compute["fp32"], group_of(cluster, names))[:, 1]
-    free = block_times(graph, kind, "fp32", kind.compute["fp32"], (4, HUGE, 0.0))[:, 1]
+    blocks, rate = block_arrays(graph, 4), kind.compute["fp32"]
     for samples in (1, 5):
+        slow = block_seconds(blocks, kind, 4, rate, group_of(cluster, names), samples)[0, 1]
+        free = block_seconds(blocks, kind, 4, rate, (4, HUGE, 0.0), samples)[0, 1]
         net, tasks = Net(cluster, plan_of()), []
         writer = Writer(net, "job", tasks)
         ring(writer, "sync", list(names), [writer.gate() for _ in names], samples * 60.0 * 4, 6)
         engine = run(*arrays(tasks, net)).end.max()
-        assert (slow - free)[0] + (slow - free)[1] * samples == pytest.approx(engine, rel=1e-9)
+        assert slow - free == pytest.approx(engine, rel=1e-9)
         assert engine == pytest.approx(2 * 3 * (0.125 + samples * 240.0 / (4 * 300.0)), rel=EXACT)
 
 

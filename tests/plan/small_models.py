@@ -36,6 +36,7 @@ def chain(
         tensors=_tensors(names, width * rows, skips),
         parameters=_parameters(names, width, rows, vocabulary, tied=tied, linear=linear),
         sequence=rows,
+        outputs=float(rows * vocabulary),
     )
     return msgspec.structs.replace(graph, digest=digest_of(graph))
 

@@ -62,7 +62,7 @@ BREAKS = [
     ("known-block", "pool", "shard h.4", "shard h.9"),
     ("known-parameter", "tied", TABLE, TABLE.replace("embed", "head")),
     ("known-parameter", "tied", TABLE, TABLE.replace("embed", "nothing")),
-    ("model-digest", "tensor-group", "digest 6", "digest 7"),
+    ("model-digest", "tensor-group", "digest e", "digest 7"),
     ("device-one-job", "two-jobs", "fra1/game/0: share 8", "fra2/game/0: share 8"),
     ("stages-cover-blocks", "spilled", "stage h.3", "stage h.4"),
     ("stages-cover-blocks", "spilled", "stage h.3", "stage h.2"),

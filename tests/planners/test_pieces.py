@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import accumulate, combinations
 
 import pytest
 from hypothesis import given
@@ -21,14 +21,14 @@ def compositions(total: int, parts: int) -> list[tuple[int, ...]]:
 
 @given(st.data(), st.integers(1, 4), st.integers(0, 6))
 def test_fair_shares_are_the_best_of_all_shares(data: st.DataObject, replicas: int, more: int) -> None:
-    fixed = data.draw(st.lists(seconds, min_size=replicas, max_size=replicas))
-    slope = data.draw(st.lists(seconds, min_size=replicas, max_size=replicas))
     samples = replicas + more
+    steps = st.lists(seconds, min_size=samples, max_size=samples)
+    times = [[0.0, *accumulate(row)] for row in data.draw(st.lists(steps, min_size=replicas, max_size=replicas))]
 
     def makespan(shares: tuple[int, ...]) -> float:
-        return max(f + c * n for f, c, n in zip(fixed, slope, shares, strict=True))
+        return max(row[n] for row, n in zip(times, shares, strict=True))
 
-    shares = fair_shares(samples, fixed, slope)
+    shares = fair_shares(samples, times)
     assert sum(shares) == samples
     assert min(shares) >= 1
     best = min(makespan(option) for option in compositions(samples, replicas))

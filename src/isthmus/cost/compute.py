@@ -1,12 +1,14 @@
-"""How long a block computes: `a + c * samples` on each device kind.
+"""How long blocks compute on so many samples, on each device kind.
 
 Without a measured profile the figures are a roofline from the catalog. For one forward over s samples
 
-    a = operations * GAP + weights * width / (memory bandwidth * MEMORY)
-    c = flops / (peak rate * MATMUL) + moved * width / (memory bandwidth * MEMORY)
+    work = flops * s / (peak rate * matmul) + (moved * s + weights) * width / (memory bandwidth * memory)
+    time = max(operations * launch, work)
 
-added, not the larger of the two: a block is a row of kernels, some bound by arithmetic, some by memory, and they run
-one after another. Backward has its own FLOPs, and moves twice the elements with twice the kernels.
+The two parts of the work are added, not the larger taken: a block is a row of kernels, some bound by arithmetic, some
+by memory, and they run one after another. `launch` is what the processor needs to start one kernel: small work waits
+for it. Backward has its own FLOPs, moves twice the elements, and starts twice the kernels. The loss moves the model's
+outputs in fp32: three copies forward, two backward.
 
 A tensor group of n devices divides what can be split by n and adds the all-reduces of its row-split layers, each as a
 ring on the group's own links: 2(n - 1)(latency + bytes / (n * bandwidth)), which the event engine gives too when
@@ -15,22 +17,47 @@ nothing else uses those links.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from isthmus.cluster.spec import DeviceKind, Precision
 from isthmus.model.graph import Block, BlockGraph
 
-__all__ = ["GAP", "MATMUL", "MEMORY", "WIDTH_OF", "Group", "block_times", "rate"]
+__all__ = ["USUAL", "WIDTH_OF", "BlockArrays", "Efficiency", "Group", "block_arrays", "block_seconds", "rate"]
 
 Floats = npt.NDArray[np.float64]
-
-MATMUL = 0.6  # part of the peak rate that large matrix products reach
-MEMORY = 0.8  # part of the peak memory bandwidth that copies reach
-GAP = 2e-6  # seconds between two kernels
-WIDTH_OF: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
-
 Group = tuple[int, float, float]  # devices, bandwidth and latency between them
+
+WIDTH_OF: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+LOSS_FORWARD, LOSS_BACKWARD = 3.0, 2.0  # fp32 copies of the model's outputs that a loss moves
+
+
+class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device kind reaches of its catalog figures."""
+
+    matmul: float = 0.6  # part of the peak rate that large matrix products reach
+    memory: float = 0.8  # part of the peak memory bandwidth that copies reach
+    launch: float = 8e-6  # seconds to start one kernel
+
+
+USUAL = Efficiency()
+
+
+class BlockArrays(NamedTuple):
+    """A model's blocks as columns, per sample where not said otherwise."""
+
+    forward_flops: Floats
+    backward_flops: Floats
+    forward_moved: Floats  # elements of the job's width
+    backward_moved: Floats
+    weights: Floats  # elements read, whatever the samples
+    operations: Floats
+    split: Floats  # part of the work that a tensor group divides
+    reduces: Floats
+    reduced: Floats  # elements of one all-reduce
 
 
 def rate(kind: DeviceKind, precision: Precision, mixed: bool) -> float | None:
@@ -41,30 +68,51 @@ def rate(kind: DeviceKind, precision: Precision, mixed: bool) -> float | None:
     return full if mixed else None
 
 
-def block_times(graph: BlockGraph, kind: DeviceKind, precision: Precision, flops: float, group: Group) -> Floats:
-    """Sums over blocks, [4, blocks + 1]: forward a, forward c, backward a, backward c of all blocks before each."""
-    width = WIDTH_OF[precision]
-    rows = [_block(block, kind, flops, width, group) for block in graph.blocks]
-    sums = np.zeros((4, len(rows) + 1))
-    np.cumsum(np.array(rows).T.reshape(4, len(rows)), axis=1, out=sums[:, 1:])
-    return sums
-
-
-def _block(block: Block, kind: DeviceKind, flops: float, width: int, group: Group) -> tuple[float, float, float, float]:
-    degree, bandwidth, latency = group
-    split = block.tensor if degree > 1 else None
-    part = 1.0
-    reduce_fixed = reduce_slope = 0.0
-    if split is not None:
-        part = 1.0 - (1.0 - 1.0 / degree) * min(1.0, split.flops / max(block.forward_flops, 1.0))
-        reduce_fixed = split.reduces * 2 * (degree - 1) * latency
-        reduce_slope = split.reduces * 2 * (degree - 1) / degree * split.elements * width / bandwidth
-    memory = width / (kind.memory_bandwidth * MEMORY)
-    compute = part / (flops * MATMUL)
-    fixed = block.operations * GAP + block.weights_moved * part * memory
-    return (
-        fixed + reduce_fixed,
-        block.forward_flops * compute + block.moved * part * memory + reduce_slope,
-        2 * fixed + reduce_fixed,
-        block.backward_flops * compute + 2 * block.moved * part * memory + reduce_slope,
+def block_arrays(graph: BlockGraph, width: int) -> BlockArrays:
+    """The columns of a model; its loss counts as memory traffic of the last block."""
+    blocks = graph.blocks
+    loss = np.zeros(len(blocks))
+    loss[-1] = graph.outputs * 4 / width
+    moved = np.array([block.moved for block in blocks])
+    tensors = [block.tensor for block in blocks]
+    return BlockArrays(
+        forward_flops=np.array([block.forward_flops for block in blocks]),
+        backward_flops=np.array([block.backward_flops for block in blocks]),
+        forward_moved=moved + LOSS_FORWARD * loss,
+        backward_moved=2 * moved + LOSS_BACKWARD * loss,
+        weights=np.array([block.weights_moved for block in blocks]),
+        operations=np.array([float(block.operations) for block in blocks]),
+        split=np.array([_split(block) for block in blocks]),
+        reduces=np.array([float(tensor.reduces) if tensor else 0.0 for tensor in tensors]),
+        reduced=np.array([tensor.elements if tensor else 0.0 for tensor in tensors]),
     )
+
+
+def _split(block: Block) -> float:
+    return min(1.0, block.tensor.flops / max(block.forward_flops, 1.0)) if block.tensor is not None else 0.0
+
+
+def block_seconds(
+    blocks: BlockArrays,
+    kind: DeviceKind,
+    width: int,
+    flops: float,
+    group: Group,
+    samples: int,
+    made: Efficiency = USUAL,
+) -> Floats:
+    """Sums over blocks, [2, blocks + 1]: seconds of forward and of backward of all blocks before each."""
+    degree, bandwidth, latency = group
+    part = 1.0 - blocks.split * (1.0 - 1.0 / degree)
+    arithmetic = part * (samples / (flops * made.matmul))
+    memory = part * (width / (kind.memory_bandwidth * made.memory))
+    launch = blocks.operations * made.launch
+    forward = blocks.forward_flops * arithmetic + (blocks.forward_moved * samples + blocks.weights) * memory
+    backward = blocks.backward_flops * arithmetic + (blocks.backward_moved * samples + 2 * blocks.weights) * memory
+    sums = np.zeros((2, len(part) + 1))
+    np.maximum(forward, launch, out=sums[0, 1:])
+    np.maximum(backward, 2 * launch, out=sums[1, 1:])
+    if degree > 1:
+        sending = blocks.reduced * (samples * width / (degree * bandwidth))
+        sums[:, 1:] += blocks.reduces * (2 * (degree - 1)) * (latency + sending)
+    return np.cumsum(sums, axis=1, out=sums)

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.compute import MATMUL, MEMORY, Group
+from isthmus.cost.compute import USUAL, Group
 from isthmus.cost.lower import DUPLICATE, FACTORS, GATHERED, RESIDENT, RING, SERVER, STREAMED, TREE, Costs, Syncs
 from isthmus.cost.memory import StateBytes, moment_bytes, state_bytes
 from isthmus.cost.network import Fabric
-from isthmus.cost.tables import ModelTable
+from isthmus.cost.tables import ALONE, ModelTable
 from isthmus.plan.schedule import SCHEDULES, Shape
 from isthmus.plan.types import Pipeline, Replica, Stage
 
@@ -53,7 +53,7 @@ class Flat(NamedTuple):
 def group_of(cluster: Cluster, devices: tuple[str, ...]) -> Group:
     """Size, slowest bandwidth and longest latency of a tensor group's ring."""
     if len(devices) == 1:
-        return (1, 0.0, 0.0)
+        return ALONE
     bandwidth, latency = float("inf"), 0.0
     for a, b in zip(devices, (*devices[1:], devices[0]), strict=True):
         host, other = cluster.host_of(a), cluster.host_of(b)
@@ -93,7 +93,9 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
             hi.append(micro_batch if whole else at + replica.share)
             at += replica.share
             slices.append(replica.slices)
-            row.append(table.row(kind, group))
+            small = replica.share // replica.slices
+            large = small + (1 if replica.share % replica.slices else 0)
+            row.append((table.row(kind, group, small), table.row(kind, group, large)))
             on_device, on_host = facts.state(group[0])
             state.append(on_device)
             spilled.append(on_host)
@@ -101,7 +103,7 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
             transient.append(facts.transient)
             moved.append(facts.elements(group[0]))
             update.append(facts.update(cluster, replica, group[0]))
-            rebuild.append((table.flops(kind) or 0.0) * MATMUL)
+            rebuild.append((table.flops(kind) or 0.0) * table.efficiency.get(kind, USUAL).matmul)
         starts.append(len(device))
     i, f = np.int32, np.float64
     shape = Shape(
@@ -188,7 +190,9 @@ class _StageFacts:
         if self.stage.spill != "none":
             return elements / (HOST_ADAM * cluster.host_of(replica.devices[0]).cores)
         moved = 12.0 + 2 * moment_bytes(self.job.optimizer)
-        return elements * moved / (cluster.kind_of(replica.devices[0]).memory_bandwidth * MEMORY)
+        kind = cluster.kind_of(replica.devices[0])
+        reached = self.table.efficiency.get(kind.name, USUAL).memory
+        return elements * moved / (kind.memory_bandwidth * reached)
 
 
 def _syncs(

@@ -53,8 +53,8 @@ RING, TREE, SERVER, FACTORS, DUPLICATE = 0, 1, 2, 3, 4  # Syncs.how; sparse is a
 class Costs(NamedTuple):
     """Seconds and bytes of the pipeline's blocks."""
 
-    times: Floats  # [tables, 4, blocks + 1]: sums of forward a, c and backward a, c
-    table: Ints  # [replicas]
+    times: Floats  # [rows, 2, blocks + 1]: sums of forward and backward seconds, for a number of samples
+    row: Ints  # [replicas, 2]: of its smaller and of its larger slices
     recompute: Bools  # [stages]
     weight_bytes: Floats  # [2, blocks + 1]: sums of weight (or gradient) bytes, and of those that groups divide
     stage_bytes: Floats  # [replicas]: the same of its whole stage on each device, ties counted once
@@ -82,7 +82,7 @@ class Syncs(NamedTuple):
 class _State(NamedTuple):
     """What has been written so far."""
 
-    times: Floats  # [runs, 4, blocks + 1]
+    times: Floats  # [runs, 2, 2, blocks + 1]
     base: Ints  # [runs] first operation of each run; operation = base + micro-batch * slices + slice
     begin: Ints  # [2, operations] first task of each forward and backward
     finish: Ints  # [2, operations] last task
@@ -177,27 +177,26 @@ def samples_of(runs: Runs, u: int, k: int) -> Any:
 
 @compiled
 def run_times(shape: Shape, runs: Runs, costs: Costs) -> Floats:
-    """For each run [runs, 4, blocks + 1]: sums over its blocks of forward a, c and backward a, c with recomputing."""
+    """[runs, slice size, direction, blocks + 1]: sums of seconds over a run's blocks; backward with recomputing."""
     blocks = costs.times.shape[2]
-    sums = np.zeros((len(runs.device), 4, blocks))
+    sums = np.zeros((len(runs.device), 2, 2, blocks))
     for u in range(len(runs.device)):
-        row = costs.table[runs.replica[u]]
-        for s in range(runs.first[u], runs.last[u] + 1):
-            for b in range(shape.first[s], shape.last[s] + 1):
-                for k in range(4):
-                    more = costs.times[row, k, b + 1] - costs.times[row, k, b]
-                    if k >= 2 and costs.recompute[s]:
-                        more += costs.times[row, k - 2, b + 1] - costs.times[row, k - 2, b]
-                    sums[u, k, b + 1] = sums[u, k, b] + more
+        for large in range(2):
+            times = costs.times[costs.row[runs.replica[u], large]]
+            for s in range(runs.first[u], runs.last[u] + 1):
+                for b in range(shape.first[s], shape.last[s] + 1):
+                    forward = times[0, b + 1] - times[0, b]
+                    again = forward if costs.recompute[s] else 0.0
+                    sums[u, large, 0, b + 1] = sums[u, large, 0, b] + forward
+                    sums[u, large, 1, b + 1] = sums[u, large, 1, b] + times[1, b + 1] - times[1, b] + again
     return sums
 
 
 @inlined
-def seconds_of(state: _State, u: int, low: int, high: int, samples: int, which: int) -> float:
-    """Time of blocks low .. high - 1 of run u, forward (0) or backward (1)."""
-    k = 2 * which
-    fixed = state.times[u, k, high] - state.times[u, k, low]
-    return float(fixed + (state.times[u, k + 1, high] - state.times[u, k + 1, low]) * samples)
+def seconds_of(runs: Runs, state: _State, u: int, low: int, high: int, samples: int, which: int) -> float:
+    """Time of blocks low .. high - 1 of run u, forward (0) or backward (1), on a slice of so many samples."""
+    large = 1 if samples > (runs.hi[u] - runs.lo[u]) // runs.slices[u] else 0
+    return float(state.times[u, large, which, high] - state.times[u, large, which, low])
 
 
 @inlined
@@ -223,7 +222,7 @@ def operation(
         op = state.base[u] + m * runs.slices[u] + k
         final = back and m == micro_batches - 1 and k == runs.slices[u] - 1
         if not final and stream == RESIDENT:
-            t = task(out, COMPUTE + d, seconds_of(state, u, bottom, top, hi - lo, which), 0.0, -1, kind, u, m)
+            t = task(out, COMPUTE + d, seconds_of(runs, state, u, bottom, top, hi - lo, which), 0.0, -1, kind, u, m)
             edge(out, state.last[d], t)
             state.last[d] = state.begin[which, op] = state.finish[which, op] = t
             continue
@@ -237,7 +236,7 @@ def operation(
             else:
                 while high < top and not state.cut[u, high]:
                     high += 1
-            t = task(out, COMPUTE + d, seconds_of(state, u, low, high, hi - lo, which), 0.0, -1, kind, u, m)
+            t = task(out, COMPUTE + d, seconds_of(runs, state, u, low, high, hi - lo, which), 0.0, -1, kind, u, m)
             edge(out, state.last[d], t)
             state.last[d] = t
             if state.begin[which, op] < 0:

@@ -23,7 +23,7 @@ from isthmus.cost.emit import BACKWARD, FORWARD, HOST_UPDATE, LOADING, STORING, 
 from isthmus.cost.flat import HOST_ADAM
 from isthmus.cost.memory import StateBytes, state_bytes
 from isthmus.cost.network import COMPUTE, LANE_KINDS, LOAD, STORE, Fabric
-from isthmus.cost.tables import ModelTable
+from isthmus.cost.tables import ALONE, ModelTable
 from isthmus.plan.policy import POLICIES, Candidate
 from isthmus.plan.types import Pool, PoolJob
 
@@ -109,9 +109,8 @@ def _unit(
     elements = table.span(a, b - 1).elements
     seconds = []
     for name in pool.devices:
-        times = table.times_of(cluster.devices[name].kind)
-        span = times[:, b] - times[:, a]
-        forward, backward = span[0] + span[1] * batch, span[2] + span[3] * batch
+        times = table.seconds(cluster.devices[name].kind, ALONE, batch)
+        forward, backward = times[:, b] - times[:, a]
         last = s == len(ranges) - 1
         seconds.append(float(forward if not back else backward + (forward if job.recompute or last else 0.0)))
     per = _state(job, table)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from isthmus.cluster.spec import Cluster, Precision
 from isthmus.compiled import compiled
+from isthmus.cost.compute import Efficiency
 from isthmus.cost.emit import TaskList, new_list
 from isthmus.cost.engine import Times, run
 from isthmus.cost.flat import Flat, flatten
@@ -83,8 +84,14 @@ class Prepared(NamedTuple):
 class Simulator:
     """Prices plans on one cluster for jobs whose models are given by the jobs' names."""
 
-    def __init__(self, cluster: Cluster, models: Mapping[str, BlockGraph]) -> None:
-        self.cluster, self.models = cluster, models
+    def __init__(
+        self,
+        cluster: Cluster,
+        models: Mapping[str, BlockGraph],
+        efficiency: Mapping[str, Efficiency] | None = None,
+    ) -> None:
+        """`efficiency`: what device kinds reach of their catalog figures, where that is known better than usual."""
+        self.cluster, self.models, self.efficiency = cluster, models, efficiency
         self._fabrics: dict[tuple[Via, ...], Fabric] = {}
         self._tables: dict[tuple[str, Precision, bool], ModelTable] = {}
         self._out = new_list(4096, 8192)
@@ -118,7 +125,7 @@ class Simulator:
         """Sums and times of a job's model in one precision."""
         key = (job, precision, mixed)
         if key not in self._tables:
-            self._tables[key] = ModelTable(self.cluster, self.models[job], precision, mixed)
+            self._tables[key] = ModelTable(self.cluster, self.models[job], precision, mixed, self.efficiency)
         return self._tables[key]
 
     def fabric(self, plan: Plan) -> Fabric:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,14 +10,17 @@ import numpy.typing as npt
 
 from isthmus.cluster.spec import Cluster, Precision
 from isthmus.compiled import compiled
-from isthmus.cost.compute import WIDTH_OF, Group, block_times, rate
+from isthmus.cost.compute import USUAL, WIDTH_OF, Efficiency, Group, block_arrays, block_seconds, rate
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.schedule import stage_at
 
-__all__ = ["Bucket", "ModelTable", "Span", "Sums", "TensorTable", "stage_links"]
+__all__ = ["ALONE", "Bucket", "ModelTable", "Span", "Sums", "TensorTable", "stage_links"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
+
+
+ALONE: Group = (1, float("inf"), 0.0)  # a device that is no tensor group
 
 
 class Sums(NamedTuple):
@@ -72,7 +75,14 @@ class Bucket(NamedTuple):
 class ModelTable:
     """All that pricing needs of a model in one precision on one cluster; time tables are made when first used."""
 
-    def __init__(self, cluster: Cluster, graph: BlockGraph, precision: Precision, mixed: bool) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        graph: BlockGraph,
+        precision: Precision,
+        mixed: bool,
+        efficiency: Mapping[str, Efficiency] | None = None,
+    ) -> None:
         self.graph, self.precision, self.mixed = graph, precision, mixed
         self.width = WIDTH_OF[precision]
         self.sums = _sums(graph, self.width)
@@ -83,8 +93,10 @@ class ModelTable:
             (users, graph.parameter[name].elements) for name, users in self.users.items() if len(users) > 1
         )
         self.kinds = cluster.kinds
-        self.times = np.zeros((0, 4, len(graph.blocks) + 1))
-        self._rows: dict[tuple[str, Group], int] = {}
+        self.efficiency = efficiency or {}
+        self.columns = block_arrays(graph, self.width)
+        self.times = np.zeros((64, 2, len(graph.blocks) + 1))  # rows that are used, then room for more
+        self._rows: dict[tuple[str, Group, int], int] = {}
         self._spans: dict[tuple[int, int], Span] = {}
         self._buckets: dict[tuple[str, ...], Bucket] = {}
 
@@ -92,22 +104,28 @@ class ModelTable:
         """Peak FLOP/s at which this kind computes the job, None where it cannot."""
         return rate(self.kinds[kind], self.precision, self.mixed)
 
-    def row(self, kind: str, group: Group) -> int:
-        """The row of `times` for a tensor group (or one device: degree 1) of this kind."""
-        key = (kind, group if group[0] > 1 else (1, 0.0, 0.0))
+    def row(self, kind: str, group: Group, samples: int) -> int:
+        """The row of `times` for so many samples on a tensor group (or one device: degree 1) of this kind."""
+        key = (kind, group if group[0] > 1 else ALONE, samples)
         if key not in self._rows:
-            flops = self.flops(kind)
-            if flops is None:
-                raise ValueError(f"{kind} does not compute in {self.precision}")
-            rows = block_times(self.graph, self.kinds[kind], self.precision, flops, key[1])
-            self.times = np.concatenate((self.times, rows[None]))
-            self._rows[key] = len(self.times) - 1
+            number = self._rows[key] = len(self._rows)
+            if number == len(self.times):
+                self.times = np.concatenate((self.times, np.zeros_like(self.times)))
+            self.times[number] = self.seconds(kind, key[1], samples)
         return self._rows[key]
 
-    def times_of(self, kind: str) -> Floats:
-        """Sums of forward a, c and backward a, c of one device of this kind."""
-        row = self.row(kind, (1, 0.0, 0.0))  # may make a new table
-        return np.asarray(self.times[row])
+    def seconds(self, kind: str, group: Group, samples: int) -> Floats:
+        """Sums over blocks, [2, blocks + 1]: forward and backward seconds of all blocks before each."""
+        flops = self.flops(kind)
+        if flops is None:
+            raise ValueError(f"{kind} does not compute in {self.precision}")
+        made = self.efficiency.get(kind, USUAL)
+        return block_seconds(self.columns, self.kinds[kind], self.width, flops, group, samples, made)
+
+    def least(self, kind: str) -> Floats:
+        """Seconds per sample, forward and backward, that each block cannot go below on this kind: its work alone."""
+        many = 2**40  # so many samples that nothing else counts
+        return np.asarray(np.diff(self.seconds(kind, ALONE, many)).sum(axis=0) / many)
 
     def span(self, a: int, b: int) -> Span:
         """Blocks a .. b together."""
@@ -165,14 +183,16 @@ def _sums(graph: BlockGraph, width: int) -> Sums:
     inputs = np.zeros(len(graph.blocks))
     for tensor in graph.tensors:
         inputs[list(tensor.targets)] += tensor.elements * (tensor.width or width)
+    loss = np.zeros(len(graph.blocks) + 1)
+    loss[-1] = graph.outputs * 4  # the loss keeps its probabilities in fp32
     return Sums(
         elements=_cumulative(graph, lambda b: sum(size[p] for p in b.parameters)),
         split_elements=_cumulative(graph, lambda b: sum(size[p] for p in b.tensor.parameters) if b.tensor else 0),
         pruned=_cumulative(graph, lambda b: sum(size[p] for p in b.parameters if p in linear)),
-        saved=_cumulative(graph, lambda b: b.saved * width),
+        saved=_cumulative(graph, lambda b: b.saved * width) + loss,
         split_saved=_cumulative(graph, lambda b: b.tensor.saved * width if b.tensor else 0),
         inputs=np.concatenate(([0.0], np.cumsum(inputs))),
-        block_saved=np.array([b.saved * width for b in graph.blocks]),
+        block_saved=np.array([b.saved * width for b in graph.blocks]) + loss[1:],
         block_workspace=np.array([b.workspace * width for b in graph.blocks]),
     )
 

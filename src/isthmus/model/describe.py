@@ -34,9 +34,16 @@ def describe(model: nn.Module, cut: Sections, *, name: str, sequence: int | None
         parameters=parameters_of(model, _linears(cut)),
         sequence=sequence,
         buffers=sum(buffer.numel() for buffer in model.buffers()),
+        outputs=_outputs(cut.trace),
         how="export",
     )
     return msgspec.structs.replace(graph, digest=digest_of(graph))
+
+
+def _outputs(trace: Trace) -> float:
+    """Elements per sample of the first result with numbers: what a loss reads. Later ones are caches and the like."""
+    values = (trace.values[node][0] for node in trace.outputs if isinstance(node, fx.Node) and node in trace.values)
+    return next((value.size.slope for value in values if value.floating), 0.0)
 
 
 def parameters_of(model: nn.Module, linears: dict[str, Linear]) -> tuple[Parameter, ...]:

@@ -98,6 +98,7 @@ class BlockGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     parameters: tuple[Parameter, ...]
     sequence: int | None = None
     buffers: int = 0  # elements of non-trained state (batch statistics)
+    outputs: float = 0.0  # elements per sample that the model gives: what its loss reads
     how: Literal["export", "modules"] = "export"  # what the blocks were cut from
     digest: str = ""  # hash of everything above but the name
 

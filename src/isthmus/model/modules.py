@@ -218,6 +218,7 @@ def _describe(
         tensors=tuple(tensors),
         parameters=parameters_of(model, {}),
         buffers=sum(buffer.numel() for buffer in model.buffers()),
+        outputs=_between(len(meters) - 1, *meters[-1], probes).elements,
         how="modules",
     )
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from isthmus.cost.flat import group_of
-from isthmus.cost.tables import ModelTable
+from isthmus.cost.tables import ALONE, ModelTable
 from isthmus.plan.types import How, Layout, Pipeline, Plan, Replica, Schedule, Stage, Sync
 from isthmus.planners.problem import Problem
 
 __all__ = [
     "BUCKET",
     "balanced_cut",
+    "block_times",
     "build_stages",
     "even_shares",
     "fair_shares",
     "make_plan",
     "make_syncs",
     "micro_batch_counts",
-    "stage_times",
+    "whole_times",
 ]
 
 BUCKET = 25e6  # bytes: PyTorch's own default
@@ -31,18 +34,19 @@ def even_shares(samples: int, replicas: int) -> list[int]:
     return [samples // replicas + (i < samples % replicas) for i in range(replicas)]
 
 
-def fair_shares(samples: int, fixed: Sequence[float], slope: Sequence[float]) -> list[int]:
-    """Integer shares n with sum n = samples that minimise max_i (fixed[i] + slope[i] * n[i]), each at least 1.
+def fair_shares(samples: int, times: Sequence[Sequence[float]]) -> list[int]:
+    """Integer shares n with sum n = samples that minimise max_i times[i][n[i]], each at least 1.
 
-    Giving each further sample to whoever would be done first with it is optimal, as finishing times only grow.
+    Giving each further sample to whoever would be done first with it is optimal, as times only grow with samples.
     """
-    shares = [1] * len(fixed)
-    done = [(fixed[i] + 2 * slope[i], i) for i in range(len(fixed))]
+    shares = [1] * len(times)
+    done = [(times[i][2], i) for i in range(len(times))] if samples > len(times) else []
     heapq.heapify(done)
-    for _ in range(samples - len(fixed)):
+    for _ in range(samples - len(times)):
         _, i = done[0]
         shares[i] += 1
-        heapq.heapreplace(done, (fixed[i] + slope[i] * (shares[i] + 1), i))
+        ahead = times[i][shares[i] + 1] if shares[i] + 1 < len(times[i]) else float("inf")
+        heapq.heapreplace(done, (ahead, i))
     return shares
 
 
@@ -156,14 +160,17 @@ def _stage_syncs(
             words, held, count = [], 0.0, count + 1
 
 
-def stage_times(problem: Problem, devices: tuple[str, ...]) -> tuple[list[float], list[float]]:
-    """For a device or tensor group, fixed and per-sample seconds (forward and backward) of every block."""
-    table = problem.table
-    row = table.row(problem.cluster.devices[devices[0]].kind, group_of(problem.cluster, devices))
-    times = table.times[row]
-    fixed = (times[0, 1:] - times[0, :-1] + times[2, 1:] - times[2, :-1]).tolist()
-    slope = (times[1, 1:] - times[1, :-1] + times[3, 1:] - times[3, :-1]).tolist()
-    return fixed, slope
+def block_times(problem: Problem, devices: tuple[str, ...], samples: int) -> list[float]:
+    """For a device or tensor group, seconds (forward and backward) of every block on so many samples."""
+    kind = problem.cluster.devices[devices[0]].kind
+    sums = problem.table.seconds(kind, group_of(problem.cluster, devices), samples).sum(axis=0)
+    return [float(value) for value in np.diff(sums)]
+
+
+def whole_times(problem: Problem, device: str, most: int) -> list[float]:
+    """Seconds of the whole model on a device for 0, 1, ... `most` samples."""
+    kind = problem.cluster.devices[device].kind
+    return [0.0, *(float(problem.table.seconds(kind, ALONE, n)[:, -1].sum()) for n in range(1, most + 1))]
 
 
 def build_stages(

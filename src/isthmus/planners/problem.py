@@ -98,13 +98,8 @@ def lower_bound(problem: Problem) -> float:
 
     With z[d] in proportion to 1 / sum_b c[d, b] this is the optimum itself when kinds differ by one factor.
     """
-    table = problem.table
-    per_kind = {}
-    for kind in {problem.cluster.devices[name].kind for name in problem.usable}:
-        times = table.times_of(kind)
-        per_kind[kind] = [
-            float(times[1, b + 1] - times[1, b] + times[3, b + 1] - times[3, b]) for b in range(times.shape[1] - 1)
-        ]
+    kinds = {problem.cluster.devices[name].kind for name in problem.usable}
+    per_kind: dict[str, list[float]] = {kind: problem.table.least(kind).tolist() for kind in kinds}
     totals = {kind: sum(column) for kind, column in per_kind.items()}
     speed = sum(1.0 / totals[problem.cluster.devices[name].kind] for name in problem.usable)
     blocks = range(len(problem.graph.blocks))

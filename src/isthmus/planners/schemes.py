@@ -19,12 +19,13 @@ from isthmus.errors import UsageError
 from isthmus.plan.types import How, Layout, Plan
 from isthmus.planners.pieces import (
     balanced_cut,
+    block_times,
     build_stages,
     even_shares,
     fair_shares,
     make_plan,
     micro_batch_counts,
-    stage_times,
+    whole_times,
 )
 from isthmus.planners.problem import Problem
 
@@ -68,9 +69,13 @@ def data_even(problem: Problem, fix: Fix) -> Iterator[Ladder]:
 def data(problem: Problem, fix: Fix) -> Iterator[Ladder]:
     """Shares by speed on every device that holds the model."""
     for devices in _holders(problem):
-        times = [stage_times(problem, (device,)) for device in devices]
-        for count in micro_batch_counts(problem.job.batch, len(devices)):
-            shares = fair_shares(problem.job.batch // count, [sum(f) for f, _ in times], [sum(c) for _, c in times])
+        counts = micro_batch_counts(problem.job.batch, len(devices))
+        most = problem.job.batch // min(counts, default=1) - len(devices) + 1
+        known = {problem.cluster.devices[device].kind: device for device in devices}
+        per_kind = {kind: whole_times(problem, device, most) for kind, device in known.items()}
+        times = [per_kind[problem.cluster.devices[device].kind] for device in devices]
+        for count in counts:
+            shares = fair_shares(problem.job.batch // count, times)
             yield _replicated(problem, devices, shares, count, "ring")
             if len({problem.cluster.host_of(device).region for device in devices}) > 1:
                 yield _replicated(problem, devices, shares, count, "tree")
@@ -97,10 +102,9 @@ def pipeline(problem: Problem, fix: Fix) -> Iterator[Ladder]:
     batch = problem.job.batch
     for devices in device_sets(problem):
         chain = devices[: len(problem.graph.blocks)]
-        times = [stage_times(problem, (device,)) for device in chain]
         for count in micro_batch_counts(batch, 1):
             size = batch // count
-            firsts = balanced_cut([[a + c * size for a, c in zip(*row, strict=True)] for row in times])
+            firsts = balanced_cut([block_times(problem, (device,), size) for device in chain])
             members = [[((device,), size)] for device in chain]
             yield [
                 make_plan(problem, build_stages(problem, firsts, members, recompute=recompute), count)
@@ -115,7 +119,7 @@ def grid(problem: Problem, fix: Fix) -> Iterator[Ladder]:
             groups = _groups(problem, devices, tp)
             if len(groups) < pp * dp:
                 continue
-            firsts = balanced_cut([stage_times(problem, groups[0])[1]] * pp)
+            firsts = balanced_cut([block_times(problem, groups[0], 1)] * pp)
             if tp > 1 and not _all_split(problem, firsts):
                 continue
             for micro in _micro_sizes(problem, dp, fix):
