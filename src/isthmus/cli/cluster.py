@@ -24,6 +24,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 
 def _values(cluster: Cluster) -> dict[str, Any]:
     imputed = {host.name: sorted(host.imputed) for host in cluster.hosts.values() if host.imputed}
+    imputed |= {" - ".join(link.between): sorted(link.imputed) for link in cluster.links if link.imputed}
     return {
         "name": cluster.name,
         "regions": list(cluster.regions),

@@ -109,7 +109,7 @@ _KINDS = (
     # RTX Blackwell architecture paper, likewise; fp32 and memory checked
     _kind("RTX-5090", fp32=104.8, bf16=209.5, fp16=209.5, memory=32, memory_bandwidth=1792, bus=_PCIE5),
     # AMD
-    # Instinct MI100 data sheet; three Infinity Fabric links join it to the others of its four, 46 GB/s each way and pair
+    # Instinct MI100 data sheet; Infinity Fabric joins each pair of four by a link of 46 GB/s each way
     _kind("MI100", fp32=46.1, bf16=92.3, fp16=184.6, memory=32, memory_bandwidth=1228.8, bus=_PCIE4, peer=46),
     # Instinct MI210 data sheet
     _kind("MI210", fp32=45.3, bf16=181, fp16=181, memory=64, memory_bandwidth=1638.4, bus=_PCIE4),

@@ -6,7 +6,8 @@ two hosts, or two regions, or one region twice; a pair of hosts without any link
 What a host does not say is imputed: `bandwidth` and `bus` from the slowest of its device kinds, `latency` 5 us, `nic`
 10 Gbit/s, `memory` 16 GB + twice the memory of its devices, `cores` 8 per device. A device kind that the catalog does
 not know must give compute, memory and memory_bandwidth; one that it knows may give other figures for some. A missing
-`bus` is PCIe 3 with 16 lanes, a missing `peer` is the bus.
+`bus` is PCIe 3 with 16 lanes, a missing `peer` is the bus. A link between two regions that are known places may leave
+out its latency (see `places`); no link may leave out its bandwidth.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Annotated, Any
 import msgspec
 
 from isthmus.cluster.catalog import CATALOG
+from isthmus.cluster.places import find_place, imputed_latency
 from isthmus.cluster.spec import PRECISIONS, Cluster, DeviceKind, Host, Link, Precision
 from isthmus.errors import ClusterError
 from isthmus.files import (
@@ -44,7 +46,7 @@ from isthmus.units import (
     parse_seconds,
 )
 
-__all__ = ["cluster_digest", "load_cluster", "parse_cluster"]
+__all__ = ["build_cluster", "cluster_digest", "load_cluster", "parse_cluster"]
 
 _MOST_DEVICES = 200_000
 _BUS = 12e9  # bytes a second: PCIe 3 x16, the slowest bus still in use
@@ -118,6 +120,11 @@ def load_cluster(path: str | Path) -> Cluster:
 def parse_cluster(text: str, where: str = "cluster.yaml") -> Cluster:
     """The cluster that a file's text describes; errors name it `where`."""
     return _cluster(parse_yaml(text, name=where, error=ClusterError))
+
+
+def build_cluster(value: Mapping[str, Any], where: str) -> Cluster:
+    """The cluster that a file with these values would describe: same checks, same filling in; errors name `where`."""
+    return _cluster(Document(name=where, value={"kind": "cluster", "version": 1} | dict(value), error=ClusterError))
 
 
 def cluster_digest(cluster: Cluster) -> str:
@@ -368,9 +375,8 @@ def _check_ends(
 
 def _link(document: Document, path: ValuePath, raw: _Link, *, between_hosts: bool) -> Link:
     given = _amounts(document, path, raw, "bandwidth", "latency", "trunk")
-    for field, example in (("bandwidth", "1 Gbit/s"), ("latency", "40 ms, half of what ping shows")):
-        if field not in given:
-            raise document.fault(path, f"{_label(raw)} lacks {field}", expected=f"{field}: like {example}")
+    if "bandwidth" not in given:
+        raise document.fault(path, f"{_label(raw)} lacks bandwidth", expected="bandwidth: like 1 Gbit/s")
     if between_hosts and "trunk" in given:
         raise document.fault(
             (*path, "trunk"),
@@ -378,4 +384,20 @@ def _link(document: Document, path: ValuePath, raw: _Link, *, between_hosts: boo
             expected="a trunk only between regions",
             next="Remove trunk; bandwidth already caps this pair",
         )
-    return Link(between=raw.between, **given)
+    imputed = {} if "latency" in given else {"latency": _far(document, path, raw, between_hosts=between_hosts)}
+    return Link(between=raw.between, imputed=frozenset(imputed), **(given | imputed))
+
+
+def _far(document: Document, path: ValuePath, raw: _Link, *, between_hosts: bool) -> float:
+    """The latency of a link that gives none: by the distance of its regions, if both are known places."""
+    places = [None if between_hosts else find_place(end) for end in raw.between]
+    if places[0] is not None and places[1] is not None:
+        return imputed_latency(places[0], places[1])
+    unknown = [end for end, place in zip(raw.between, places, strict=True) if place is None]
+    raise document.fault(
+        path,
+        f"{_label(raw)} lacks latency",
+        found=None if between_hosts else f"no known place {' or '.join(dict.fromkeys(map(repr, unknown)))}",
+        expected="latency: like 40 ms, half of what ping shows",
+        next=None if between_hosts else "Or name both regions after known places, like virginia or eu-west-1",
+    )

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
+from isthmus.cluster.importers.result import Finding, Imported
 from isthmus.cluster.spec import PRECISIONS, Cluster, Host, Link
 from isthmus.report.classes import HostClass, device_classes, host_classes
-from isthmus.report.text import columns
+from isthmus.report.text import columns, cut
 from isthmus.units import format_bandwidth, format_bytes, format_compute, format_seconds
 
-__all__ = ["cluster_text"]
+__all__ = ["cluster_text", "import_text"]
 
-_LEGEND = "~ not in the file: filled in from the catalog or the usual value. Rates are one way; so are latencies."
+_LEGEND = (
+    "~ not in the file: from the catalog, the usual value or, for latency between places, the distance.",
+    "Rates are one way; so are latencies.",
+)
 _WIDEST_MATRIX = 6  # regions
+_MOST_LINKS = 12  # links between hosts that are listed one by one
+_MOST_ROWS = 4  # rows of a finding that are quoted
 
 
 def cluster_text(cluster: Cluster) -> str:
@@ -22,7 +29,7 @@ def cluster_text(cluster: Cluster) -> str:
     lines += [*_devices(cluster), "", *_hosts(cluster), ""]
     if cluster.links:
         lines += [*_links(cluster), ""]
-    lines += ["map", *(f"  {line}" for line in _map(cluster)), "", _LEGEND]
+    lines += ["map", *(f"  {line}" for line in _map(cluster)), "", *_LEGEND]
     return "\n".join(lines)
 
 
@@ -71,20 +78,42 @@ def _marked(host: Host, field: str) -> str:
 
 def _links(cluster: Cluster) -> list[str]:
     regions = cluster.regions
-    between = {pair: link for link in cluster.links for pair in (link.between, link.between[::-1])}
-    if len(regions) > _WIDEST_MATRIX:
-        rows = [(" - ".join(link.between), _figures(link)) for link in cluster.links]
-        return columns([("links", ""), *rows])
+    shared = [link for link in cluster.links if link.between[0] not in cluster.hosts]
+    own = [link for link in cluster.links if link.between[0] in cluster.hosts]
+    between = {pair: link for link in shared for pair in (link.between, link.between[::-1])}
+    if len(regions) > _WIDEST_MATRIX or not shared:
+        rows = [(" - ".join(link.between), _figures(link)) for link in shared]
+        return columns([("links", ""), *rows, *_own_links(cluster, own)])
     matrix = [("links", *regions)]
     for a in regions:
         matrix.append((a, *(_figures(between[a, b]) if (a, b) in between else "-" for b in regions)))
-    own = [link for link in cluster.links if link.between[0] in cluster.hosts]
-    return [*columns(matrix), *(f"{' - '.join(link.between)}: {_figures(link)}" for link in own)]
+    return [*columns(matrix), *(": ".join(row) for row in _own_links(cluster, own))]
+
+
+def _own_links(cluster: Cluster, links: list[Link]) -> list[tuple[str, str]]:
+    """Links between hosts one by one, or, where there are many, by their regions with the least and most of each."""
+    if len(links) <= _MOST_LINKS:
+        return [(" - ".join(link.between), _figures(link)) for link in links]
+    groups: dict[tuple[str, ...], list[Link]] = {}
+    for link in links:
+        groups.setdefault(tuple(cluster.hosts[end].region for end in link.between), []).append(link)
+    return [(" - ".join(regions), _ranges(group)) for regions, group in groups.items()]
+
+
+def _ranges(links: list[Link]) -> str:
+    rates = sorted({link.bandwidth for link in links})
+    latencies = sorted({link.latency for link in links})
+    spans = [
+        " to ".join(dict.fromkeys(show(value) for value in (values[0], values[-1])))
+        for values, show in ((rates, format_bandwidth), (latencies, format_seconds))
+    ]
+    return ", ".join([*spans, f"{_count(len(links), 'pair')} of hosts"])
 
 
 def _figures(link: Link) -> str:
     trunk = f", trunk {format_bandwidth(link.trunk)}" if link.trunk is not None else ""
-    return f"{format_bandwidth(link.bandwidth)}, {format_seconds(link.latency)}{trunk}"
+    mark = "~" if "latency" in link.imputed else ""
+    return f"{format_bandwidth(link.bandwidth)}, {mark}{format_seconds(link.latency)}{trunk}"
 
 
 def _map(cluster: Cluster) -> Iterator[str]:
@@ -96,9 +125,27 @@ def _map(cluster: Cluster) -> Iterator[str]:
         for link in cluster.links:
             if region in link.between and link.between[0] != link.between[1]:
                 other = link.between[link.between.index(region) - 1]
-                yield f"|== {format_bandwidth(link.bandwidth)}, {format_seconds(link.latency)} ==> {other}"
+                mark = "~" if "latency" in link.imputed else ""
+                yield f"|== {format_bandwidth(link.bandwidth)}, {mark}{format_seconds(link.latency)} ==> {other}"
 
 
 def _host_line(group: HostClass) -> str:
     devices = ", ".join(f"{count} x {kind}" for kind, count in group.hosts[0].devices.items()) or "no devices"
     return f"{group.name}: {devices}{' each' if len(group.hosts) > 1 else ''}"
+
+
+def import_text(imported: Imported, file: str) -> str:
+    """What was imported and written where, and what the importer found."""
+    cluster = imported.cluster
+    counts = (_count(len(cluster.devices), "device"), _count(len(cluster.hosts), "host"))
+    head = f"{', '.join(counts)} and {_count(len(cluster.links), 'link')} from {imported.source}"
+    findings = [line for finding in imported.findings for line in _finding(finding)]
+    return "\n".join([head, "", *findings, "", f"written to {file}; look at it: isthmus cluster show {file}"])
+
+
+def _finding(finding: Finding) -> Iterator[str]:
+    yield from textwrap.wrap(f"{finding.kind}: {finding.what}; {finding.done}", 118, subsequent_indent="  ")
+    yield from (cut(f"    {row}") for row in finding.rows[:_MOST_ROWS])
+    left = len(finding.rows) - _MOST_ROWS
+    if left > 0:
+        yield f"    ... {left} more; --json has them all"
