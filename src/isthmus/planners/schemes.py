@@ -10,6 +10,7 @@ Each tries all devices, each region and each kind alone, several micro-batch siz
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -54,6 +55,7 @@ def parse_fix(text: str) -> Fix:
     return Fix(**values)
 
 
+Members = list[list[tuple[tuple[str, ...], int]]]  # stage by stage: devices and share of each replica
 Ladder = list[Plan]  # versions of one idea, fastest first: the first that fits is the best of them
 Scheme = Callable[[Problem, Fix], Iterator[Ladder]]
 
@@ -119,23 +121,30 @@ def grid(problem: Problem, fix: Fix) -> Iterator[Ladder]:
             groups = _groups(problem, devices, tp)
             if len(groups) < pp * dp:
                 continue
-            firsts = balanced_cut([block_times(problem, groups[0], 1)] * pp)
-            if tp > 1 and not _all_split(problem, firsts):
-                continue
-            for micro in _micro_sizes(problem, dp, fix):
-                members = [[(group, micro) for group in groups[s * dp : (s + 1) * dp]] for s in range(pp)]
-                yield [
-                    make_plan(
-                        problem,
-                        build_stages(problem, firsts, members, recompute=recompute, state=state),
-                        problem.job.batch // (dp * micro),
-                    )
-                    for recompute in (False, True)
-                    for state in _LAYOUTS[: 1 if dp == 1 else 2]
-                ]
+            for firsts in _cuts(problem, groups[0], pp, fix):
+                if tp > 1 and not _all_split(problem, firsts):
+                    continue
+                for micro in _micro_sizes(problem, dp, fix):
+                    members = [[(group, micro) for group in groups[s * dp : (s + 1) * dp]] for s in range(pp)]
+                    yield _ladder(problem, firsts, members, problem.job.batch // (dp * micro), dp)
 
 
-_LAYOUTS: tuple[Layout, ...] = ("replicated", "sharded-optimizer")
+def _ladder(problem: Problem, firsts: Sequence[int], members: Members, count: int, dp: int) -> Ladder:
+    layouts: tuple[Layout, ...] = ("replicated",) if dp == 1 else ("replicated", "sharded-optimizer")
+    return [
+        make_plan(problem, build_stages(problem, firsts, members, recompute=recompute, state=state), count)
+        for recompute in (False, True)
+        for state in layouts
+    ]
+
+
+def _cuts(problem: Problem, group: tuple[str, ...], pp: int, fix: Fix) -> list[list[int]]:
+    """Even layers, as Megatron cuts: what comes once (embedding, head) is not counted; and, if free, even times."""
+    often = Counter(block.digest for block in problem.graph.blocks)
+    layers = [block.forward_flops if often[block.digest] > 1 else 0.0 for block in problem.graph.blocks]
+    times = balanced_cut([block_times(problem, group, 1)] * pp)
+    cuts = [balanced_cut([layers] * pp)] if sum(layers) else []
+    return cuts if cuts and fix != Fix() else [*cuts, *([times] if times not in cuts else [])]
 
 
 def _degrees(problem: Problem, count: int, fix: Fix) -> Iterator[tuple[int, int, int]]:
@@ -165,9 +174,11 @@ def _all_split(problem: Problem, firsts: Sequence[int]) -> bool:
 
 
 def _groups(problem: Problem, devices: Sequence[str], tp: int) -> list[tuple[str, ...]]:
-    """Tensor groups of equal devices of one host; a rest too small for a group stays idle."""
+    """Tensor groups of equal devices of one host, or of several hosts if none is large enough; a rest stays idle."""
     groups: list[tuple[str, ...]] = []
-    for _, members in groupby(devices, key=lambda d: d.rpartition("/")[0]):
+    kinds = problem.cluster.devices
+    wide = tp > max(max(host.devices.values(), default=0) for host in problem.cluster.hosts.values())
+    for _, members in groupby(devices, key=lambda d: kinds[d].kind if wide else d.rpartition("/")[0]):
         row = list(members)
         groups.extend(tuple(row[i : i + tp]) for i in range(0, len(row) - tp + 1, tp))
     return groups
