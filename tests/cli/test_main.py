@@ -16,6 +16,10 @@ from tests.cli.conftest import Isthmus
 FLAGS = {
     "isthmus": ["--help", "--version", "-h"],
     "isthmus cluster": ["--help", "-h"],
+    "isthmus cluster import": [
+        "--bandwidth", "--fill", "--help", "--hulk", "--json", "--kind", "--latency", "--output", "--region", "--slurm",
+        "-h", "-o",
+    ],
     "isthmus cluster show": ["--help", "--json", "-h"],
     "isthmus doctor": ["--help", "--json", "-h"],
     "isthmus model": ["--help", "-h"],
@@ -24,6 +28,7 @@ FLAGS = {
         "--batch", "--budget", "--calls", "--cluster", "--fix", "--help", "--json", "--output", "--planner",
         "--precision", "--seed", "--sequence", "-h", "-o",
     ],
+    "isthmus report": ["--cluster", "--help", "--json", "--model", "--output", "-h", "-o"],
     "isthmus simulate": ["--cluster", "--help", "--json", "--model", "--trace", "-h"],
 }  # fmt: skip
 
@@ -80,6 +85,7 @@ def test_help_is_good(isthmus: Isthmus, words: tuple[str, ...]) -> None:
         (("plan", "zoo:gpt-tiny", "--cluster", "x.yaml", "--planner", "gird"), "Did you mean 'grid'?"),
         (("plan", "zoo:gpt-tiny", "--cluster", "x.yaml", "--fix", "tp=0"), "Expected degrees like tp=2"),
         (("model", "show"), "required: MODEL"),
+        (("report", "plan.json"), "--output is missing"),
     ],
 )
 def test_wrong_usage(isthmus: Isthmus, words: tuple[str, ...], said: str) -> None:
@@ -101,6 +107,8 @@ def test_wrong_usage_as_json(isthmus: Isthmus) -> None:
         (("model", "show", "zoo:gpt-tinny"), "Try zoo:gpt-tiny"),
         (("model", "show", "gpt2"), "Try zoo:gpt2"),
         (("simulate", "none.json"), "none.json: cannot read the file"),
+        (("report", "none.json", "-o", "page.html"), "none.json: cannot read the file"),
+        (("report", "none.json", "-o", "no/such/page.html"), "no/such/page.html: the folder does not exist"),
         (("simulate", "none.json", "--trace", "no/such/t.json"), "no/such/t.json: the folder does not exist"),
         (("model", "show", "zoo:gpt-tiny", "--save", "no/such/m.json"), "Make it: mkdir -p no/such"),
         (("plan", "zoo:gpt-tiny", "--cluster", "c.yaml", "-o", "no/such/p.json"), "the folder does not exist"),

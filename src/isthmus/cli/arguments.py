@@ -84,12 +84,16 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add(commands, "doctor", "what this machine can do, and what is missing")
     cluster = commands.add_parser("cluster", help="clusters of machines", allow_abbrev=False)
-    show = _add(cluster.add_subparsers(metavar="COMMAND", required=True), "show", "devices, links, a map", "cluster")
+    clusters = cluster.add_subparsers(metavar="COMMAND", required=True)
+    show = _add(clusters, "show", "devices, links, a map", "cluster")
     show.add_argument("file", metavar="FILE", help="a cluster file")
+    made = _add(clusters, "import", "a cluster file from what others know", "cluster_import", needs=("output",))
+    _cluster_import(made)
     model = commands.add_parser("model", help="models", allow_abbrev=False)
     _model_show(_add(model.add_subparsers(metavar="COMMAND", required=True), "show", "what a model costs", "model"))
     _plan(_add(commands, "plan", "finds a plan, with the usual schemes beside it", needs=("cluster",)))
     _simulate(_add(commands, "simulate", "prices a plan again and writes its timeline"))
+    _report(_add(commands, "report", "writes a plan as one page of HTML", needs=("output",)))
     return parser
 
 
@@ -104,6 +108,18 @@ def _add(
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.set_defaults(command=command or name, parser=parser, needs=needs)
     return parser
+
+
+def _cluster_import(parser: Parser) -> None:
+    parser.add_argument("source", metavar="SOURCE", nargs="?", help="a hostfile: lines like worker-1 slots=4")
+    parser.add_argument("--slurm", action="store_true", help="the nodes of the Slurm job that this runs in")
+    parser.add_argument("--hulk", nargs=2, metavar=("NODES.csv", "EDGES.txt"), help="the two files of the Hulk data")
+    parser.add_argument("--kind", metavar="KIND", help="the kind of every device (needed, not with --hulk)")
+    parser.add_argument("--region", metavar="NAME", help="where the hosts are (here)")
+    parser.add_argument("--bandwidth", metavar="RATE", help='between hosts, like "25 Gbit/s"')
+    parser.add_argument("--latency", metavar="TIME", help='between hosts, one way, like "0.1 ms"')
+    parser.add_argument("--fill", action="store_true", help="with --hulk: also link pairs that were not measured")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the cluster file to write (needed)")
 
 
 def _model_show(parser: Parser) -> None:
@@ -131,9 +147,19 @@ def _plan(parser: Parser) -> None:
 
 
 def _simulate(parser: Parser) -> None:
+    _planned(parser)
+    parser.add_argument("--trace", metavar="FILE", help="write one step as a Chrome trace, which Perfetto opens")
+
+
+def _report(parser: Parser) -> None:
+    _planned(parser)
+    parser.add_argument("-o", "--output", metavar="FILE.html", help="where to write the page (needed)")
+
+
+def _planned(parser: Parser) -> None:
+    """A plan that is priced again."""
     parser.add_argument("plan", metavar="PLAN", help="a plan file")
     parser.add_argument("--cluster", metavar="FILE", help="other machines than those that the plan holds")
-    parser.add_argument("--trace", metavar="FILE", help="write one step as a Chrome trace, which Perfetto opens")
     parser.add_argument(
         "--model",
         metavar="SPEC",

@@ -153,3 +153,4 @@ class Prediction(_Frozen, frozen=True, kw_only=True):
     jobs: dict[str, float]  # job -> seconds per step
     memory: dict[str, float]  # device -> peak bytes
     lower_bound_seconds: float | None = None
+    baselines: dict[str, float | None] = {}  # scheme -> seconds per step, None: none was found that fits

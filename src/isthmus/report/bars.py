@@ -1,4 +1,4 @@
-"""Bars: memory against its limits, where the time goes, the schemes beside the bound. Plain HTML that any width fits."""
+"""Bars: memory against its limits, where the time goes, the schemes beside the bound. HTML that fits any width."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ from isthmus.report.markup import Markup, join, tag
 from isthmus.report.text import percent, times
 from isthmus.units import format_bytes, format_seconds
 
-__all__ = ["Spent", "groups_of", "memory_bars", "memory_limits", "scheme_bars", "spent_time", "time_bars"]
+__all__ = [
+    "Spent",
+    "covered_length",
+    "groups_of",
+    "memory_bars",
+    "memory_limits",
+    "scheme_bars",
+    "spent_time",
+    "time_bars",
+]
 
 _EACH = 16  # devices that are shown one by one; more are shown by class
 _ROWS = 40
@@ -52,19 +61,20 @@ def memory_limits(plan: Plan, cluster: Cluster) -> dict[str, float]:
 def spent_time(timeline: Timeline, groups: Mapping[str, tuple[str, ...]]) -> dict[str, Spent]:
     """How each device spends the step: the union of what it computes and sends, less what it computes, is sending."""
     first = {member: devices[0] for devices in groups.values() for member in devices}
-    busy: dict[str, list[tuple[float, float]]] = {}
+    computed: dict[str, list[tuple[float, float]]] = {}
+    sent: dict[str, list[tuple[float, float]]] = {}
     for a in timeline.activities:
         if a.lane == "compute" or a.lane in _SENDING:
-            busy.setdefault(a.track, []).append((a.start, a.sent))
+            (computed if a.lane == "compute" else sent).setdefault(a.track, []).append((a.start, a.sent))
     found = {}
     for use in timeline.devices:
-        spans = busy.get(use.name, []) + (busy.get(first[use.name], []) if first.get(use.name, use.name) != use.name else [])
-        sending = max(0.0, _union(np.array(spans).reshape(-1, 2)) - use.computing)
+        spans = computed.get(first.get(use.name, use.name), []) + sent.get(use.name, [])
+        sending = max(0.0, covered_length(np.array(spans).reshape(-1, 2)) - use.computing)
         found[use.name] = Spent(use.computing, sending, max(0.0, timeline.step_seconds - use.computing - sending))
     return found
 
 
-def _union(spans: npt.NDArray[np.float64]) -> float:
+def covered_length(spans: npt.NDArray[np.float64]) -> float:
     """Length of the union of intervals."""
     if not len(spans):
         return 0.0
@@ -112,7 +122,8 @@ def memory_bars(cluster: Cluster, memory: Mapping[str, float], limits: Mapping[s
         fullest = max(devices, key=lambda device: memory[device] / limits[device])
         peak, limit = memory[fullest], limits[fullest]
         kind = "over" if peak > limit else "tight" if peak > _TIGHT * limit else ""
-        tip = f"{fullest}\npeak {format_bytes(peak)}\nlimit {format_bytes(limit)}\nfree {format_bytes(max(0.0, limit - peak))}"
+        free = format_bytes(max(0.0, limit - peak))
+        tip = f"{fullest}\npeak {format_bytes(peak)}\nlimit {format_bytes(limit)}\nfree {free}"
         if len(devices) > 1:
             tip += f"\nleast full of {len(devices)}: {format_bytes(min(memory[device] for device in devices))}"
         value = f"{format_bytes(peak)} of {format_bytes(limit)}"
@@ -151,5 +162,7 @@ def scheme_bars(schemes: Mapping[str, float | None], chosen: str, step: float, b
         ratio = "this plan" if mine else times(seconds / step)
         kind = "mine" if mine else "cut" if seconds > scale else ""
         tip = f"{name}\n{format_seconds(seconds)} a step\n{ratio}"
-        rows.append(_row(name, 1, [_fill("scheme", seconds / scale), *line], f"{format_seconds(seconds)} · {ratio}", tip, kind))
+        rows.append(
+            _row(name, 1, [_fill("scheme", seconds / scale), *line], f"{format_seconds(seconds)} · {ratio}", tip, kind)
+        )
     return _bars(rows)

@@ -31,4 +31,6 @@ def limit_words(timeline: Timeline) -> str:
     how = "limits" if max(share, link.load) >= _FULL else "mostly limits"
     if share >= link.load:
         return f"Computing {how} it: {computes}; {carries}."
-    return f"The network {how} it: {carries.replace(' of it', ' of the step')}; {device.name} computes {percent(share)}."
+    return (
+        f"The network {how} it: {carries.replace(' of it', ' of the step')}; {device.name} computes {percent(share)}."
+    )

@@ -20,7 +20,7 @@ __all__ = ["LANES", "TICKS", "kept_activities", "pack"]
 
 TICKS = 10_000_000
 LANES = ("compute", "send", "sync", "load", "store", "relay", "processor")
-MOST = 250_000  # activities: about 8 MB
+MOST = 350_000  # activities: about 7 MB
 
 
 class _Table:
@@ -51,7 +51,7 @@ def pack(timeline: Timeline, cluster: Cluster, together: Mapping[str, int], most
     kept = kept_activities(tracks, most)
     names = [name for name in (*cluster.devices, *cluster.hosts) if name in kept]
     what, sizes = _Table(), _Table()
-    tick = timeline.step_seconds / TICKS
+    tick = (timeline.step_seconds or 1.0) / TICKS
     packed = [[_shown(name, together), _lanes(kept[name], what, sizes, tick)] for name in names]
     return {
         "step": timeline.step_seconds,

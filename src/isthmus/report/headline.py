@@ -1,0 +1,91 @@
+"""The first lines of the page: how fast, how near to the bound, made by whom, limited by what."""
+
+from __future__ import annotations
+
+from isthmus.cluster.spec import Cluster
+from isthmus.cost.simulate import Price
+from isthmus.cost.timeline import Timeline
+from isthmus.model.job import Job
+from isthmus.plan.file import PlanFile
+from isthmus.plan.types import Pipeline, Plan
+from isthmus.report.limits import limit_words
+from isthmus.report.markup import Markup, join, tag
+from isthmus.report.plan import precisions, shortage_line
+from isthmus.report.text import times
+from isthmus.units import format_seconds
+
+__all__ = ["headline", "plan_jobs"]
+
+_CHANGED = 1e-9  # of a step: a price that differs by more is said to differ
+
+
+def plan_jobs(plan: Plan) -> tuple[Job, ...]:
+    """Every job of a plan, in order."""
+    parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in plan.parts]
+    return tuple(item.job for part in parts for item in part)
+
+
+def headline(file: PlanFile, cluster: Cluster, price: Price, timeline: Timeline, same: bool) -> Markup:
+    """The figures that people ask for first, the sentence on what limits the plan, a table of jobs where several."""
+    jobs = plan_jobs(file.plan)
+    figures = [
+        _figure("step time", format_seconds(price.step_seconds), "predicted by the simulator", "first"),
+        _figure("samples a second", _rate(jobs, price), f"batch {sum(job.batch for job in jobs):,}"),
+        *_bound(file, price, same),
+        _figure("planner", file.planner or "by hand", f"seed {file.seed}"),
+        _figure(
+            "precision", " ".join(dict.fromkeys(precisions(file.plan).values())), _count(len(price.memory), cluster)
+        ),
+    ]
+    warning = [] if price.fits else [tag("p", _unfit(price), class_="alert", role="alert")]
+    table = [_jobs(jobs, file.plan, price)] if len(jobs) > 1 else []
+    words = tag("p", limit_words(timeline), class_="limit")
+    return join([tag("dl", *figures, class_="figures"), words, *warning, *_changed(file, price), *table])
+
+
+def _figure(name: str, value: str, below: str, kind: str | None = None) -> Markup:
+    return tag("div", tag("dt", name), tag("dd", value), tag("dd", below, class_="below"), class_=kind)
+
+
+def _rate(jobs: tuple[Job, ...], price: Price) -> str:
+    seconds = [(job.batch, price.jobs[job.name]) for job in jobs]
+    return f"{sum(batch / time for batch, time in seconds if time > 0):.4g}"
+
+
+def _count(used: int, cluster: Cluster) -> str:
+    total = len(cluster.devices)
+    return f"{used:,} device{'' if used == 1 else 's'}" if used == total else f"{used:,} of {total:,} devices"
+
+
+def _bound(file: PlanFile, price: Price, same: bool) -> list[Markup]:
+    bound = file.predicted.lower_bound_seconds if file.predicted and same else None
+    if not bound:
+        return []
+    return [_figure("lower bound", format_seconds(bound), f"the plan takes {times(price.step_seconds / bound)}")]
+
+
+def _unfit(price: Price) -> str:
+    line = shortage_line(price)
+    return line[0].upper() + line[1:] + "."
+
+
+def _changed(file: PlanFile, price: Price) -> list[Markup]:
+    """A line where the file predicts something else."""
+    before = file.predicted.step_seconds if file.predicted else None
+    if not before or abs(price.step_seconds - before) <= _CHANGED * before:
+        return []
+    ratio = times(price.step_seconds / before)
+    return [tag("p", f"The plan file itself predicts {format_seconds(before)}; this is {ratio} that.", class_="note")]
+
+
+def _jobs(jobs: tuple[Job, ...], plan: Plan, price: Price) -> Markup:
+    computed = precisions(plan)
+    head = tag(
+        "tr", *(tag("th", word, scope="col") for word in ("job", "step time", "samples/s", "batch", "precision"))
+    )
+    rows = []
+    for job in jobs:
+        seconds = price.jobs[job.name]
+        cells = (format_seconds(seconds), _rate((job,), price), f"{job.batch:,}", computed[job.name])
+        rows.append(tag("tr", tag("th", job.name, scope="row"), *(tag("td", cell) for cell in cells)))
+    return tag("div", tag("table", tag("thead", head), tag("tbody", *rows)), class_="scroll")

@@ -1,0 +1,122 @@
+"""A priced plan as one page of HTML: everything in it, nothing from outside, nothing sent anywhere.
+
+Bars and the map are drawn here, as HTML and SVG that need no script. The timeline is packed as JSON and drawn by the
+page's own script, which also shows tooltips. Styles, scripts and the frame of the page lie in `page/`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import msgspec
+
+from isthmus.cluster.spec import Cluster
+from isthmus.cost.simulate import Price
+from isthmus.cost.timeline import Timeline
+from isthmus.files import write_whole
+from isthmus.plan.file import PlanFile
+from isthmus.plan.text import render
+from isthmus.report.bars import groups_of, memory_bars, memory_limits, scheme_bars, spent_time, time_bars
+from isthmus.report.headline import headline, plan_jobs
+from isthmus.report.map import map_figure
+from isthmus.report.markup import Markup, escape, join, tag
+from isthmus.report.notes import notes
+from isthmus.report.packed import pack
+from isthmus.units import format_seconds
+
+__all__ = ["Subject", "report_html", "write_report"]
+
+_SCRIPTS = ("page.js", "gantt.js")
+_LONGEST_TEXT = 1_000_000  # characters of a plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What a report is about: a plan file, and what the simulator says of its plan on a cluster.
+
+    `same` tells whether that is the cluster the plan was made for: only then do its bound and its schemes apply.
+    """
+
+    file: PlanFile
+    cluster: Cluster
+    price: Price
+    timeline: Timeline
+    made: str  # when, and by which version
+    same: bool = True
+
+
+def write_report(subject: Subject, path: str | Path) -> None:
+    """Writes the page, whole or not at all."""
+    write_whole(Path(path), report_html(subject).encode())
+
+
+def report_html(subject: Subject) -> str:
+    """The page."""
+    plan, cluster, timeline = subject.file.plan, subject.cluster, subject.timeline
+    groups = groups_of(plan)
+    packed = pack(timeline, cluster, {first: len(devices) for first, devices in groups.items()})
+    names = ", ".join(job.name for job in plan_jobs(plan))
+    return Template(_piece("frame.html")).substitute(
+        title=escape(f"{names} on {cluster.name}"),
+        style=_piece("style.css"),
+        script="\n".join(_piece(name) for name in _SCRIPTS),
+        headline=headline(subject.file, cluster, subject.price, timeline, subject.same),
+        schemes=_schemes(subject),
+        time=time_bars(cluster, spent_time(timeline, groups), timeline.step_seconds or 1.0),
+        map=map_figure(cluster, timeline),
+        timeline_notes=_timeline_notes(packed),
+        memory=memory_bars(cluster, subject.price.memory, memory_limits(plan, cluster)),
+        plan=_plan_text(subject.file),
+        notes=notes(subject.file, cluster, subject.price, subject.made, subject.same),
+        data=_json(packed),
+    )
+
+
+def _piece(name: str) -> str:
+    return (files("isthmus.report") / "page" / name).read_text("utf-8")
+
+
+def _json(value: Any) -> Markup:
+    """JSON that may stand in a script element: nothing in it can end the element or begin another."""
+    text = msgspec.json.encode(value).decode()
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _schemes(subject: Subject) -> Markup:
+    predicted = subject.file.predicted if subject.same else None
+    bound = predicted.lower_bound_seconds if predicted else None
+    schemes = predicted.baselines if predicted else {}
+    bars = scheme_bars(schemes, subject.file.planner, subject.price.step_seconds, bound)
+    said = []
+    if bound is not None:
+        said.append(f"The line is the lower bound, {format_seconds(bound)}: no plan on these devices is faster.")
+    if not schemes:
+        said.append("The plan file holds no schemes to compare with; isthmus plan -o FILE.json writes them.")
+    return join([bars, *(tag("p", text, class_="note") for text in said)])
+
+
+def _timeline_notes(packed: dict[str, Any]) -> Markup:
+    if not packed["dropped"]:
+        return Markup()
+    text = f"{packed['dropped']:,} activities are left out to keep this page small: the shortest of each track. "
+    return tag("p", text + "isthmus simulate PLAN --trace FILE writes all of them.", class_="note warn")
+
+
+def _plan_text(file: PlanFile) -> Markup:
+    text = render(file.plan)
+    left = len(text) - _LONGEST_TEXT
+    shown = text if left <= 0 else text[:_LONGEST_TEXT] + f"\n... {left:,} more characters are in the plan file\n"
+    lines = f"{text.count(chr(10)):,} lines"
+    return tag(
+        "details",
+        tag("summary", "The plan as text ", tag("small", lines)),
+        tag("button", "Copy", type="button", id="copy"),
+        tag("pre", tag("code", shown, id="plan-text"), tabindex="0"),
+        open="open" if text.count("\n") <= 40 else None,
+    )

@@ -1,0 +1,240 @@
+"""The cluster as a map: a card for each region, links as wide as their bandwidth and coloured by their load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from isthmus.cluster.places import find_place
+from isthmus.cluster.spec import Cluster, Link
+from isthmus.cost.timeline import LinkUse, Timeline
+from isthmus.report.cards import Card, cards_of, draw_card, level
+from isthmus.report.layout import Floats, arrange, bounds, globe, spread
+from isthmus.report.markup import Markup, join, tag
+from isthmus.report.text import percent
+from isthmus.units import format_bandwidth, format_bytes, format_seconds
+
+__all__ = ["Edge", "edges_of", "map_figure"]
+
+_MARGIN = (88.0, 48.0)  # between cards, on a wide map and on a tall one
+_BORDER = 28.0
+_NARROWEST = (760.0, 340.0)  # width of the drawing: one card alone is not blown up
+_WIDTHS = (2.0, 11.0)
+_LABELLED = 6  # links that carry their figures
+_BEND = 0.09  # of its length: how far a link is bent, so that links through a card's middle stay apart
+
+
+class Way(NamedTuple):
+    """What goes one way between two cards in a step."""
+
+    bytes: float
+    load: float  # of the busiest link among them
+    busiest: LinkUse | None
+
+
+class Edge(NamedTuple):
+    """Two cards that can talk (or one card's own network), with what goes each way."""
+
+    ends: tuple[int, int]
+    link: Link
+    number: int  # links between them
+    ways: tuple[Way, Way]
+
+    @property
+    def load(self) -> float:
+        """Of the busier way."""
+        return max(way.load for way in self.ways)
+
+    @property
+    def wide(self) -> float:
+        """Bytes a second that all flows together may reach, or those of one pair of hosts."""
+        return self.link.trunk or self.link.bandwidth
+
+
+def edges_of(cluster: Cluster, cards: Sequence[Card], timeline: Timeline) -> list[Edge]:
+    """Every pair of cards between which there is a link, and every card with links inside it."""
+    of_host = {host.name: index for index, card in enumerate(cards) for host in card.hosts}
+    of_region = {}  # empty where each host has its own card
+    if len(cards) == len(cluster.regions):
+        of_region = {card.hosts[0].region: index for index, card in enumerate(cards)}
+    ways = _ways(timeline, of_host, of_region)
+    nothing = Way(0.0, 0.0, None)
+    return [
+        Edge((a, b), links[0], len(links), (ways.get((a, b), nothing), ways.get((b, a), nothing)))
+        for (a, b), links in _links(cluster, cards, of_host, of_region).items()
+    ]
+
+
+def _links(
+    cluster: Cluster, cards: Sequence[Card], of_host: Mapping[str, int], of_region: Mapping[str, int]
+) -> dict[tuple[int, int], list[Link]]:
+    """The links between each two cards, lower number first; that of the regions first, then the widest."""
+    if not of_region:
+        linked = {(a, b): cluster.link(cards[a].name, cards[b].name) for a, b in combinations(range(len(cards)), 2)}
+        return {pair: [link] for pair, link in linked.items() if link is not None}
+    found: dict[tuple[int, int], list[Link]] = {}
+    for link in sorted(cluster.links, key=lambda link: (link.between[0] in of_host, -link.bandwidth)):
+        a, b = sorted((of_host if link.between[0] in of_host else of_region)[end] for end in link.between)
+        found.setdefault((a, b), []).append(link)
+    return found
+
+
+def _ways(timeline: Timeline, of_host: Mapping[str, int], of_region: Mapping[str, int]) -> dict[tuple[int, int], Way]:
+    """What flows from card to card: bytes of all pairs of hosts, the highest load of a pair or of the trunk."""
+    found: dict[tuple[int, int], Way] = {}
+    for use in timeline.links:
+        source, _, target = use.name.partition(" to ")
+        trunk = target.endswith(" trunk")
+        numbers = of_region if trunk else of_host
+        a, b = numbers.get(source), numbers.get(target.removesuffix(" trunk"))
+        if a is None or b is None:
+            continue
+        before = found.get((a, b), Way(0.0, 0.0, None))
+        busiest = use if before.busiest is None or use.load > before.load else before.busiest
+        found[a, b] = Way(before.bytes + (0.0 if trunk else use.bytes), busiest.load, busiest)
+    return found
+
+
+def map_figure(cluster: Cluster, timeline: Timeline) -> Markup:
+    """The whole map as SVG, twice: wide for screens and paper, tall for phones. The page shows one of them."""
+    cards = cards_of(cluster)
+    edges = edges_of(cluster, cards, timeline)
+    points = _points(cards, edges)
+    step = timeline.step_seconds or 1.0
+    computing = {use.name: use.computing / step for use in timeline.devices}
+    nics = _nics(timeline)
+    own = {edge.ends[0]: edge for edge in edges if edge.ends[0] == edge.ends[1]}
+    outer = [edge for edge in edges if edge.ends[0] != edge.ends[1]]
+    said = f"Map of {cluster.name}: {len(cards)} places, {len(outer)} links between them"
+    sizes = np.array([card.size for card in cards])
+    figures = []
+    for tall in (False, True):
+        centres = arrange(points, sizes, _MARGIN[tall], tall)
+        drawn = [
+            draw_card(card, centres[n].tolist(), computing, nics, _card_tip(card, own.get(n)), _load(own.get(n)))
+            for n, card in enumerate(cards)
+        ]
+        shapes = [*_lines(cards, outer, centres.tolist()), *drawn]
+        figures.append(_drawing(shapes, bounds(centres, sizes), tall, said))
+    return join(figures)
+
+
+def _drawing(shapes: Sequence[Markup], box: Sequence[float], tall: bool, said: str) -> Markup:
+    """One SVG around the shapes, on a ground of dots."""
+    left, top, right, bottom = box
+    spare = max(0.0, _NARROWEST[tall] - (right - left)) / 2 + _BORDER
+    x, y, width, height = left - spare, top - _BORDER, right - left + 2 * spare, bottom - top + 2 * _BORDER
+    name = "tall" if tall else "wide"
+    ground = [
+        tag("defs", tag("pattern", tag("circle", cx=9, cy=9, r=1, class_="dot"), id=f"dots-{name}", width=18, height=18,
+                        patternUnits="userSpaceOnUse")),
+        tag("rect", x=x, y=y, width=width, height=height, rx=10, class_="sea"),
+        tag("rect", x=x, y=y, width=width, height=height, rx=10, fill=f"url(#dots-{name})"),
+    ]  # fmt: skip
+    view = f"{x:.0f} {y:.0f} {width:.0f} {height:.0f}"
+    return tag("svg", *ground, *shapes, viewBox=view, role="img", aria_label=said, class_=f"map {name}")
+
+
+def _nics(timeline: Timeline) -> dict[str, float]:
+    """Load of each host's nic, in its busier direction."""
+    nics: dict[str, float] = {}
+    for use in timeline.links:
+        host, nic, _ = use.name.partition(" nic ")
+        if nic:
+            nics[host] = max(nics.get(host, 0.0), use.load)
+    return nics
+
+
+def _load(edge: Edge | None) -> float:
+    return edge.load if edge is not None else 0.0
+
+
+def _points(cards: Sequence[Card], edges: Sequence[Edge]) -> Floats:
+    """Where the cards want to be: as on the globe if every one is a known place, else by latency."""
+    places = [find_place(card.name) for card in cards]
+    known = [(place.latitude, place.longitude) for place in places if place is not None]
+    if len(known) == len(cards):
+        return globe(np.array(known))
+    latency = np.full((len(cards), len(cards)), np.inf)
+    np.fill_diagonal(latency, 0.0)
+    for edge in edges:
+        a, b = edge.ends
+        if a != b:
+            latency[a, b] = latency[b, a] = edge.link.latency
+    return spread(latency)
+
+
+def _lines(cards: Sequence[Card], edges: Sequence[Edge], centres: Sequence[Sequence[float]]) -> list[Markup]:
+    """Links, idle ones first, so that loaded ones lie above them."""
+    wide = [math.log(edge.wide) for edge in edges]
+    low, high = min(wide, default=0.0), max(wide, default=0.0)
+    drawn = []
+    for edge in sorted(edges, key=lambda edge: edge.load):
+        share = (math.log(edge.wide) - low) / (high - low) if high > low else 0.4
+        width = _WIDTHS[0] + share * (_WIDTHS[1] - _WIDTHS[0])
+        path, middle = _bent(centres[edge.ends[0]], centres[edge.ends[1]])
+        tip = _edge_tip(cards, edge)
+        shapes = [
+            tag("path", d=path, stroke_width=width, class_=f"link load{level(edge.load)}"),
+            tag("path", d=path, class_="reach", data_tip=tip, tabindex="0", aria_label=tip),
+        ]
+        if len(edges) <= _LABELLED:
+            figures = f"{format_bandwidth(edge.link.bandwidth)}, {format_seconds(edge.link.latency)}"
+            shapes += _pill(f"{figures} · {percent(edge.load)}", *middle)
+        drawn.append(tag("g", *shapes, class_="edge"))
+    return drawn
+
+
+def _pill(text: str, x: float, y: float) -> list[Markup]:
+    width = 6.3 * len(text) + 18
+    return [
+        tag("rect", x=x - width / 2, y=y - 11, width=width, height=22, rx=11, class_="pill"),
+        tag("text", text, x=x, y=y + 4, class_="figure"),
+    ]
+
+
+def _bent(a: Sequence[float], b: Sequence[float]) -> tuple[str, tuple[float, float]]:
+    """A slightly bent path between two points, and the middle of it."""
+    dx, dy = b[0] - a[0], b[1] - a[1]
+    cx, cy = (a[0] + b[0]) / 2 + 2 * _BEND * dy, (a[1] + b[1]) / 2 - 2 * _BEND * dx
+    path = f"M{a[0]:.1f} {a[1]:.1f}Q{cx:.1f} {cy:.1f} {b[0]:.1f} {b[1]:.1f}"
+    return path, ((a[0] + 2 * cx + b[0]) / 4, (a[1] + 2 * cy + b[1]) / 4)
+
+
+def _edge_tip(cards: Sequence[Card], edge: Edge) -> str:
+    a, b = (cards[end].name for end in edge.ends)
+    lines = [f"{a} – {b}", *_figures(edge)]
+    for way, words in zip(edge.ways, (f"{a} → {b}", f"{b} → {a}"), strict=True):
+        lines += _way_lines(way, words)
+    return "\n".join(lines)
+
+
+def _figures(edge: Edge) -> list[str]:
+    trunk = f", trunk {format_bandwidth(edge.link.trunk)}" if edge.link.trunk else ""
+    several = [f"{edge.number - 1} more links between pairs of hosts"] if edge.number > 1 else []
+    imputed = "~" if "latency" in edge.link.imputed else ""
+    latency = f"{imputed}{format_seconds(edge.link.latency)}"
+    return [f"{format_bandwidth(edge.link.bandwidth)} a pair of hosts{trunk}, {latency}", *several]
+
+
+def _way_lines(way: Way, words: str) -> list[str]:
+    if way.busiest is None:
+        return [f"{words}: nothing"]
+    capacity = format_bandwidth(way.busiest.capacity)
+    return [
+        f"{words}: {format_bytes(way.bytes)} a step",
+        f"   busiest: {way.busiest.name}, {percent(way.load)} of {capacity}",
+    ]
+
+
+def _card_tip(card: Card, own: Edge | None) -> str:
+    hosts = f"{len(card.hosts)} host{'' if len(card.hosts) == 1 else 's'}, {card.number} devices"
+    lines = [card.name, hosts]
+    if own is not None:
+        lines += _figures(own)
+        lines += _way_lines(own.ways[0], "inside")
+    return "\n".join(lines)
