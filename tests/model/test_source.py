@@ -16,7 +16,7 @@ from torch import nn
 
 from isthmus.errors import FileError, IsthmusError, ModelError
 from isthmus.model.digest import digest_of
-from isthmus.model.graph import Block, BlockGraph, Linear, Parameter, Tensor
+from isthmus.model.graph import Block, BlockGraph, Linear, Parameter, Tensor, TensorSplit
 from isthmus.model.source import Config, Function, Saved, Zoo, build, load_graph, parse, read_graph, save_graph
 
 TINY = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 32, "vocab_size": 64}
@@ -298,6 +298,24 @@ def test_the_digest_sees_all_but_the_name() -> None:
         assert digest_of(msgspec.structs.replace(graph, **change)) != graph.digest
 
 
+def first_block(**fields: object) -> dict[str, object]:
+    """The small graph's blocks, with other fields in the first."""
+    one, *rest = small_graph().blocks
+    return {"blocks": (msgspec.structs.replace(one, **fields), *rest)}
+
+
+def first_parameter(**fields: object) -> dict[str, object]:
+    one, *rest = small_graph().parameters
+    changes = {"name": "0.w", **fields}
+    blocks = first_block(parameters=(changes["name"],))
+    return {"parameters": (msgspec.structs.replace(one, **changes), *rest), **blocks}
+
+
+def split(**fields: object) -> TensorSplit:
+    whole = TensorSplit(parameters=("0.w",), flops=1.0, saved=1.0, reduces=1, elements=1.0)
+    return msgspec.structs.replace(whole, **fields)
+
+
 def changed(graph: BlockGraph, **fields: object) -> BlockGraph:
     """The graph with other fields, under a digest that is right: only the inner checks can object."""
     return msgspec.structs.replace(graph, **fields)
@@ -312,7 +330,23 @@ def changed(graph: BlockGraph, **fields: object) -> BlockGraph:
         ({"blocks": small_graph().blocks[:1]}, r"from block 0 to \(1,\) of 1"),
         ({"tensors": (Tensor(name="z", source=1, targets=(0,), elements=1),)}, r"from block 1 to \(0,\)"),
         ({"tensors": (Tensor(name="z", source=-2, targets=(), elements=1),)}, "from block -2"),
-        ({"tensors": (Tensor(name="z", source=0, targets=(1,), elements=-1),)}, "-1.0 elements"),
+        ({"tensors": (Tensor(name="z", source=0, targets=(1,), elements=-1),)}, "z has elements -1.0"),
+        ({"tensors": (Tensor(name="z", source=0, targets=(1,), elements=1, fixed=-2),)}, "z has fixed -2.0"),
+        ({"tensors": (Tensor(name="z", source=0, targets=(1, 1), elements=1),)}, r"to \(1, 1\)"),
+        ({"tensors": (Tensor(name="z", source=0, targets=(1,), elements=1, width=0),)}, "elements of 0 bytes"),
+        ({"buffers": -1}, "buffers -1"),
+        ({"outputs": -1.0}, "outputs -1.0"),
+        (first_block(forward_flops=-1e15), "b0 has forward_flops -1"),
+        (first_block(saved=-1.0), "b0 has saved -1.0"),
+        (first_block(workspace=-1.0), "b0 has workspace -1.0"),
+        (first_block(operations=-5), "b0 has operations -5"),
+        (first_block(parameters=("0.w", "0.w")), "lists a parameter twice"),
+        (first_block(name=""), "a block has the name ''"),
+        (first_block(tensor=split(parameters=("nope",))), "splits the parameter nope"),
+        (first_block(tensor=split(heads=-3)), "heads -3"),
+        (first_block(tensor=split(elements=-1.0)), "split of block b0 has elements -1.0"),
+        (first_parameter(name="[b0]"), "a parameter has the name"),
+        (first_parameter(linear=Linear(rows=-1.0, inputs=3, outputs=2)), "rows -1.0"),
         (
             {"parameters": (Parameter(name="0.w", elements=5, shape=(2, 3)), *small_graph().parameters[1:])},
             "5 elements",

@@ -218,7 +218,7 @@ def _describe(
         tensors=tuple(tensors),
         parameters=parameters_of(model, {}),
         buffers=sum(buffer.numel() for buffer in model.buffers()),
-        outputs=_between(len(meters) - 1, *meters[-1], probes).elements,
+        outputs=_outputs(*meters[-1], probes),
         how="modules",
     )
 
@@ -268,6 +268,12 @@ def _input(index: int, tensor: torch.Tensor) -> Tensor:
     width = None if tensor.is_floating_point() else tensor.element_size()
     elements = float(tensor.numel() / tensor.shape[0]) if tensor.shape[0] else 0.0
     return Tensor(name=f"input{index}", source=-1, targets=(0,), elements=elements, width=width, grad=False)
+
+
+def _outputs(low: _Total, high: _Total, probes: tuple[int, int]) -> float:
+    """Elements per sample of the first result with numbers, as `describe` counts them."""
+    firsts = [[t.numel() for t in tensors_of(total.result) if t.is_floating_point()][:1] for total in (low, high)]
+    return Line.through(probes, sum(firsts[0]), sum(firsts[1])).slope
 
 
 def _between(index: int, low: _Total, high: _Total, probes: tuple[int, int]) -> Tensor:

@@ -12,12 +12,15 @@ import msgspec
 from isthmus.errors import FileError
 from isthmus.files import Document, read_json, write_json
 from isthmus.model.digest import digest_of
-from isthmus.model.graph import BlockGraph, Parameter, Tensor
+from isthmus.model.graph import Block, BlockGraph, Parameter, Tensor
 
 __all__ = ["read_graph", "save_graph"]
 
 _LARGEST = 64_000_000  # bytes of a file
 _VERSION = 1
+_WIDEST = 16  # bytes of one element: a complex number of two doubles
+_BLOCK = ("forward_flops", "backward_flops", "saved", "moved", "weights_moved", "operations", "workspace")
+_SPLIT = ("flops", "saved", "reduces", "elements", "heads")
 _REMEDY = "Capture the model again where its code is, and save it with this version of Isthmus"
 
 
@@ -57,23 +60,57 @@ def _faults(graph: BlockGraph) -> Iterator[str]:
         yield "the model has no blocks"
     if len(graph.by_name) < len(graph.blocks) or len(graph.parameter) < len(graph.parameters):
         yield "two blocks or two parameters have the same name"
+    if bad := _bad_figures(graph, "buffers", "outputs"):
+        yield f"the model has {bad}"
     for block in graph.blocks:
-        if missing := set(block.parameters) - graph.parameter.keys():
-            yield f"block {block.name} uses the parameter {min(missing)}, which is not listed"
-    yield from (fault for parameter in graph.parameters if (fault := _parameter_fault(parameter)))
-    yield from (fault for tensor in graph.tensors if (fault := _tensor_fault(tensor, len(graph.blocks))))
+        yield from _block_faults(block, graph)
+    for parameter in graph.parameters:
+        yield from _parameter_faults(parameter)
+    for tensor in graph.tensors:
+        yield from _tensor_faults(tensor, len(graph.blocks))
 
 
-def _parameter_fault(parameter: Parameter) -> str | None:
+def _bad_figures(thing: msgspec.Struct, *fields: str) -> str:
+    """The first of the fields that is not a figure of 0 or more, as text; empty where all are."""
+    values = ((field, getattr(thing, field)) for field in fields)
+    return next((f"{field} {value}" for field, value in values if not 0 <= value < math.inf), "")
+
+
+def _nameable(name: str) -> bool:
+    """Whether people can see it, and a sync cannot take it for `[block]`."""
+    return name.isprintable() and name.strip() != "" and not name.startswith("[")
+
+
+def _block_faults(block: Block, graph: BlockGraph) -> Iterator[str]:
+    if not _nameable(block.name):
+        yield f"a block has the name {block.name[:60]!r}"
+    if missing := set(block.parameters) - graph.parameter.keys():
+        yield f"block {block.name} uses the parameter {min(missing)}, which is not listed"
+    if len(set(block.parameters)) < len(block.parameters):
+        yield f"block {block.name} lists a parameter twice"
+    if bad := _bad_figures(block, *_BLOCK):
+        yield f"block {block.name} has {bad}"
+    if block.tensor is not None:
+        if unknown := set(block.tensor.parameters) - set(block.parameters):
+            yield f"block {block.name} splits the parameter {min(unknown)}, which is not its own"
+        if bad := _bad_figures(block.tensor, *_SPLIT):
+            yield f"the tensor split of block {block.name} has {bad}"
+
+
+def _parameter_faults(parameter: Parameter) -> Iterator[str]:
+    if not _nameable(parameter.name):
+        yield f"a parameter has the name {parameter.name[:60]!r}"
     if min(parameter.shape, default=0) < 0 or parameter.elements != math.prod(parameter.shape):
-        return f"parameter {parameter.name} has {parameter.elements} elements in the shape {parameter.shape}"
-    return None
+        yield f"parameter {parameter.name} has {parameter.elements} elements in the shape {parameter.shape}"
+    if parameter.linear is not None and (bad := _bad_figures(parameter.linear, "rows", "inputs", "outputs")):
+        yield f"the linear layer of parameter {parameter.name} has {bad}"
 
 
-def _tensor_fault(tensor: Tensor, blocks: int) -> str | None:
+def _tensor_faults(tensor: Tensor, blocks: int) -> Iterator[str]:
     inside = all(tensor.source < target < blocks for target in tensor.targets)
-    if tensor.source < -1 or not inside:
-        return f"tensor {tensor.name} goes from block {tensor.source} to {tensor.targets} of {blocks}"
-    if tensor.elements < 0 or tensor.fixed < 0:
-        return f"tensor {tensor.name} has {tensor.elements} elements per sample and {tensor.fixed} in all"
-    return None
+    if tensor.source < -1 or not inside or len(set(tensor.targets)) < len(tensor.targets):
+        yield f"tensor {tensor.name} goes from block {tensor.source} to {tensor.targets} of {blocks}"
+    if bad := _bad_figures(tensor, "elements", "fixed"):
+        yield f"tensor {tensor.name} has {bad}"
+    if tensor.width is not None and not 1 <= tensor.width <= _WIDEST:
+        yield f"tensor {tensor.name} has elements of {tensor.width} bytes"

@@ -19,9 +19,9 @@ from isthmus.model.trace import Op, Trace
 __all__ = ["LinearUse", "Pair", "find_pairs", "linear_uses"]
 
 _POINTWISE = {
-    "gelu", "silu", "relu", "relu_", "sigmoid", "tanh", "mul", "add", "neg", "dropout", "dropout_", "div", "cat", "to",
-    "clone", "contiguous", "reshape", "flatten", "leaky_relu", "elu", "softplus", "hardswish", "pow", "mish", "clamp",
-    "relu6", "silu_", "gelu_", "_to_copy", "square", "mul_", "div_", "add_",
+    "gelu", "silu", "relu", "relu_", "sigmoid", "tanh", "mul", "add", "sub", "neg", "dropout", "dropout_", "div", "cat",
+    "to", "clone", "contiguous", "reshape", "flatten", "leaky_relu", "elu", "softplus", "hardswish", "pow", "mish",
+    "clamp", "relu6", "silu_", "gelu_", "_to_copy", "square", "mul_", "div_", "add_",
 }  # fmt: skip
 _PER_HEAD = {"scaled_dot_product_attention", "matmul", "bmm", "softmax", "masked_fill", "where", "baddbmm", "einsum"}
 _EXPERTS = {"_grouped_mm", "grouped_mm", "grouped_mm_fallback"}  # one matrix per expert, stacked in one weight
@@ -109,7 +109,8 @@ def find_pairs(trace: Trace, flow: Flow, uses: dict[fx.Node, LinearUse]) -> list
         inner, columns = found
         nodes = {*inner, *columns, node}
         alone = all(reader in nodes for n in nodes - {node} for reader in readers.get(n, ()))
-        if alone and columns.isdisjoint(taken) and all(uses[c].weight in once for c in columns):
+        splits = columns and columns.isdisjoint(taken) and all(uses[c].weight in once for c in columns)
+        if alone and splits:
             pairs.append(_pair(trace, use, [uses[c] for c in uses if c in columns], inner))
             taken |= nodes
     return pairs

@@ -30,18 +30,40 @@ def _gpt(layers: int, width: int, heads: int, longest: int, **others: float) -> 
     return _Entry("gpt.gpt", longest, config)
 
 
-def _llama(layers: int, width: int, heads: int, kv_heads: int, inner: int) -> _Entry:
-    config = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "inner": inner}
-    return _Entry("llama.llama", 8192, config)
+def _bert(layers: int, width: int, heads: int, inner: int, *, builder: str = "bert.bert") -> _Entry:
+    config = {"layers": layers, "width": width, "heads": heads, "inner": inner, "longest": 512}
+    return _Entry(builder, 512, config)
 
+
+def _tag_bert(layers: int, width: int, longest: int) -> _Entry:
+    sizes = {"layers": layers, "width": width, "heads": 16, "inner": width}
+    return _Entry("bert.bert_spans", 128, {**sizes, "longest": longest, "vocabulary": 305220})
+
+
+def _llama(layers: int, width: int, heads: int, kv_heads: int, inner: int, *, builder: str = "llama.llama") -> _Entry:
+    config = {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "inner": inner}
+    return _Entry(builder, 8192, config)
+
+
+_TRANSFORMER = {"layers": 6, "width": 512, "heads": 8, "inner": 2048}
+_WIDE = {"layers": 24, "width": 1024}
 
 # GPT-3 as in table 2.1 of its paper, whose widths and heads do not multiply out in two rows: 1.3b is given 24 heads
 # of 128 at width 2048 (here 16), 13b the width 5140 (here 40 heads of 128 = 5120).
+# tag-*: the variants that TAG (Zhang et al. 2023) was measured with, by the files of its release: BERTs as wide inside
+# as outside, with an answer-span head; a transformer whose layers and vocabulary are inferred (docs/zoo.md).
 _TABLE: Mapping[str, _Entry] = MappingProxyType(
     {
         "vgg19": _Entry("vision.vgg", None, {"convolutions": (2, 2, 4, 4, 4)}),
+        "inception-v3": _Entry("inception.inception", None, {}),
         "resnet101": _Entry("vision.resnet", None, {"bottlenecks": (3, 4, 23, 3)}),
-        "bert-large": _Entry("bert.bert", 512, {"layers": 24, "width": 1024, "heads": 16, "longest": 512}),
+        "wideresnet101": _Entry("vision.resnet", None, {"bottlenecks": (3, 4, 23, 3), "widening": 2}),
+        "vit-large": _Entry("vit.vit", None, {**_WIDE, "heads": 16, "size": 224, "patch": 16}),
+        "transformer": _Entry("transformer.transformer", 256, {**_TRANSFORMER, "vocabulary": 37000}),
+        "bert-small": _bert(4, 512, 8, 2048),
+        "bert-large": _bert(24, 1024, 16, 4096),
+        "roberta-large": _bert(24, 1024, 16, 4096, builder="roberta.roberta"),
+        "xlnet-large": _Entry("xlnet.xlnet", 512, {**_WIDE, "heads": 16, "inner": 4096}),
         "gpt2": _gpt(12, 768, 12, 1024),
         "gpt2-medium": _gpt(24, 1024, 16, 1024),
         "gpt2-large": _gpt(36, 1280, 20, 1024),
@@ -51,8 +73,16 @@ _TABLE: Mapping[str, _Entry] = MappingProxyType(
         "gpt3-6.7b": _gpt(32, 4096, 32, 2048, dropout=0.0),
         "gpt3-13b": _gpt(40, 5120, 40, 2048, dropout=0.0),
         "gpt3-175b": _gpt(96, 12288, 96, 2048, dropout=0.0),
+        "opt-175b": _Entry("opt.opt", 2048, {"layers": 96, "width": 12288, "heads": 96, "longest": 2048}),
+        "t5-11b": _Entry("t5.t5", 512, {**_WIDE, "heads": 128, "size": 128, "inner": 65536}),
         "llama3-8b": _llama(32, 4096, 32, 8, 14336),
         "llama3-70b": _llama(80, 8192, 64, 8, 28672),
+        "mixtral-8x7b": _llama(32, 4096, 32, 8, 14336, builder="mixtral.mixtral"),
+        "tag-transformer": _Entry(
+            "transformer.transformer", 10, {**_TRANSFORMER, "vocabulary": 50000, "shared": False}
+        ),
+        "tag-bert-small": _tag_bert(4, 1024, 512),
+        "tag-bert-large": _tag_bert(24, 2048, 1024),
         "gpt-tiny": _gpt(6, 256, 8, 128, vocabulary=256, dropout=0.0),
         "mlp-tiny": _Entry("tiny.mlp", None, {"features": 64, "width": 256, "layers": 4}),
         "cnn-tiny": _Entry("tiny.cnn", None, {"size": 32, "channels": (32, 64, 128)}),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from isthmus.model.built import BuiltModel
 from isthmus.model.zoo.synthetic import cross_entropy, masked_tokens, spans
 
-__all__ = ["Bert", "BertSpans", "Sizes", "Transform", "Trunk", "bert", "bert_spans", "initialise"]
+__all__ = ["Bert", "BertSpans", "Sizes", "Trunk", "bert", "bert_spans", "initialise"]
 
 _MASK_TOKEN = 103  # [MASK] in the published vocabulary
 

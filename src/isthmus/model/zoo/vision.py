@@ -23,18 +23,18 @@ _CLASSES = 1000
 class VGG(nn.Module):
     """Runs of 3 × 3 convolutions, each run ended by a pooling that halves the image; then three linear layers."""
 
-    def __init__(self, *, convolutions: tuple[int, ...], classes: int, dropout: float) -> None:
+    def __init__(self, *, convolutions: tuple[int, ...], width: int, classes: int, dropout: float) -> None:
         super().__init__()
         self.features = nn.Sequential(*_convolutions(convolutions))
         self.avgpool = nn.AdaptiveAvgPool2d((7, 7))
         self.classifier = nn.Sequential(
-            nn.Linear(512 * 7 * 7, 4096),
+            nn.Linear(512 * 7 * 7, width),
             nn.ReLU(),
             nn.Dropout(dropout),
-            nn.Linear(4096, 4096),
+            nn.Linear(width, width),
             nn.ReLU(),
             nn.Dropout(dropout),
-            nn.Linear(4096, classes),
+            nn.Linear(width, classes),
         )
         _initialise(self)
 
@@ -118,7 +118,7 @@ def _initialise(model: nn.Module) -> None:
 
 def vgg(*, name: str, sequence: None, convolutions: tuple[int, ...], dropout: float = 0.5) -> BuiltModel:
     """A VGG that classifies images."""
-    module = VGG(convolutions=convolutions, classes=_CLASSES, dropout=dropout)
+    module = VGG(convolutions=convolutions, width=4096, classes=_CLASSES, dropout=dropout)
     draw = partial(images, size=_SIZE, classes=_CLASSES)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)
 

@@ -1,0 +1,134 @@
+"""Mixtral: Llama's attention, and in place of each MLP eight experts of which every token uses two. Jiang et al. 2024.
+
+Static shapes without capacity or dropped tokens: a router chooses k experts per token, the k · tokens copies are sorted
+by expert, and each linear layer of all experts is one grouped matrix product over the sorted rows (`grouped_mm`: rows
+[offsets[e - 1], offsets[e]) times matrix e). However the tokens are spread, k · tokens rows are multiplied, so
+that exactly the chosen experts' FLOPs are done and counted. The auxiliary loss that balances the experts is left out.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from isthmus.model.built import BuiltModel
+from isthmus.model.zoo.grouped import grouped_mm
+from isthmus.model.zoo.llama import Attention
+from isthmus.model.zoo.synthetic import cross_entropy, next_tokens
+
+__all__ = ["Mixtral", "Mixture", "mixtral"]
+
+_EPSILON = 1e-5
+_BASE = 1e6  # of the rotary positions
+
+
+class Experts(nn.Module):
+    """The gated MLPs of all experts, stacked: down(silu(gate(x)) * up(x)) with each row's own matrices."""
+
+    def __init__(self, width: int, inner: int, experts: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * inner, width))
+        self.down_proj = nn.Parameter(torch.empty(experts, width, inner))
+
+    def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        """[rows, width], sorted by expert; offsets[e] is the end of expert e's rows -> [rows, width]."""
+        gate, up = grouped_mm(rows, self.gate_up_proj.transpose(1, 2), offsets).chunk(2, dim=-1)
+        out: Tensor = grouped_mm(F.silu(gate) * up, self.down_proj.transpose(1, 2), offsets)
+        return out
+
+
+class Mixture(nn.Module):
+    """Each token's chosen experts, weighted by the softmax of their scores."""
+
+    def __init__(self, width: int, inner: int, experts: int, chosen: int) -> None:
+        super().__init__()
+        self.chosen = chosen
+        self.gate = nn.Linear(width, experts, bias=False)
+        self.experts = Experts(width, inner, experts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, sequence, width] -> the same."""
+        tokens = x.flatten(0, 1)
+        scores, experts = self.gate(tokens).topk(self.chosen, dim=-1)
+        weights = scores.float().softmax(dim=-1).to(x.dtype)
+        by_expert, order = experts.flatten().sort(stable=True)
+        numbers = torch.arange(self.gate.out_features, device=x.device)
+        offsets = torch.searchsorted(by_expert, numbers, right=True).int()
+        results = self.experts(tokens[order // self.chosen], offsets)
+        back = results[order.argsort()].view(-1, self.chosen, x.shape[-1])
+        out: Tensor = (back * weights[..., None]).sum(dim=1).view_as(x)
+        return out
+
+
+class Layer(nn.Module):
+    """Attention and mixture, each after an RMS norm and added to its input."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, inner: int, experts: int, chosen: int) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(width, eps=_EPSILON)
+        self.self_attn = Attention(width, heads, kv_heads, _BASE)
+        self.post_attention_layernorm = nn.RMSNorm(width, eps=_EPSILON)
+        self.mlp = Mixture(width, inner, experts, chosen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, sequence, width] -> the same."""
+        x = x + self.self_attn(self.input_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class Trunk(nn.Module):
+    """Embedding, layers, last norm."""
+
+    def __init__(self, vocabulary: int, width: int, layers: list[Layer]) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(layers)
+        self.norm = nn.RMSNorm(width, eps=_EPSILON)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[batch, sequence] -> [batch, sequence, width]."""
+        x: Tensor = self.embed_tokens(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        out: Tensor = self.norm(x)
+        return out
+
+
+class Mixtral(nn.Module):
+    """Token numbers [batch, sequence] -> logits [batch, sequence, vocabulary]; the head is its own."""
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        inner: int,
+        vocabulary: int,
+        experts: int = 8,
+        chosen: int = 2,
+    ) -> None:
+        super().__init__()
+        parts = [Layer(width, heads, kv_heads, inner, experts, chosen) for _ in range(layers)]
+        self.model = Trunk(vocabulary, width, parts)
+        self.lm_head = nn.Linear(width, vocabulary, bias=False)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the next token at each position."""
+        out: Tensor = self.lm_head(self.model(tokens))
+        return out
+
+
+def mixtral(*, name: str, sequence: int, vocabulary: int = 32000, **sizes: int) -> BuiltModel:
+    """A Mixtral with next-token prediction."""
+    module = Mixtral(vocabulary=vocabulary, **sizes)
+    draw = partial(next_tokens, vocabulary=vocabulary, sequence=sequence)
+    return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)
