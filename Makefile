@@ -1,10 +1,11 @@
-# The five commands, the same for people and CI. Each first makes .venv (again when the pins change), with plain pip.
+# The commands, the same for people and CI. Each first makes .venv (again when the pins change), with plain pip.
 #
 #   make demo    plans a small GPT on the bundled two-region cluster
 #   make check   style, types and layers
 #   make test    all tests
 #   make bench   every benchmark in its quick form
 #   make docs    links and examples of the documentation
+#   make fuzz    ten thousand damaged files (FUZZ="--count N --seed N" for others)
 
 SHELL := /bin/bash
 VENV := .venv
@@ -15,7 +16,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; d
 	"$$name" -c '$(NEEDED)' 2>/dev/null && { echo "$$name"; break; }; done)
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
-.PHONY: demo check test bench docs
+.PHONY: demo check test bench docs fuzz
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt
@@ -43,3 +44,6 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m pytest tests/test_docs.py
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz.run $(FUZZ)

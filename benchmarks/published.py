@@ -41,8 +41,8 @@ from isthmus.model.graph import BlockGraph, TensorSplit
 from isthmus.model.job import Job
 from isthmus.model.zoo import gpt
 from isthmus.plan.types import Pipeline, Plan, Sync
+from isthmus.planners.grid import Fix, megatron_plan
 from isthmus.planners.problem import build_problem
-from isthmus.planners.schemes import SCHEMES, Fix
 
 DATA = ROOT.parent / "shared" / "data"
 KIND = "A100-80GB"
@@ -170,7 +170,7 @@ class Pricer:
         if run not in self.plans:
             job = Job(name=name_of(run), model="gpt", batch=run.batch, precision="fp16")
             problem = build_problem(cluster, (job,), {job.name: self.graph(run)})
-            self.plans[run] = reduced_at_once(next(SCHEMES["grid"](problem, Fix(run.tp, run.pp, run.dp, run.micro)))[0])
+            self.plans[run] = reduced_at_once(megatron_plan(problem, Fix(run.tp, run.pp, run.dp, run.micro)))
         return self.plans[run]
 
     def seconds(self, runs: Sequence[Run], made: Constants) -> Floats:

@@ -17,14 +17,15 @@ import msgspec
 
 from isthmus.cluster.load import load_cluster, parse_cluster
 from isthmus.cluster.spec import Cluster, Precision
-from isthmus.cost.simulate import Price, Simulator
+from isthmus.cost.simulate import Prepared, Price, Simulator
 from isthmus.cost.timeline import Timeline, timeline
 from isthmus.errors import PlanError, UsageError
 from isthmus.model import hf, source
 from isthmus.model.graph import Block, BlockGraph, Parameter
 from isthmus.model.job import Job, Workload
 from isthmus.model.load_job import check_job, load_jobs
-from isthmus.plan.file import PlanFile, load_plan
+from isthmus.plan.file import PlanFile, inputs_digest, load_plan
+from isthmus.plan.schedule import render_orders
 from isthmus.plan.types import Pipeline, Plan, Replica, Stage
 from isthmus.plan.validate import check
 from isthmus.planners.portfolio import Choice, choose_plan, parse_fix
@@ -58,11 +59,24 @@ class Simulated:
     cluster: Cluster
     models: Mapping[str, BlockGraph]
     price: Price
+    inputs_match: bool | None = None  # whether the plan was made from just this; None: it does not say from what
 
     @cached_property
     def timeline(self) -> Timeline:
         """One step of it, task by task."""
-        return timeline(Simulator(self.cluster, self.models).play(self.plan))
+        return timeline(self._simulator.play(self.plan))
+
+    @cached_property
+    def orders(self) -> str:
+        """What every device of a pipeline does in which order, a line each: `va1/A100-40GB/0 | 0F0 0F1 0B0 ...`."""
+        net = self._simulator.fabric(self.plan)
+        parts = [self._simulator.prepare(part, net) for part in self.plan.parts if isinstance(part, Pipeline)]
+        texts = [render_orders(p.orders, p.runs, list(net.devices)) for p in parts if isinstance(p, Prepared)]
+        return "\n".join(texts)
+
+    @cached_property
+    def _simulator(self) -> Simulator:
+        return Simulator(self.cluster, self.models)
 
 
 def capture(
@@ -123,7 +137,9 @@ def simulate(
     known = {**(models or {}), **models_of(jobs)}
     check(file.plan, machines, known)
     price = Simulator(machines, known).price(file.plan)
-    return Simulated(plan=file.plan, cluster=machines, models=known, price=price)
+    digests = {job.name: known[job.name].digest for job in jobs_of_plan(file.plan)}
+    same = file.inputs == inputs_digest(machines, jobs_of_plan(file.plan), digests) if file.inputs else None
+    return Simulated(plan=file.plan, cluster=machines, models=known, price=price, inputs_match=same)
 
 
 def jobs_of(

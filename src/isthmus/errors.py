@@ -28,6 +28,15 @@ __all__ = [
 ]
 
 
+def _shown(text: str) -> str:
+    """Text that a terminal prints and does not obey: other letters as escapes, 2000 letters at most.
+
+    Errors quote names from files that anyone may have written.
+    """
+    text = text if len(text) <= 2000 else f"{text[:1200]} ... {text[-790:]}"
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 class IsthmusError(Exception):
     """Base of all our errors; prints as `where: what. Found ... Expected ... next`."""
 
@@ -57,7 +66,7 @@ class IsthmusError(Exception):
             self.next,
         ]
         body = " ".join(s if s.endswith("?") else s.rstrip(".") + "." for s in sentences if s)
-        return f"{self.where}: {body}" if self.where else body
+        return _shown(f"{self.where}: {body}" if self.where else body)
 
     def as_dict(self) -> dict[str, str]:
         """The parts that are set, for `--json`."""
@@ -103,6 +112,10 @@ class PlanError(IsthmusError):
     def __init__(self, rule: str, what: str, **parts: str | None) -> None:
         self.rule = rule
         super().__init__(what, **parts)
+
+    def as_dict(self) -> dict[str, str]:
+        """The parts that are set, and the rule."""
+        return {"rule": self.rule, **super().as_dict()}
 
 
 class NoPlanError(IsthmusError):

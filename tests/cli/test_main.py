@@ -29,7 +29,7 @@ FLAGS = {
         "--precision", "--seed", "--sequence", "-h", "-o",
     ],
     "isthmus report": ["--cluster", "--help", "--json", "--model", "--output", "-h", "-o"],
-    "isthmus simulate": ["--cluster", "--help", "--json", "--model", "--trace", "-h"],
+    "isthmus simulate": ["--cluster", "--help", "--json", "--model", "--orders", "--trace", "-h"],
 }  # fmt: skip
 
 

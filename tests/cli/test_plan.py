@@ -119,6 +119,38 @@ def test_text_plans_need_a_cluster(isthmus: Isthmus, saved_model: Path, box: Pat
     assert isthmus("simulate", file, "--cluster", box, "--json").values["step_seconds"] == values["step_seconds"]
 
 
+def test_other_inputs_than_the_plan_was_made_from_are_said(
+    isthmus: Isthmus, saved_model: Path, box: Path, tmp_path: Path
+) -> None:
+    file, faster = tmp_path / "plan.json", tmp_path / "faster.yaml"
+    assert isthmus("plan", saved_model, "--cluster", box, "-o", file).code == 0
+    assert isthmus("simulate", file, "--json").values["inputs_match"] is True
+    assert isthmus("simulate", file, "--cluster", box, "--json").values["inputs_match"] is True
+    assert "made from another" not in isthmus("simulate", file).out
+    faster.write_text(box.read_text().replace("devices: {RTX", "bandwidth: 90 GB/s, devices: {RTX"))
+    assert isthmus("simulate", file, "--cluster", faster, "--json").values["inputs_match"] is False
+    assert "made from another cluster, job or model" in isthmus("simulate", file, "--cluster", faster).out
+    text = tmp_path / "mine.plan"
+    isthmus("plan", saved_model, "--cluster", box, "-o", text)
+    assert isthmus("simulate", text, "--cluster", box, "--json").values["inputs_match"] is None
+
+
+def test_every_device_says_its_order(isthmus: Isthmus, saved_model: Path, box: Path, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    isthmus("plan", saved_model, "--cluster", box, "--fix", "tp=1,pp=2,dp=1,micro=8", "--batch", 16, "-o", file)
+    lines = isthmus("simulate", file, "--orders").out.splitlines()
+    assert [line.partition(" | ")[2] for line in lines if " | " in line] == ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]
+    orders = isthmus("simulate", file, "--orders", "--json").values["orders"]
+    assert orders["box/RTX-3090/1"] == [[1, "F", 0], [1, "B", 0], [1, "F", 1], [1, "B", 1]]
+    assert "orders" not in isthmus("simulate", file, "--json").values
+
+
+def test_degrees_that_the_heads_do_not_allow(isthmus: Isthmus, saved_model: Path, box: Path) -> None:
+    done = isthmus("plan", saved_model, "--cluster", box, "--fix", "tp=3", "--json")
+    assert done.code == 1 and done.values["feasible"] is False
+    assert "tp one of 1, 2" in done.values["error"]["expected"]
+
+
 def test_a_broken_plan_says_its_rule(isthmus: Isthmus, saved_model: Path, box: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.plan"
     isthmus("plan", saved_model, "--cluster", box, "-o", file)
@@ -144,9 +176,8 @@ def test_a_plan_alone_runs_no_code(isthmus: Isthmus, box: Path, tmp_path: Path) 
 
 def test_long_plans_are_cut(isthmus: Isthmus, root: Path, saved_model: Path, tmp_path: Path) -> None:
     many, file = root / "examples" / "clusters" / "many-regions.yaml", tmp_path / "plan.json"
-    done = isthmus(
-        "plan", saved_model, "--cluster", many, "--batch", 512, "--planner", "data", "--calls", 4, "-o", file
-    )
+    words = ("--batch", 512, "--fix", "tp=1,pp=1,dp=128", "--calls", 2)
+    done = isthmus("plan", saved_model, "--cluster", many, *words, "-o", file)
     assert done.code == 0 and max(map(len, done.out.splitlines())) <= 118
     whole = render(load_plan(file).plan).splitlines()
     shown = done.out[done.out.index("plan for many-regions") :].split("\n\n")[0].splitlines()

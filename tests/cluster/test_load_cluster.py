@@ -58,6 +58,7 @@ def test_the_example_read_by_hand() -> None:
     va2 = cluster.hosts["va2"]
     assert (va2.address, va2.memory, va2.cores, va2.bus, va2.bandwidth) == ("10.0.0.2", 256e9, 32, 12e9, 12e9)
     assert va2.imputed == {"bandwidth", "latency", "nic"}
+    assert va2.nic == 3.125e9, "what the link of its region can reach"
     assert cluster.hosts["fra"].imputed == everything and cluster.hosts["fra"].nic == 1.25e9
     assert cluster.kinds["lab-card"] == DeviceKind(
         name="lab-card",

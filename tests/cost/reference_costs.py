@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
-from isthmus.cluster.spec import Cluster
-from isthmus.cost.compute import USUAL, rate
+from isthmus.cluster.spec import Cluster, DeviceKind
+from isthmus.cost.compute import USUAL
 from isthmus.model.graph import Block, BlockGraph
 from isthmus.model.job import Optimizer
 from isthmus.plan.resolve import ResolvedPipeline
 from isthmus.plan.types import Stage
 
-__all__ = ["WIDTH", "StageFacts", "block_seconds", "slowest", "state_of", "weights_come"]
+__all__ = ["WIDTH", "StageFacts", "block_seconds", "computing", "slowest", "state_of", "weights_come"]
 
 WIDTH = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def computing(kind: DeviceKind, precision: str, mixed: bool) -> tuple[float, int]:
+    """FLOP/s and bytes of a computed element: fp32 where a mixed job's kind lacks the precision or is slower in it."""
+    rates: dict[str, float] = {str(name): float(value) for name, value in kind.compute.items()}
+    name = "fp32" if mixed and rates.get("fp32", 0.0) > rates.get(precision, 0.0) else precision
+    return rates[name], WIDTH[name]
 
 
 def block_seconds(
     graph: BlockGraph, b: int, cluster: Cluster, group: tuple[str, ...], precision: str, mixed: bool, samples: int
 ) -> tuple[float, float]:
     """Forward and backward of one block on a device or tensor group: `cost.compute`'s docstring."""
-    kind, width, n, block = cluster.kind_of(group[0]), WIDTH[precision], len(group), graph.blocks[b]
-    flops = rate(kind, precision, mixed)  # type: ignore[arg-type]
-    assert flops is not None
+    kind, n, block = cluster.kind_of(group[0]), len(group), graph.blocks[b]
+    flops, width = computing(kind, precision, mixed)
     split = block.tensor if n > 1 else None
     whole = 1.0 if split is None else 1.0 - min(1.0, split.flops / max(1.0, block.forward_flops)) * (n - 1) / n
     moving = width / (USUAL.memory * kind.memory_bandwidth)
@@ -40,17 +48,24 @@ def block_seconds(
 
 
 def slowest(cluster: Cluster, group: tuple[str, ...]) -> tuple[float, float]:
-    """Longest latency and least bandwidth around a tensor group's ring."""
-    latencies, bandwidths = [], []
-    for a, b in zip(group, (*group[1:], group[0]), strict=True):
+    """Longest latency around a tensor group's ring, and what its slowest message gets when all are sent at once."""
+    latencies, roads = [], []
+    for a, b in pairwise((*group, group[0])):
         one, other = cluster.host_of(a), cluster.host_of(b)
         if one.name == other.name:
             latencies.append(one.latency)
-            bandwidths.append(one.bandwidth)
-        elif (link := cluster.link(one.name, other.name)) is not None:
-            latencies.append(link.latency)
-            bandwidths.append(min(link.bandwidth, one.nic, other.nic))
-    return max(latencies, default=0.0), min(bandwidths, default=float("inf"))
+            roads.append({f"{a} out": one.bandwidth, f"{b} in": one.bandwidth})
+            continue
+        link, trunk = cluster.link(one.name, other.name), cluster.trunk(one.region, other.region)
+        assert link is not None
+        latencies.append(link.latency)
+        roads.append(
+            {f"{one.name} out": one.nic, f"{other.name} in": other.nic, f"{one.name} {other.name}": link.bandwidth}
+        )
+        if trunk is not None:
+            roads[-1][f"{one.region} {other.region} trunk"] = trunk
+    messages = Counter(name for road in roads for name in road)
+    return max(latencies), min(size / messages[name] for road in roads for name, size in road.items())
 
 
 def state_of(precision: str, optimizer: Optimizer, kept: float | None) -> tuple[float, float, float]:
@@ -69,13 +84,14 @@ def weights_come(stage: Stage) -> str:
 
 
 class StageFacts:
-    """What one stage holds, from its parameters by name."""
+    """What one stage holds on a replica of some kind, from its parameters by name."""
 
-    def __init__(self, part: ResolvedPipeline, s: int) -> None:
+    def __init__(self, part: ResolvedPipeline, s: int, kind: DeviceKind) -> None:
         self.stage, self.graph = part.pipeline.stages[s], part.graph
         self.range = range(part.stages[s].first, part.stages[s].last + 1)
         self.blocks = [part.graph.blocks[b] for b in self.range]
-        self.width = WIDTH[part.pipeline.precision]
+        self.width = computing(kind, part.pipeline.precision, part.pipeline.job.mixed)[1]  # of activations
+        self.copy = 4.0 if self.width > WIDTH[part.pipeline.precision] else 0.0  # of each weight, to compute with
         self.split = {name for block in self.blocks if block.tensor for name in block.tensor.parameters}
         whole, pruned = self.count(self.blocks, 1), self.count(self.blocks, 1, linear=True)
         lost = 0.0 if self.stage.kept is None else 1.0 - self.stage.kept
@@ -99,12 +115,12 @@ class StageFacts:
         n = len(self.stage.replicas)
         whole = self.elements(degree)
         sets = [self.count([self.graph.blocks[b] for b in part if b in self.range], degree) for part in parts]
-        streaming = 2 * max(sets, default=0.0) * (self.weight + self.gradient)
+        streaming = 2 * max(sets, default=0.0) * (self.weight + self.gradient + self.copy)
         resident = whole * (self.weight + self.gradient)
         optimizer = whole * self.optimizer / (1 if self.stage.state == "replicated" else n)
         if self.stage.state == "sharded-all":
             resident /= n
-        room = streaming if weights_come(self.stage) != "resident" else 0.0
+        room = streaming if weights_come(self.stage) != "resident" else whole * self.copy
         if self.stage.spill == "all":
             return room, resident + optimizer
         return (resident + room, optimizer) if self.stage.spill == "optimizer" else (resident + optimizer + room, 0.0)

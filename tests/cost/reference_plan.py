@@ -5,25 +5,25 @@ only `plan.resolve` (names to numbers, who supplies whom) and the constants of t
 is played by the event engine, which has a judge of its own (`tests/cost/reference.py`).
 
     plan ─▶ runs, flows, orders ─▶ Task objects ─▶ arrays ─▶ engine ─▶ Judgement
-            (reference_order)      (reference_tasks)
+            (reference_order)      (reference_tasks; pools: reference_pool)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.compute import USUAL, rate
+from isthmus.cost.compute import USUAL
 from isthmus.cost.engine import run as play
 from isthmus.cost.flat import HOST_ADAM
 from isthmus.cost.memory import CONTEXT
 from isthmus.model.graph import BlockGraph
-from isthmus.plan.policy import POLICIES, Candidate
 from isthmus.plan.resolve import Resolved, ResolvedPipeline, ResolvedPool, ResolvedSync, resolve
-from isthmus.plan.types import Plan, PoolJob, Stage
-from tests.cost.reference_costs import WIDTH, StageFacts, block_seconds, state_of, weights_come
+from isthmus.plan.types import Plan, Stage
+from tests.cost.reference_costs import WIDTH, StageFacts, block_seconds, computing, weights_come
 from tests.cost.reference_order import Flows, Run, flows_of, orders_of, runs_of
+from tests.cost.reference_pool import PoolWriter
 from tests.cost.reference_tasks import Net, Task, Writer, arrays, ring, server, tree
 
 __all__ = ["Judgement", "judge"]
@@ -64,6 +64,7 @@ class PipelineWriter:
         self.last: dict[str, Task] = {}
         self.stores: dict[tuple[str, int], list[Task]] = {}  # (device, stage) -> gradients on their way to the host
         self.updates: dict[str, Task] = {}
+        self.fresh: dict[tuple[str, int], Task] = {}  # (device, stage) -> after which its new weights are there
 
     def write(self) -> None:
         for device in self.names:
@@ -182,10 +183,10 @@ class PipelineWriter:
             here = sum(self.update_seconds(s, r) for s, r in mine if self.stage(s).spill == "none")
             update = self.updates[device] = self.w.fixed("update", ("compute", device), here, self.last[device])
             for s, r in mine:
-                if self.stage(s).spill != "none":
-                    self.host_update(device, s, r, update)
+                spilled = self.stage(s).spill != "none"
+                self.fresh[device, s] = self.host_update(device, s, r, update) if spilled else update
 
-    def host_update(self, device: str, s: int, r: int, update: Task) -> None:
+    def host_update(self, device: str, s: int, r: int, update: Task) -> Task:
         stage = self.part.stages[s]
         size = self.weight_bytes(range(stage.first, stage.last + 1), len(stage.replicas[r].devices))
         waits = [update, *self.stores.get((device, s), ())]
@@ -193,14 +194,14 @@ class PipelineWriter:
             waits = [self.w.bus("store", device, size, update)]
         lane = ("processor", self.cluster.host_of(device).name)
         host = self.w.fixed("host update", lane, self.update_seconds(s, r), *waits)
-        if self.stage(s).spill == "optimizer":
-            self.w.bus("load", device, size, host)
+        return self.w.bus("load", device, size, host) if self.stage(s).spill == "optimizer" else host
 
     def update_seconds(self, s: int, r: int) -> float:
         """Read and write master weight and moments, read the gradient: over memory, or by the host's cores."""
         replica, stage = self.part.stages[s].replicas[r], self.stage(s)
         device = self.names[replica.devices[0]]
-        elements = StageFacts(self.part, s).elements(len(replica.devices)) * StageFacts(self.part, s).kept
+        facts = StageFacts(self.part, s, self.cluster.kind_of(device))
+        elements = facts.elements(len(replica.devices)) * facts.kept
         elements /= 1 if stage.state == "replicated" else len(stage.replicas)
         if stage.spill != "none":
             return elements / (HOST_ADAM * self.cluster.host_of(device).cores)
@@ -242,6 +243,24 @@ class PipelineWriter:
                 self.factors(sync, leads, devices)
             else:
                 self.reduce(sync, leads, devices, self.bucket_bytes(sync, degree))
+            if "sharded-optimizer" in self.states(sync):
+                self.gather_new(sync, leads, devices, self.bucket_bytes(sync, degree))
+
+    def stages_of(self, sync: ResolvedSync) -> list[int]:
+        users = (b for b, block in enumerate(self.graph.blocks) if set(block.parameters) & set(sync.parameters))
+        return list(dict.fromkeys(self.part.stage_of[b] for b in users))
+
+    def states(self, sync: ResolvedSync) -> set[str]:
+        """How the stages that use the bucket hold their state."""
+        return {self.stage(s).state for s in self.stages_of(sync)}
+
+    def gather_new(self, sync: ResolvedSync, leads: list[str], devices: list[str], size: float) -> None:
+        """Each participant has updated its piece of the weights: the pieces go around, segment by segment."""
+        ready = []
+        for lead in leads:
+            ready.append(self.w.gate(*(self.fresh[lead, s] for s in self.stages_of(sync) if (lead, s) in self.fresh)))
+        for _ in range(sync.segments):
+            ring(self.w, "load", devices, ready, size / sync.segments, len(devices) - 1)
 
     def degree(self, sync: ResolvedSync) -> int:
         degrees = {len(self.group(sync, lead)) for lead in self.leads(sync)}
@@ -262,8 +281,8 @@ class PipelineWriter:
         return size
 
     def reduce(self, sync: ResolvedSync, leads: list[str], devices: list[str], size: float) -> None:
-        stages = {self.part.stage_of[b] for u in self.runs for b in self.users(sync, u)}
-        sharded = any(self.stage(s).state == "sharded-all" for s in stages)
+        sharded = "sharded-all" in self.states(sync)
+        scattered = sharded or self.states(sync) == {"sharded-optimizer"}  # each needs only its piece of the sum
         slices = next(u.slices for u in self.runs if self.users(sync, u))
         turns = [(m, k) for m in range(self.micro) for k in range(slices)] if sharded else [(self.micro - 1, -1)]
         for m, k in turns:
@@ -276,7 +295,7 @@ class PipelineWriter:
                 elif sync.how == "tree":
                     done = tree(self.w, devices, ready, piece)
                 else:
-                    done = ring(self.w, "sync", devices, ready, piece, (len(devices) - 1) * (1 if sharded else 2))
+                    done = ring(self.w, "sync", devices, ready, piece, (len(devices) - 1) * (1 if scattered else 2))
                 for lead, task in zip(leads, done, strict=True):
                     self.updates[lead].after.append(task)
 
@@ -290,19 +309,21 @@ class PipelineWriter:
         return tasks[0] if len(tasks) == 1 else self.w.gate(*tasks)
 
     def factors(self, sync: ResolvedSync, leads: list[str], devices: list[str]) -> None:
-        """After each backward all its inputs and output gradients go to every other, which redoes the product."""
+        """After each backward all its inputs and output gradients go to every other.
+
+        Once a participant has all of a micro-batch from the others it redoes their part of the product.
+        """
         linear = [p.linear for name in sync.parameters if (p := self.graph.parameter[name]).linear]
         size = sum(x.rows * (x.inputs + x.outputs) for x in linear) * self.width
         product = sum(2.0 * x.rows * x.inputs * x.outputs for x in linear)
         copies = [next(u for u in self.runs if u.device == lead and self.users(sync, u)) for lead in leads]
-        rebuilds = []
+        rebuilds: list[list[Task]] = []  # of each participant, by micro-batch
         for run in copies:
-            others = self.micro * sum(u.share for u in copies if u is not run)
-            flops = rate(self.cluster.kind_of(run.device), self.pipeline.precision, self.pipeline.job.mixed)
-            assert flops is not None
-            task = self.w.fixed("rebuild", ("compute", run.device), others * product / (flops * USUAL.matmul))
-            self.updates[run.device].after.append(task)
-            rebuilds.append(task)
+            others = sum(u.share for u in copies if u is not run)
+            flops, _ = computing(self.cluster.kind_of(run.device), self.pipeline.precision, self.pipeline.job.mixed)
+            seconds = others * product / (flops * USUAL.matmul)
+            rebuilds.append([self.w.fixed("rebuild", ("compute", run.device), seconds) for _ in range(self.micro)])
+            self.updates[run.device].after.extend(rebuilds[-1])
         for i, run in enumerate(copies):
             for m in range(self.micro):
                 for k in range(run.slices):
@@ -311,18 +332,27 @@ class PipelineWriter:
                     for j in range(len(copies)):
                         if j != i:
                             got = self.w.message("sync", "sync", devices[i], devices[j], (hi - lo) * size, done)
-                            rebuilds[j].after.append(got)
+                            rebuilds[j][m].after.append(got)
+
+    def received(self, sync: ResolvedSync) -> dict[str, float]:
+        """Factors of one micro-batch that each device gets from the others."""
+        linear = [p.linear for name in sync.parameters if (p := self.graph.parameter[name]).linear]
+        each = sum(x.rows * (x.inputs + x.outputs) for x in linear) * self.width
+        copies = [next(u for u in self.runs if u.device == lead and self.users(sync, u)) for lead in self.leads(sync)]
+        whole = sum(u.share for u in copies)
+        return {device: (whole - u.share) * each for u in copies for device in u.devices}
 
 
 def pipeline_memory(written: PipelineWriter, device_bytes: dict[str, float], host_bytes: dict[str, float]) -> None:
-    """Adds the state of each replica, and the largest sum of live activations with one bucket's buffer."""
+    """Adds the state of each replica, buffers, received factors, and live activations with one bucket's buffer."""
     part = written.part
     for run in written.runs:
         for s, _ in run.copies:
+            facts = StageFacts(part, s, written.cluster.kind_of(run.device))
             cuts = sorted(written.cuts[run.number])
             parts = [range(a, b) for a, b in zip(cuts, [*cuts[1:], written.blocks(run)[-1] + 1], strict=True)]
-            parts = [span for span in parts if span[0] in StageFacts(part, s).range]
-            on_device, on_host = StageFacts(part, s).state(len(run.devices), parts)
+            parts = [span for span in parts if span[0] in facts.range]
+            on_device, on_host = facts.state(len(run.devices), parts)
             for device in run.devices:
                 _add(device_bytes, device, on_device)
                 _add(host_bytes, written.cluster.host_of(device).name, on_host)
@@ -332,13 +362,22 @@ def pipeline_memory(written: PipelineWriter, device_bytes: dict[str, float], hos
         peak = live_peak(written, order) + (max(sent) if device in holding else 0.0)
         for member in dict.fromkeys(d for u in written.runs if u.device == device for d in u.devices):
             _add(device_bytes, member, peak)
+    for device in {device for run in written.runs for device in run.devices}:
+        _add(device_bytes, device, 4.0 * part.graph.buffers)
+    with_buffer = {device for run in written.runs if run.device in holding for device in run.devices}
+    for root in {written.names[sync.root] for sync in part.syncs if sync.root is not None} - with_buffer:
+        _add(device_bytes, root, max(sent))
+    for sync in part.syncs:
+        for device, size in written.received(sync).items() if sync.how == "factors" else ():
+            _add(device_bytes, device, size / written.degree(sync))
 
 
 def live_peak(written: PipelineWriter, order: list[tuple[int, str, int]]) -> float:
     live = peak = 0.0
     for u, way, _ in order:
         run = written.runs[u]
-        stages = [StageFacts(written.part, s) for s, _ in run.copies]
+        kind = written.cluster.kind_of(run.device)
+        stages = [StageFacts(written.part, s, kind) for s, _ in run.copies]
         kept = run.share * sum(stage.saved(len(run.devices)) for stage in stages)
         slice_ = max(hi - lo for lo, hi in map(run.slice, range(run.slices)))
         live += kept if way == "F" else 0.0
@@ -351,123 +390,6 @@ def _add(sums: dict[str, float], key: str, more: float) -> None:
     sums[key] = sums.get(key, 0.0) + more
 
 
-# Pools.
-
-
-@dataclass(eq=False)
-class Unit:
-    """Forward or backward of one shard of one job."""
-
-    job: int
-    shard: int
-    back: bool
-    seconds: list[float]  # by device of the pool
-    elements: float
-    weight: float  # bytes
-    gradient: float  # bytes
-    entering: float  # bytes of the tensor it gets from the unit before
-    memory: float
-
-
-class PoolWriter:
-    """One step of every job of a pool: units on the devices that the policy gave them."""
-
-    def __init__(self, part: ResolvedPool, net: Net, tasks: list[Task]) -> None:
-        self.part, self.pool, self.net, self.tasks, self.cluster = part, part.pool, net, tasks, net.cluster
-        self.chains = [self.units(j) for j in range(len(self.pool.jobs))]
-        self.taken = list(self.assign())
-
-    def units(self, j: int) -> list[Unit]:
-        """Forwards of all shards but the last, then backwards of all; the last shard's forward is in its backward."""
-        shards = range(len(self.part.shards[j]))
-        return [self.unit(j, s, False) for s in shards[:-1]] + [self.unit(j, s, True) for s in reversed(shards)]
-
-    def unit(self, j: int, s: int, back: bool) -> Unit:
-        job, graph = self.pool.jobs[j], self.part.graphs[j]
-        first, last = self.part.shards[j][s]
-        blocks, batch, width = graph.blocks[first : last + 1], job.job.batch, WIDTH[job.precision]
-        again = job.recompute or s == len(self.part.shards[j]) - 1
-        seconds = []
-        for device in self.pool.devices:
-            rows = [
-                block_seconds(graph, b, self.cluster, (device,), job.precision, job.job.mixed, batch)
-                for b in range(first, last + 1)
-            ]
-            forward, backward = sum(row[0] for row in rows), sum(row[1] for row in rows)
-            seconds.append(backward + (forward if again else 0.0) if back else forward)
-        names = dict.fromkeys(name for block in blocks for name in block.parameters)
-        elements = float(sum(graph.parameter[name].elements for name in names))
-        entering = batch * sum(t.elements * (t.width or width) for t in graph.tensors if first in t.targets)
-        saved = [block.saved * width for block in blocks]
-        saved[-1] += 4 * graph.outputs if last == len(graph.blocks) - 1 else 0.0
-        live = batch * (sum(saved) if back or not job.recompute else max(saved))
-        weight, gradient, _ = self.state(job, graph)
-        memory = elements * (weight + (gradient if back else 0.0)) + live + entering
-        return Unit(j, s, back, seconds, elements, elements * weight, elements * gradient, entering, memory)
-
-    def assign(self) -> Iterator[tuple[Unit, int]]:
-        """The device that is free first takes the unit that the policy picks, on expected times."""
-        free = [0.0] * len(self.pool.devices)
-        waiting = {j: list(chain) for j, chain in enumerate(self.chains)}
-        ready, last = dict.fromkeys(waiting, 0.0), dict.fromkeys(waiting, -1)
-        while waiting := {j: chain for j, chain in waiting.items() if chain}:
-            d = free.index(min(free))
-            now = max(free[d], min(ready[j] for j in waiting))
-            here = [j for j in waiting if ready[j] <= now]
-            offers = [Candidate(j, ready[j], sum(u.seconds[0] for u in waiting[j]), last[j] == d) for j in here]
-            j = here[POLICIES[self.pool.policy].pick(offers)]
-            unit = waiting[j].pop(0)
-            loading = unit.weight / self.cluster.host_of(self.pool.devices[d]).bus
-            idle = now - free[d]  # the load already ran in it
-            free[d] = now + (0.0 if self.pool.buffered else max(0.0, loading - idle)) + unit.seconds[d]
-            ready[j], last[j] = free[d], d
-            yield unit, d
-
-    def write(self) -> None:
-        """Weights come in, and the boundary tensor where it is not there; a backward's gradients go to the host."""
-        computed: dict[int, list[Task]] = {d: [] for d in range(len(self.pool.devices))}
-        before: dict[int, tuple[Task, int]] = {}
-        for unit, d in self.taken:
-            w = Writer(self.net, self.pool.jobs[unit.job].job.name, self.tasks)
-            device, back = self.pool.devices[d], 2 if self.pool.buffered else 1
-            room = computed[d][-back] if len(computed[d]) >= back else None
-            weights = w.bus("load", device, unit.weight, room)
-            kind = "backward" if unit.back else "forward"
-            task = w.fixed(kind, ("compute", device), unit.seconds[d], weights, *computed[d][-1:])
-            if unit.job in before:
-                previous, there = before[unit.job]
-                if there != d:
-                    stored = w.bus("store", self.pool.devices[there], unit.entering, previous)
-                    previous = w.bus("load", device, unit.entering, stored)
-                task.after.append(previous)
-            if unit.back:
-                host = self.cluster.host_of(device)
-                stored = w.bus("store", device, unit.gradient, task)
-                w.fixed("host update", ("processor", host.name), unit.elements / (HOST_ADAM * host.cores), stored)
-            computed[d].append(task)
-            before[unit.job] = task, d
-
-    def memory(self, device_bytes: dict[str, float], host_bytes: dict[str, float]) -> None:
-        """The largest unit of each device and, buffered, the largest weights beside it; state on all hosts alike."""
-        ahead = max(unit.weight for unit, _ in self.taken) if self.pool.buffered else 0.0
-        for d, device in enumerate(self.pool.devices):
-            units = [unit.memory for unit, where in self.taken if where == d]
-            if units or ahead:
-                _add(device_bytes, device, max(units, default=0.0) + ahead)
-        for job, graph in zip(self.pool.jobs, self.part.graphs, strict=True):
-            hosts = {self.cluster.host_of(device).name for device in self.pool.devices}
-            for host in hosts:
-                _add(host_bytes, host, graph.elements * sum(self.state(job, graph)) / len(hosts))
-
-    def state(self, job: PoolJob, graph: BlockGraph) -> tuple[float, float, float]:
-        """Bytes per element; of a pruned job, exempt tensors count as kept."""
-        if job.kept is None:
-            return state_of(job.precision, job.job.optimizer, None)
-        uses = [name for block in graph.blocks for name in block.parameters if graph.parameter[name].linear]
-        pruned = sum(graph.parameter[name].elements for name in uses)
-        return state_of(job.precision, job.job.optimizer, 1.0 - (1.0 - job.kept) * pruned / graph.elements)
-
-
 def judge(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> Judgement:
     """What the plan costs."""
     resolved = resolve(plan, cluster, models)
@@ -478,7 +400,9 @@ def judge(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> Jud
         if isinstance(part, ResolvedPool):
             pool = PoolWriter(part, net, tasks)
             pool.write()
-            pool.memory(device_bytes, host_bytes)
+            for sums, more in zip((device_bytes, host_bytes), pool.memory(), strict=True):
+                for name, size in more.items():
+                    _add(sums, name, size)
         else:
             pipeline = PipelineWriter(resolved, part, Writer(net, part.pipeline.job.name, tasks))
             pipeline.write()

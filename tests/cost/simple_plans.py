@@ -109,7 +109,7 @@ def stage(first: int, last: int, *replicas: Replica, **more: object) -> Stage:
 
 
 def pipeline(stages: Sequence[Stage], micro: int, *, size: int = 1, name: str = "job", **more: object) -> Pipeline:
-    job = Job(name=name, model="timed", batch=micro * size, optimizer=Optimizer(name="adamw"))
+    job = Job(name=name, model="small:timed", batch=micro * size, optimizer=Optimizer(name="adamw"))
     settings: dict[str, object] = {"precision": "fp32", **more}
     return Pipeline(job=job, model_digest="", micro_batches=micro, stages=tuple(stages), **settings)  # type: ignore[arg-type]
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
 from isthmus.cluster.spec import Cluster, Link
 from isthmus.cost.compute import USUAL, block_arrays, block_seconds
+from isthmus.cost.emit import KINDS
 from isthmus.cost.engine import run
 from isthmus.cost.flat import HOST_ADAM, group_of
 from isthmus.cost.simulate import Simulator
-from isthmus.model.graph import TensorSplit
+from isthmus.errors import PlanError
+from isthmus.model.graph import BlockGraph, Linear, TensorSplit
 from isthmus.plan.types import Via
 from isthmus.units import BytesPerSecond, Seconds
 from tests.cost.reference_tasks import Net, Writer, arrays, ring
@@ -160,6 +163,97 @@ def test_a_tensor_groups_all_reduce_is_the_engines_ring(hosts: int) -> None:
         engine = run(*arrays(tasks, net)).end.max()
         assert slow - free == pytest.approx(engine, rel=1e-9)
         assert engine == pytest.approx(2 * 3 * (0.125 + samples * 240.0 / (4 * 300.0)), rel=EXACT)
+
+
+def shared_ring(order: str, **caps: float) -> tuple[Cluster, tuple[str, ...]]:
+    """Two devices on each of two hosts in two regions, in an order like "xxyy" around the ring."""
+    cluster = flat_cluster({"x": "rx", "y": "ry"}, [link("rx", "ry", 300.0, 0.125, caps.get("trunk"))], each=2,
+                           bandwidth=600.0, latency=0.125)  # fmt: skip
+    nics = {n: msgspec.structs.replace(h, nic=BytesPerSecond(caps.get("nic", HUGE))) for n, h in cluster.hosts.items()}
+    names = (f"{host}/k1.0/{order[:i].count(host)}" for i, host in enumerate(order))
+    return msgspec.structs.replace(cluster, hosts=nics), tuple(names)
+
+
+@pytest.mark.parametrize("order", ["xxyy", "xyxy", "xyyx"])
+@pytest.mark.parametrize("caps", [{}, {"nic": 250.0}, {"trunk": 120.0}, {"nic": 100.0, "trunk": 150.0}])
+def test_a_tensor_group_shares_nics_and_trunks_as_the_engines_ring(order: str, caps: dict[str, float]) -> None:
+    """Out of order around the ring, two messages of a round pass the same link: each gets half."""
+    cluster, names = shared_ring(order, **caps)
+    n, bandwidth, latency = group_of(cluster, names)
+    net, tasks = Net(cluster, plan_of()), []
+    writer = Writer(net, "job", tasks)
+    ring(writer, "sync", list(names), [writer.gate() for _ in names], 960.0, 6)
+    engine = run(*arrays(tasks, net)).end.max()
+    assert bandwidth == min([300.0, *caps.values()]) / (2 if order == "xyxy" else 1)
+    if order == "xyxy":  # every hop is alike; else the slow hops wait for the fast ones, and rounds overlap
+        assert 2 * (n - 1) * (latency + 960.0 / (n * bandwidth)) == pytest.approx(engine, rel=1e-9)
+    assert 2 * (n - 1) * (latency + 960.0 / (n * bandwidth)) >= engine * (1 - 1e-9)
+
+
+def test_a_tensor_group_without_a_link_has_no_price() -> None:
+    """It was free: a pair without a link was passed over."""
+    cluster = flat_cluster({"x": "rx", "m": "rm", "y": "ry"}, [link("rx", "rm", 1.0, 1.0), link("rm", "ry", 1.0, 1.0)])
+    with pytest.raises(PlanError, match="no link between x and y"):
+        group_of(cluster, ("x/k1.0/0", "y/k1.0/0"))
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_a_sharded_optimizer_scatters_updates_and_gathers(n: int) -> None:
+    """n - 1 rounds of gradients, the update of a piece, n - 1 rounds of new weights: no message less than a ring."""
+    elements, bandwidth, latency, memory = 300, 100.0, 0.25, 2400.0
+    hosts = {f"h{i}": "r" for i in range(n)}
+    cluster = flat_cluster(hosts, [link("r", "r", bandwidth, latency)], memory_bandwidth=memory)
+    names, graph = devices(cluster), timed_model(1, 1.0, 2.0, elements=elements)
+    half = (n - 1) * (latency + 4 * elements / (n * bandwidth))
+    update = elements * (12 + 2 * 8) / (memory * USUAL.memory)
+    seconds = {}
+    for state in ("replicated", "sharded-optimizer"):
+        one = stage(0, 0, *map(replica, names), state=state)
+        plan = plan_of(pipeline([one], 2, size=n, syncs=(ring_sync([0], names),)))
+        seconds[state] = price(plan, cluster, graph).step_seconds
+    assert seconds["replicated"] == pytest.approx(2 * 3.0 + 2 * half + update, rel=EXACT)
+    assert seconds["sharded-optimizer"] == pytest.approx(2 * 3.0 + 2 * half + update / n, rel=EXACT)
+
+
+@pytest.mark.parametrize("how", ["ring", "tree", "server", "factors"])
+@pytest.mark.parametrize("spill", ["none", "optimizer"])
+def test_a_sharded_optimizer_sends_no_less_than_a_replicated_one(how: str, spill: str) -> None:
+    """However the gradient came, each participant's piece of the new weights goes to all others, after its update."""
+    cluster = flat_cluster({f"h{i}": "r" for i in range(3)}, [link("r", "r", 100.0, 0.25)], bus=1e4)
+    names, sent = devices(cluster), {}
+    sync = ring_sync([0], names, how=how, root=names[1] if how == "server" else None)
+    for state in ("replicated", "sharded-optimizer"):
+        one = stage(0, 0, *map(replica, names), state=state, spill=spill)
+        played = Simulator(cluster, {"job": factored()}).play(plan_of(pipeline([one], 1, size=3, syncs=(sync,))))
+        tasks, kind, owner = played.tasks.tasks(), played.tasks.kind, played.fabric.lane_name
+        on_net = np.array([lane >= 0 and owner(int(lane))[1] == "sync" for lane in tasks.lane])
+        sent[state] = float(tasks.bytes[on_net].sum())
+    late = on_net & (kind == KINDS.index("load"))
+    updated = played.times.end[kind == KINDS.index("update" if spill == "none" else "host update")]
+    gathered = 3 * (3 - 1) * 4 * 600 / 3
+    assert (int(late.sum()), float(tasks.bytes[late].sum())) == (6, gathered)
+    assert played.times.start[late].min() >= updated.min()
+    assert sent["sharded-optimizer"] == pytest.approx(sent["replicated"] + (0.0 if how == "ring" else gathered))
+
+
+def factored() -> BlockGraph:
+    graph = timed_model(1, 1.0, 2.0, elements=600)
+    weight = msgspec.structs.replace(graph.parameters[0], linear=Linear(rows=2.0, inputs=20, outputs=30))
+    return msgspec.structs.replace(graph, parameters=(weight,))
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_factors_are_rebuilt_after_each_micro_batch(m: int) -> None:
+    """Only the last micro-batch's factors and product are exposed: the others' come between the computing."""
+    latency, share = 0.25, 2
+    cluster = flat_cluster({"x": "r", "y": "r"}, [link("r", "r", HUGE, latency)])
+    names = devices(cluster)
+    sync = ring_sync([0], names, how="factors")
+    plan = plan_of(pipeline([stage(0, 0, *(replica(n, share) for n in names))], m, size=2 * share, syncs=(sync,)))
+    cost = price(plan, cluster, factored())
+    product = share * 2.0 * 2.0 * 20 * 30  # seconds: a device of speed 1 does one FLOP a second
+    assert cost.step_seconds == pytest.approx(m * (share * 3.0 + product) + latency, rel=EXACT)
+    assert cost.memory[names[0]] == 6e8 + 16 * 600 + 4 * 600 + share * 4 * 2.0 * (20 + 30)
 
 
 def test_a_spilled_optimizer_goes_out_over_the_bus_and_back() -> None:

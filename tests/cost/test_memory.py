@@ -137,6 +137,48 @@ def test_slices_shorten_only_what_is_needed_while_computing() -> None:
     assert activations(2, 3, "fill-drain", share=5, slices=2, recompute=True)[1] == 10.0 * 5 * 3 + 1000.0 * 3
 
 
+def test_where_a_16_bit_job_computes_in_fp32() -> None:
+    """State in 16 bits and an fp32 copy of the weights; activations, and what block times move, in 4 bytes."""
+    graph = msgspec.structs.replace(
+        timed_model(2, 1.0, 2.0, elements=ELEMENTS, sent=10.0, saved=1000.0),
+        blocks=tuple(
+            msgspec.structs.replace(block, workspace=70.0, moved=500.0)
+            for block in timed_model(2, 1.0, 2.0, elements=ELEMENTS, saved=1000.0).blocks
+        ),
+    )
+    cluster = flat_cluster({"h": "r"}, memory_bandwidth=1e4)
+    old = msgspec.structs.replace(cluster.kinds["k1.0"], compute={"fp32": cluster.kinds["k1.0"].compute["fp32"]})
+    fp32_only = msgspec.structs.replace(cluster, kinds={"k1.0": old})
+    part = pipeline([stage(0, 1, replica("h/k1.0/0", 4))], 1, size=4, precision="bf16")
+    mixed = plan_of(msgspec.structs.replace(part, job=msgspec.structs.replace(part.job, mixed=True)))
+    full = plan_of(msgspec.structs.replace(part, precision="fp32"))
+    own, wide, fp32 = price(plan_of(part), cluster, graph), price(mixed, fp32_only, graph), price(full, cluster, graph)
+    activations = 4 * (2 * 1000.0 + 70.0)
+    assert own.memory["h/k1.0/0"] == CONTEXT + 16 * 2 * ELEMENTS + 2 * activations
+    assert wide.memory["h/k1.0/0"] == CONTEXT + (16 + 4) * 2 * ELEMENTS + 4 * activations
+    assert wide.step_seconds == pytest.approx(fp32.step_seconds, rel=1e-12)
+    assert wide.step_seconds > own.step_seconds
+    assert price(mixed, cluster, graph) == own  # a kind that has the precision uses it
+
+
+def test_buffers_count_on_every_device_that_has_a_stage() -> None:
+    cluster = flat_cluster({"h": "r"}, each=3)
+    graph = msgspec.structs.replace(timed_model(2, 1.0, 2.0), buffers=1000)
+    names = devices(cluster)
+    stages = [stage(0, 0, replica(names[0])), stage(1, 1, replica(names[1]))]
+    cost = price(plan_of(pipeline(stages, 1)), cluster, graph)
+    assert cost.memory == dict.fromkeys(names[:2], CONTEXT + 4000)
+
+
+def test_a_root_that_has_no_stage_has_a_buffer() -> None:
+    cluster = flat_cluster({"h": "r"}, each=3)
+    names = devices(cluster)
+    sync = ring_sync([0], names[:2], how="server", root=names[2])
+    plan = plan_of(pipeline([stage(0, 0, *map(replica, names[:2]))], 1, size=2, syncs=(sync,)))
+    cost = price(plan, cluster, timed_model(1, 1.0, 2.0, elements=ELEMENTS))
+    assert cost.memory[names[2]] == CONTEXT + 4 * ELEMENTS
+
+
 def test_shortages_say_how_much_is_missing_where() -> None:
     graph = timed_model(1, 1.0, 2.0, elements=10**11)
     cluster = flat_cluster({"h": "r"})

@@ -48,6 +48,7 @@ def graphs(draw: Draw) -> BlockGraph:
         graph,
         blocks=tuple(_uneven(block, random) for block in graph.blocks),
         tensors=tuple(_resized(tensor, random) for tensor in graph.tensors),
+        buffers=random.choice((0, 12345)),
     )
     return msgspec.structs.replace(graph, digest=digest_of(graph))
 
@@ -172,14 +173,16 @@ def plans(draw: Draw, cluster: Cluster, graph: BlockGraph, *, priced: bool = Fal
     if middle < count:
         parts.append(draw(_pipelines(cluster, graph, devices[middle:count], "second", priced)))
     if devices[count:] and draw(st.booleans()):
-        parts.append(draw(_pools(cluster, graph, devices[count:], 3 if priced else 1)))
+        host = cluster.devices[devices[count]].host
+        together = [device for device in devices[count:] if cluster.devices[device].host == host]
+        parts.append(draw(_pools(cluster, graph, together, 3 if priced else 1)))
     return Plan(cluster=cluster.name, parts=tuple(parts), via=_vias(cluster))
 
 
 def _job(draw: Draw, name: str, batch: int, cluster: Cluster, devices: list[str]) -> tuple[Job, Any]:
     """A job, and a precision that suits the devices."""
     precision = draw(st.sampled_from(PRECISIONS))
-    mixed = any(precision not in cluster.kind_of(device).compute for device in devices)
+    mixed = any(cluster.kind_of(device).computes_in(precision, False) is None for device in devices)
     job = Job(
         name=name,
         model="small:chain",
@@ -274,7 +277,7 @@ def _stage(
         state=draw(st.sampled_from(layouts)),
         recompute=draw(st.booleans()),
         spill=draw(st.sampled_from(spills)),
-        kept=None if job.sparsity is None or draw(st.booleans()) else 1.0 - job.sparsity,
+        kept=None if job.sparsity is None else 1.0 - job.sparsity,
     )
 
 
@@ -310,12 +313,17 @@ def _groups(draw: Draw, cluster: Cluster, devices: list[str]) -> list[tuple[str,
     """The devices one by one; sometimes pairs of one kind as a tensor group."""
     groups: list[tuple[str, ...]] = []
     for device in devices:
-        mates = [g for g in groups if len(g) == 1 and cluster.kind_of(g[0]) == cluster.kind_of(device)]
+        mates = [g for g in groups if len(g) == 1 and _may_group(cluster, g[0], device)]
         if mates and draw(st.integers(0, 2)) == 0:
             groups[groups.index(mates[0])] = (mates[0][0], device)
         else:
             groups.append((device,))
     return groups
+
+
+def _may_group(cluster: Cluster, a: str, b: str) -> bool:
+    hosts = cluster.host_of(a).name, cluster.host_of(b).name
+    return cluster.kind_of(a) == cluster.kind_of(b) and (hosts[0] == hosts[1] or cluster.link(*hosts) is not None)
 
 
 def _shares(draw: Draw, size: int, parts: int) -> list[int]:

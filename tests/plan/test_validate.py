@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 from isthmus.cluster.spec import Cluster
 from isthmus.errors import PlanError
 from isthmus.model.graph import BlockGraph, Linear
+from isthmus.model.job import Job
 from isthmus.plan.text import parse
+from isthmus.plan.types import Pipeline
 from isthmus.plan.validate import RULES, check
+from isthmus.planners.problem import build_problem
 from tests.plan.golden_files import cluster, golden, models, text_path
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs, models_of, plans
 
 ATLANTIC = cluster()
+POOL = re.compile(r"  device(.|\n)*B\n")
 TABLE = "embed.weight over va1/fast/0 va2/old/0 va1/fast/1"
 
 
@@ -34,8 +38,14 @@ BREAKS = [
     ("micro-batches", "spilled", "micro-batches 4", "micro-batches 0"),
     ("ahead", "two-depths", "ahead 2", "ahead -2"),
     ("batch-divides", "spilled", "micro-batches 4", "micro-batches 3"),
-    ("batch-divides", "spilled", "batch 16", "batch 0"),
-    ("batch-divides", "pool", "batch 8", "batch 0"),
+    ("job", "spilled", "batch 16", "batch 0"),
+    ("job", "spilled", "batch 16", "batch 2147483648"),
+    ("job", "pool", "batch 8", "batch 0"),
+    ("job", "pruned", "sparsity 0.9", "sparsity 1.0"),
+    ("job", "pruned", "sparsity 0.9", "sparsity 0.9, steps -3"),
+    ("job", "pruned", "sparsity 0.9", "sparsity 0.9, deadline soon"),
+    ("job", "pruned", "sparsity 0.9", "sparsity 0.9, learning-rate inf"),
+    ("size", "spilled", ("batch 16", "micro-batches 4"), ("batch 16000000", "micro-batches 4000000")),
     ("replicas", "spilled", "    va2/old/0: share 4\n", ""),
     ("replicas", "spilled", "va2/old/0: share 4", ": share 4"),
     ("device-once-per-stage", "tied", "va2/old/0: share 3", "va1/fast/0: share 3"),
@@ -46,16 +56,17 @@ BREAKS = [
     ("slices", "spilled", "slices 4", "slices 5"),
     ("slices", "spilled", "slices 4", "slices 0"),
     ("mask-range", "pruned", "kept 0.1", "kept 0.2"),
-    ("mask-range", "pruned", "sparsity 0.9", "sparsity 1.0"),
+    ("mask-range", "pruned", "h.3, kept 0.1", "h.3"),
     ("mask-range", "pruned", "sparsity 0.9, ", ""),
     ("mask-range", "pool", "precision bf16", "precision bf16, kept 0.5"),
     ("unique-buckets", "tied", "sync high", "sync low"),
     ("segments", "pruned", "segments 2", "segments 0"),
+    ("segments", "pruned", "segments 2", "segments 1025"),
     ("server-root", "two-jobs", ", root va2/old/0", ""),
     ("server-root", "tied", TABLE, f"{TABLE}, root va1/fast/0"),
     ("known-device", "spilled", "va2/old/0", "va2/old/4"),
     ("known-device", "two-jobs", "root va2/old/0", "root va3/old/0"),
-    ("known-device", "pool", "fra2/game/0", "fra2/game/2"),
+    ("known-device", "pool", "fra1/game/3", "fra1/game/4"),
     ("known-device", "tied", TABLE, f"{TABLE} va9/fast/0"),
     ("known-block", "spilled", "h.5, recompute", "h.9, recompute"),
     ("known-block", "tied", "[h.6] over", "[h.9] over"),
@@ -64,6 +75,7 @@ BREAKS = [
     ("known-parameter", "tied", TABLE, TABLE.replace("embed", "nothing")),
     ("model-digest", "tensor-group", "digest e", "digest 7"),
     ("device-one-job", "two-jobs", "fra1/game/0: share 8", "fra2/game/0: share 8"),
+    ("device-one-job", "two-jobs", "root va2/old/0", "root va1/fast/0"),
     ("stages-cover-blocks", "spilled", "stage h.3", "stage h.4"),
     ("stages-cover-blocks", "spilled", "stage h.3", "stage h.2"),
     ("stages-cover-blocks", "spilled", "h.6 .. head", "h.6 .. h.6"),
@@ -81,13 +93,13 @@ BREAKS = [
     ("sharded-replicas", "tied", ("h.6 .. head", "table tree"), ("h.6 .. head, sharded-all", "table ring")),
     ("precision", "spilled", "precision fp16", "precision bf16"),
     ("precision", "tensor-group", "asks fp16", "asks fp32"),
-    ("precision", "pool", "fra2/game/0, cap 12345678901.0 B", "va2/old/0, cap 12345678901.0 B"),
+    ("precision", "pool", POOL, "  device va2/old/0, cap 12345678901.0 B\n"),
     ("place", "two-jobs", "h.1 frankfurt", "h.1 tokyo"),
     ("place", "two-jobs", "h.1 frankfurt", "h.1 nowhere"),
     ("place", "two-jobs", "h.1 frankfurt", "nothing* frankfurt"),
     ("place", "two-jobs", "job mixed", "job mixed, place head.weight frankfurt"),  # tied: va2 holds it too
     ("place", "pruned", "head.weight va2", "head.weight va1"),
-    ("place", "pool", "priority 2.0", "place h.2 fra1"),
+    ("place", "pool", "priority 2.0", "place h.2 fra2"),
     ("place", "pool", "priority 2.0", "place nothing fra1"),
     ("sync-missing", "tied", " [h.2] over", " over"),
     ("sync-missing", "tied", f"  sync table tree: {TABLE}\n  sync low ring: [embed]", "  sync low ring:"),
@@ -119,7 +131,7 @@ BREAKS = [
     ("via", "interleaved", "via fra1 - tok over va1\n", "via fra1 - tok over va1\nvia tok - fra1 over va2\n"),
     ("reachable", "interleaved", "via fra1 - tok over va1\n", ""),
     ("reachable", "two-jobs", "root va2/old/0", "root tok/fast/0"),
-    ("reachable", "pool", "fra2/game/0", "tok/fast/0"),
+    ("pool-one-host", "pool", "fra1/game/3", "fra2/game/0"),
     ("reachable", "sharded", "fra1/game/3", "tok/fast/0"),
     ("pool-devices", "pool", "fra1/game/1", "fra1/game/0"),
     ("pool-devices", "pool", re.compile(r"  pool-job(.|\n)*"), ""),
@@ -171,6 +183,18 @@ def test_a_model_that_cannot_be_split_has_no_tensor_groups() -> None:
     assert caught.value.rule == "tensor-group"
 
 
+def test_a_tensor_group_needs_direct_links() -> None:
+    """A relay will not do: nothing prices the messages of a group but the links of its own devices."""
+    text = re.sub(", digest .*", "", text_path("tensor-group").read_text())
+    across = text.replace("va1/fast/2 + va1/fast/3", "va1/fast/2 + tok/fast/0")
+    plan = parse(across.replace("atlantic\n", "atlantic\nvia va1 - tok over fra1\n"))
+    links = (*ATLANTIC.links[:3], msgspec.structs.replace(ATLANTIC.links[3], between=("frankfurt", "tokyo")))
+    check(parse(across), ATLANTIC, {"split": chain()})
+    with pytest.raises(PlanError, match="no link between va1 and tok") as caught:
+        check(plan, msgspec.structs.replace(ATLANTIC, links=links), {"split": chain()})
+    assert caught.value.rule == "tensor-group"
+
+
 def test_tied_linear_weights_have_no_factors() -> None:
     """Even where the weight is linear, two uses make its gradient a sum of two products."""
     graph = chain(tied=True)
@@ -204,6 +228,29 @@ pipeline tied: small:tied, batch 8, precision fp32
 def test_mixed_jobs_compute_in_fp32_where_a_kind_lacks_the_precision() -> None:
     text = text_path("spilled").read_text().replace("precision fp16", "precision bf16")
     check(parse(text.replace("job optimizer", "job mixed, optimizer")), ATLANTIC, models(golden("spilled")))
+
+
+def test_a_kind_that_is_slower_in_the_precision_than_in_fp32_does_not_compute_in_it() -> None:
+    """The planner leaves such kinds out and the rule refuses them: one question, one answer."""
+    slower = msgspec.structs.replace(ATLANTIC.kinds["old"], compute={"fp32": 15.7e12, "fp16": 15e12})
+    cluster = msgspec.structs.replace(ATLANTIC, kinds={**ATLANTIC.kinds, "old": slower})
+    with pytest.raises(PlanError, match="slower in it than in fp32") as caught:
+        check(golden("spilled"), cluster, models(golden("spilled")))
+    assert caught.value.rule == "precision"
+    mixed = text_path("spilled").read_text().replace("job optimizer", "job mixed, optimizer")
+    check(parse(mixed), cluster, models(golden("spilled")))
+    job = Job(name="big", model="small:chain", batch=16, precision="fp16")
+    assert "va2/old/0" not in build_problem(cluster, (job,), {"big": chain()}).usable
+
+
+def test_more_messages_than_can_be_played() -> None:
+    plan = golden("tied")
+    part = plan.parts[0]
+    assert isinstance(part, Pipeline)
+    crowd = msgspec.structs.replace(part.syncs[0], participants=("va1/fast/0",) * 500, segments=1024)
+    with pytest.raises(PlanError, match="256,000,") as caught:
+        check(msgspec.structs.replace(plan, parts=(msgspec.structs.replace(part, syncs=(crowd,)),)), ATLANTIC, {})
+    assert caught.value.rule == "size"
 
 
 def test_a_duplicate_takes_its_samples_from_itself_so_needs_no_link() -> None:

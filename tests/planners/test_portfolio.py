@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,9 +17,11 @@ from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
 from isthmus.plan.types import Pipeline
 from isthmus.plan.validate import check
-from isthmus.planners.portfolio import PLANNERS, choose_plan
+from isthmus.planners.grid import Fix, parse_fix
+from isthmus.planners.portfolio import PLANNERS, Choice, choose_plan
 from isthmus.planners.problem import Problem, build_problem, lower_bound
-from isthmus.planners.schemes import SCHEMES, Fix, parse_fix
+from isthmus.planners.room import Room
+from isthmus.planners.schemes import SCHEMES
 from tests.plan.small_models import chain
 
 TWO_REGIONS = """
@@ -39,21 +43,37 @@ def two_regions(memory: str = "16 GB") -> Cluster:
     return parse_cluster(TWO_REGIONS.replace("MEMORY", memory))
 
 
-def problem(cluster: Cluster, graph: BlockGraph, batch: int = 24) -> Problem:
-    job = Job(name="job", model="small:chain", batch=batch)
+def problem(cluster: Cluster, graph: BlockGraph, batch: int = 24, **fields: Any) -> Problem:
+    job = Job(name="job", model="small:chain", batch=batch, **fields)
     return build_problem(cluster, (job,), {"job": graph})
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_every_plan_of_every_scheme_is_valid_and_not_below_the_bound(tied: bool) -> None:
-    task = problem(two_regions(), chain(8, tied=tied, width=256))
-    bound = lower_bound(task)
+def pipeline_of(choice: Choice) -> Pipeline:
+    part = choice.plan.parts[0]
+    assert isinstance(part, Pipeline)
+    return part
+
+
+def devices_of(choice: Choice) -> list[str]:
+    return [d for stage in pipeline_of(choice).stages for replica in stage.replicas for d in replica.devices]
+
+
+@pytest.mark.parametrize(("tied", "sparsity"), [(False, None), (True, None), (True, 0.5)])
+def test_every_plan_of_every_scheme_is_valid_and_not_below_its_bounds(tied: bool, sparsity: float | None) -> None:
+    """And the search, which leaves out what its bounds tell it to, finds the best of all of them."""
+    task = problem(two_regions(), chain(8, tied=tied, width=256), sparsity=sparsity)
+    bound, room = lower_bound(task), Room(task)
     for name, scheme in SCHEMES.items():
-        ladders = list(scheme(task, Fix()))
-        assert ladders, name
-        for plan in (plan for ladder in ladders for plan in ladder):
-            check(plan, task.cluster, {"job": task.graph})
-            assert task.price(plan).price.step_seconds >= bound * (1 - 1e-9)
+        fastest = float("inf")
+        for idea in scheme(task, room, Fix()):
+            for version in idea.versions():
+                plan = version.make()
+                check(plan, task.cluster, {"job": task.graph})
+                price = task.price(plan).price
+                assert price.step_seconds * (1 + 1e-9) >= version.seconds >= idea.seconds * (1 - 1e-9) >= 0.0
+                assert price.step_seconds * (1 + 1e-9) >= bound
+                fastest = min(fastest, price.step_seconds) if price.fits else fastest
+        assert choose_plan(task, planner=name).price.step_seconds == pytest.approx(fastest), name
 
 
 @settings(max_examples=15)
@@ -78,10 +98,10 @@ def test_shares_by_speed_beat_equal_shares_on_unequal_devices() -> None:
     text = TWO_REGIONS.replace("{region: west,", "{region: east,").replace("[east, west]", "[east, east]")
     text = text.replace("1 Gbit/s, latency: 20 ms", "100 Gbit/s, latency: 5 us").replace("nic: 10 ", "nic: 100 ")
     task = problem(parse_cluster(text.replace("MEMORY", "16 GB")), chain(8, width=2048, rows=64), batch=240)
+    room = Room(task)
     everyone = [
-        task.price(plan).price.step_seconds
+        task.price(next(SCHEMES[name](task, room, Fix())).versions()[0].make()).price.step_seconds
         for name in ("data-even", "data")
-        for plan in [next(SCHEMES[name](task, Fix()))[0]]
     ]
     assert everyone[1] < 0.6 * everyone[0]
 
@@ -93,6 +113,7 @@ def test_a_cluster_that_cannot_hold_the_model_says_how_many_bytes_are_missing_wh
     with pytest.raises(NoPlanError) as caught:
         choose_plan(problem(two_regions("0.7 GB"), graph))
     text = str(caught.value)
+    assert "none of the usual schemes fits in memory" in text
     assert "missing" in text
     assert "a/quick/0" in text or "b/slow/0" in text
     assert "GB" in text or "MB" in text
@@ -101,29 +122,36 @@ def test_a_cluster_that_cannot_hold_the_model_says_how_many_bytes_are_missing_wh
 def test_regions_without_a_link_are_not_used_together() -> None:
     text = TWO_REGIONS.replace("links:\n  - {between: [east, west], bandwidth: 1 Gbit/s, latency: 20 ms}\n", "")
     choice = choose_plan(problem(parse_cluster(text.replace("MEMORY", "16 GB")), chain(8)))
-    pipeline = choice.plan.parts[0]
-    assert isinstance(pipeline, Pipeline)
-    hosts = {d.split("/")[0] for stage in pipeline.stages for replica in stage.replicas for d in replica.devices}
-    assert len(hosts) == 1
+    assert len({device.split("/")[0] for device in devices_of(choice)}) == 1
 
 
 def test_fixed_degrees_are_kept() -> None:
     choice = choose_plan(problem(two_regions(), chain(8)), fix=parse_fix("tp=2,pp=1,dp=1,micro=4"))
-    pipeline = choice.plan.parts[0]
-    assert isinstance(pipeline, Pipeline)
+    pipeline = pipeline_of(choice)
     assert [len(replica.devices) for replica in pipeline.stages[0].replicas] == [2]
     assert pipeline.micro_batches == 6
 
 
-@pytest.mark.parametrize("text", ["tp", "tp=0", "tp=2,tp=2", "xp=2", "tp=-1", "tp=1.5", ""])
+@pytest.mark.parametrize("text", ["tp", "tp=0", "tp=2,tp=2", "xp=2", "tp=-1", "tp=1.5", "", "tp=" + "9" * 5000])
 def test_bad_fix(text: str) -> None:
     with pytest.raises(UsageError, match="tp=2,pp=4"):
         parse_fix(text)
 
 
-def test_degrees_that_no_layout_has() -> None:
-    with pytest.raises(NoPlanError, match="tp=8"):
-        choose_plan(problem(two_regions(), chain(8)), fix=parse_fix("tp=8"))
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tp=8", "no 8 equal devices .* tp=8; .* tp at most 2"),
+        ("tp=3", "cannot be split 3 ways.* tp=3; .* tp one of 1, 2"),
+        ("pp=9", "too few blocks for pp=9.* pp at most 8"),
+        ("dp=5", "dp=5 with micro=1 does not divide.* divisor of 24"),
+        ("dp=2,micro=5", "micro=5 does not divide"),
+        ("pp=3,dp=2", "needs 6 devices.* pp \\* dp at most 5"),
+    ],
+)
+def test_degrees_that_no_layout_has(text: str, said: str) -> None:
+    with pytest.raises(NoPlanError, match=said):
+        choose_plan(problem(two_regions(), chain(8)), fix=parse_fix(text))
 
 
 def test_same_calls_give_the_same_plan() -> None:

@@ -124,9 +124,7 @@ def _cluster_import(parser: Parser) -> None:
 
 def _model_show(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
-    parser.add_argument(
-        "--sequence", type=_whole, metavar="N", help="tokens of a sample, for the models that have them"
-    )
+    parser.add_argument("--sequence", type=_whole, metavar="N", help=_SEQUENCE_HELP)
     parser.add_argument("--save", metavar="FILE.json", help="write the captured model, to plan where its code is not")
 
 
@@ -134,9 +132,7 @@ def _plan(parser: Parser) -> None:
     parser.add_argument("what", metavar="MODEL|JOB|WORKLOAD", help=f"{_MODEL_HELP}; or a job or workload file (.yaml)")
     parser.add_argument("--cluster", metavar="FILE", help="the machines there are (needed)")
     parser.add_argument("--batch", type=_whole, metavar="N", help="samples per step of the whole job (32)")
-    parser.add_argument(
-        "--sequence", type=_whole, metavar="N", help="tokens of a sample, for the models that have them"
-    )
+    parser.add_argument("--sequence", type=_whole, metavar="N", help=_SEQUENCE_HELP)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="the fastest that every device has")
     parser.add_argument("--planner", metavar="NAME", default="auto", help="one planner instead of all (auto)")
     parser.add_argument("--fix", metavar="tp=2,pp=4", help="pin degrees of the grid planner: tp, pp, dp, micro")
@@ -149,6 +145,7 @@ def _plan(parser: Parser) -> None:
 def _simulate(parser: Parser) -> None:
     _planned(parser)
     parser.add_argument("--trace", metavar="FILE", help="write one step as a Chrome trace, which Perfetto opens")
+    parser.add_argument("--orders", action="store_true", help="also say what every device does in which order")
 
 
 def _report(parser: Parser) -> None:

@@ -12,8 +12,6 @@ from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.cli.summary import price_values
 from isthmus.cluster.load import load_cluster
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.simulate import Simulator
-from isthmus.cost.timeline import Timeline, timeline
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
 from isthmus.plan.file import PlanFile, inputs_digest, save_plan
@@ -51,8 +49,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     )
     if args.output:
         save_plan(args.output, _file(args.seed, cluster, jobs, models, choice))
-    played = timeline(Simulator(cluster, models).play(choice.plan))
-    return Answer(values=_values(args, cluster, jobs, choice), text=_text(args, cluster, jobs, choice, played))
+    return Answer(values=_values(args, cluster, jobs, choice), text=_text(args, cluster, jobs, choice))
 
 
 def _file(
@@ -64,6 +61,7 @@ def _file(
         jobs=dict(choice.price.jobs),
         memory=dict(choice.price.memory),
         lower_bound_seconds=choice.lower_bound,
+        baselines=dict(choice.schemes),
     )
     return PlanFile(
         planner=choice.planner,
@@ -89,13 +87,11 @@ def _values(args: argparse.Namespace, cluster: Cluster, jobs: tuple[Job, ...], c
     }
 
 
-def _text(args: argparse.Namespace, cluster: Cluster, jobs: tuple[Job, ...], choice: Choice, played: Timeline) -> str:
-    step = choice.price.step_seconds
+def _text(args: argparse.Namespace, cluster: Cluster, jobs: tuple[Job, ...], choice: Choice) -> str:
+    step, bound = choice.price.step_seconds, choice.lower_bound
+    compared = f"; the plan takes {times(step / bound)}" if bound else ""
     facts = [
-        (
-            "lower bound",
-            f"{format_seconds(choice.lower_bound)} a step; the plan takes {times(step / choice.lower_bound)}",
-        ),
+        ("lower bound", f"{format_seconds(bound)} a step{compared}"),
         ("planning", f"{format_seconds(choice.seconds)}, {choice.calls} plans priced, seed {args.seed}"),
         *(("note", note) for note in choice.notes),
     ]
@@ -110,9 +106,9 @@ def _text(args: argparse.Namespace, cluster: Cluster, jobs: tuple[Job, ...], cho
             "",
             *scheme_lines(choice.schemes, choice.planner, step),
             "",
-            *device_lines(cluster, choice.price, played),
+            *device_lines(cluster, choice.price, choice.timeline),
             "",
-            *link_lines(played),
+            *link_lines(choice.timeline),
             "",
             *plan_lines(choice.plan, written),
             "",

@@ -9,6 +9,7 @@ from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.cli.summary import price_values
 from isthmus.cluster.load import load_cluster
 from isthmus.plan.file import PlanFile, load_plan
+from isthmus.plan.schedule import parse_orders
 from isthmus.report.plan import device_lines, job_lines, link_lines, plan_lines, shortage_line
 from isthmus.report.text import times
 from isthmus.report.trace import write_trace
@@ -18,7 +19,7 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Prices a plan again, and writes one step of it as a trace where asked."""
+    """Prices a plan again; says each device's order, and writes one step as a trace, where asked."""
     check_folder(args.trace)
     file = load_plan(args.plan)
     cluster = load_cluster(args.cluster) if args.cluster else None
@@ -32,8 +33,11 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         **price_values(result.cluster, jobs_of_plan(result.plan), result.plan, result.price),
         "predicted_step_seconds": file.predicted.step_seconds if file.predicted else None,
         "planner": file.planner or None,
+        "inputs_match": result.inputs_match,
         "trace": args.trace,
     }
+    if args.orders:
+        values["orders"] = parse_orders(result.orders)
     failure = None if result.price.fits else shortage_line(result.price)
     return Answer(values=values, text="\n".join(_lines(args, file, result)), failure=failure)
 
@@ -45,20 +49,24 @@ def _lines(args: argparse.Namespace, file: PlanFile, result: Simulated) -> list[
         f"{', '.join(job.name for job in jobs)} on {result.cluster.name}{by}",
         "",
         *job_lines(jobs, result.plan, result.price),
-        *_compared(file, result.price.step_seconds),
+        *_compared(file, result),
         "",
         *device_lines(result.cluster, result.price, result.timeline),
         "",
         *link_lines(result.timeline),
         "",
         *plan_lines(result.plan, f"all of it is in {args.plan}"),
+        *(["", result.orders] if args.orders else []),
         *([f"\ntimeline written to {args.trace}: open it in ui.perfetto.dev"] if args.trace else []),
     ]
 
 
-def _compared(file: PlanFile, seconds: float) -> list[str]:
-    """What the file itself predicts, where that is something else."""
+def _compared(file: PlanFile, result: Simulated) -> list[str]:
+    """What the file itself predicts, and what it was made from, where that is something else."""
+    lines, seconds = [], result.price.step_seconds
     before = file.predicted.step_seconds if file.predicted else None
-    if not before or abs(seconds - before) <= 1e-9 * before:
-        return []
-    return [f"the file predicts {format_seconds(before)}; this is {times(seconds / before)} that"]
+    if before and abs(seconds - before) > 1e-9 * before:
+        lines.append(f"the file predicts {format_seconds(before)}; this is {times(seconds / before)} that")
+    if result.inputs_match is False:
+        lines.append("the plan was made from another cluster, job or model than those priced here")
+    return lines

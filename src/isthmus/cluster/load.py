@@ -4,10 +4,11 @@ A host named `tokyo[1-64]` stands for 64 equal hosts tokyo1 ... tokyo64 (`node[0
 two hosts, or two regions, or one region twice; a pair of hosts without any link cannot talk directly.
 
 What a host does not say is imputed: `bandwidth` and `bus` from the slowest of its device kinds, `latency` 5 us, `nic`
-10 Gbit/s, `memory` 16 GB + twice the memory of its devices, `cores` 8 per device. A device kind that the catalog does
-not know must give compute, memory and memory_bandwidth; one that it knows may give other figures for some. A missing
-`bus` is PCIe 3 with 16 lanes, a missing `peer` is the bus. A link between two regions that are known places may leave
-out its latency (see `places`); no link may leave out its bandwidth.
+10 Gbit/s or what the fastest link of the host or of its region can reach, whichever is more (nobody buys a link that
+the nic cannot fill), `memory` 16 GB + twice the memory of its devices, `cores` 8 per device. A device kind that the
+catalog does not know must give compute, memory and memory_bandwidth; one that it knows may give other figures for some.
+A missing `bus` is PCIe 3 with 16 lanes, a missing `peer` is the bus. A link between two regions that are known places
+may leave out its latency (see `places`); no link may leave out its bandwidth.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from isthmus.files import (
     show_path,
 )
 from isthmus.units import (
+    BytesPerSecond,
     format_bandwidth,
     format_bytes,
     format_compute,
@@ -52,7 +54,9 @@ _MOST_DEVICES = 200_000
 _BUS = 12e9  # bytes a second: PCIe 3 x16, the slowest bus still in use
 _NIC = 10e9 / 8  # bytes a second
 _LATENCY = 5e-6  # seconds between two devices of one host
-_PATTERN = re.compile(r"(?P<head>[^\[\]]*)\[(?P<first>[0-9]{1,6})-(?P<last>[0-9]{1,6})\](?P<tail>[^\[\]]*)", re.ASCII)
+_PATTERN = re.compile(
+    r"(?P<head>[^\[\]]{0,64})\[(?P<first>[0-9]{1,6})-(?P<last>[0-9]{1,6})\](?P<tail>[^\[\]]{0,64})", re.ASCII
+)
 _ADDRESS = re.compile(r"[A-Za-z0-9:\[][A-Za-z0-9.:\[\]_%-]{0,252}")
 
 ComputeText = Annotated[str, msgspec.Meta(examples=["35 TFLOP/s"])]
@@ -138,13 +142,27 @@ def _cluster(document: Document) -> Cluster:
     _check_name(document, ("name",), file.name)
     kinds = dict(CATALOG) | {name: _kind(document, name, raw) for name, raw in file.devices.items()}
     hosts = _hosts(document, file, kinds)
+    links = _links(document, file, hosts)
     used = dict.fromkeys(kind for host in hosts.values() for kind in host.devices)
     return Cluster(
-        name=file.name,
-        kinds={name: kinds[name] for name in used},
-        hosts=hosts,
-        links=_links(document, file, hosts),
+        name=file.name, kinds={name: kinds[name] for name in used}, hosts=_with_nics(hosts, links), links=links
     )
+
+
+def _with_nics(hosts: Mapping[str, Host], links: tuple[Link, ...]) -> dict[str, Host]:
+    """The hosts, those without a nic of their own with one that fills their fastest link."""
+    fastest: dict[str, BytesPerSecond] = {}
+    for link in links:
+        for end in link.between:
+            fastest[end] = max(link.bandwidth, fastest.get(end, link.bandwidth))
+    return {
+        name: msgspec.structs.replace(
+            host, nic=max(host.nic, fastest.get(name, host.nic), fastest.get(host.region, host.nic))
+        )
+        if "nic" in host.imputed
+        else host
+        for name, host in hosts.items()
+    }
 
 
 def _check_name(document: Document, path: ValuePath, name: str) -> None:

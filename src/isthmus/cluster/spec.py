@@ -30,6 +30,16 @@ class DeviceKind(msgspec.Struct, frozen=True, kw_only=True):
     bus: BytesPerSecond  # host memory to one such device, each way
     peer: BytesPerSecond  # usual rate between two such devices of one host, each way
 
+    def computes_in(self, precision: Precision, mixed: bool) -> Precision | None:
+        """The precision in which it computes a job: the job's, unless it lacks that or is slower in it than in fp32.
+
+        Then it computes in fp32 if the job is mixed, and else not at all.
+        """
+        own, full = self.compute.get(precision), self.compute.get("fp32")
+        if own is not None and (full is None or own >= full):
+            return precision
+        return "fp32" if mixed and full is not None else None
+
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """One device, named `host/kind/index`; the index counts devices of that kind on that host from 0."""

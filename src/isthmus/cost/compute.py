@@ -10,6 +10,8 @@ by memory, and they run one after another. `launch` is what the processor needs 
 for it. Backward has its own FLOPs, moves twice the elements, and starts twice the kernels. The loss moves the model's
 outputs in fp32: three copies forward, two backward.
 
+`width` is that of what is computed: the job's or, where a kind of a mixed job computes in fp32, 4 bytes.
+
 A tensor group of n devices divides what can be split by n and adds the all-reduces of its row-split layers, each as a
 ring on the group's own links: 2(n - 1)(latency + bytes / (n * bandwidth)), which the event engine gives too when
 nothing else uses those links.
@@ -26,7 +28,7 @@ import numpy.typing as npt
 from isthmus.cluster.spec import DeviceKind, Precision
 from isthmus.model.graph import Block, BlockGraph
 
-__all__ = ["USUAL", "WIDTH_OF", "BlockArrays", "Efficiency", "Group", "block_arrays", "block_seconds", "rate"]
+__all__ = ["USUAL", "WIDTH_OF", "BlockArrays", "Efficiency", "Group", "block_arrays", "block_seconds"]
 
 Floats = npt.NDArray[np.float64]
 Group = tuple[int, float, float]  # devices, bandwidth and latency between them
@@ -51,21 +53,13 @@ class BlockArrays(NamedTuple):
 
     forward_flops: Floats
     backward_flops: Floats
-    forward_moved: Floats  # elements of the job's width
+    forward_moved: Floats  # elements of the computed width
     backward_moved: Floats
     weights: Floats  # elements read, whatever the samples
     operations: Floats
     split: Floats  # part of the work that a tensor group divides
     reduces: Floats
     reduced: Floats  # elements of one all-reduce
-
-
-def rate(kind: DeviceKind, precision: Precision, mixed: bool) -> float | None:
-    """FLOP/s of the kind in this precision; in fp32 where it lacks it (or is slower in it) and the job is mixed."""
-    own, full = kind.compute.get(precision), kind.compute.get("fp32")
-    if own is not None and not (mixed and full is not None and full > own):
-        return own
-    return full if mixed else None
 
 
 def block_arrays(graph: BlockGraph, width: int) -> BlockArrays:

@@ -7,6 +7,8 @@ one pass over stages, replicas and syncs and leaves everything else to compiled 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,10 +17,25 @@ import numpy.typing as npt
 
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.compute import USUAL, Group
-from isthmus.cost.lower import DUPLICATE, FACTORS, GATHERED, RESIDENT, RING, SERVER, STREAMED, TREE, Costs, Syncs
+from isthmus.cost.lower import (
+    DUPLICATE,
+    FACTORS,
+    GATHERED,
+    REGATHERED,
+    RESIDENT,
+    RING,
+    SCATTERED,
+    SERVER,
+    STREAMED,
+    TREE,
+    WHOLE,
+    Costs,
+    Syncs,
+)
 from isthmus.cost.memory import StateBytes, moment_bytes, state_bytes
 from isthmus.cost.network import Fabric
-from isthmus.cost.tables import ALONE, ModelTable
+from isthmus.cost.tables import ALONE, Bucket, ModelTable
+from isthmus.errors import PlanError
 from isthmus.plan.schedule import SCHEDULES, Shape
 from isthmus.plan.types import Pipeline, Replica, Stage
 
@@ -47,21 +64,44 @@ class Flat(NamedTuple):
     transient: Floats  # [replicas] bytes per sample needed while computing
     groups: tuple[tuple[int, ...], ...]  # [replicas] devices
     bucket: float  # bytes of the largest synced bucket
+    buffers: float  # bytes of the model's buffers
+    received: Mapping[int, float]  # device -> bytes of others' factors of one micro-batch
     rings: tuple[int, ...]  # of each sync: rows of `syncs` that it became
 
 
 def group_of(cluster: Cluster, devices: tuple[str, ...]) -> Group:
-    """Size, slowest bandwidth and longest latency of a tensor group's ring."""
+    """Size of a tensor group, longest latency around its ring, and the bandwidth that its slowest message gets.
+
+    All messages of a round are sent at once: what k of them pass gives each the k-th part.
+    """
     if len(devices) == 1:
         return ALONE
-    bandwidth, latency = float("inf"), 0.0
+    latency, passed, capacity = 0.0, Counter[str](), dict[str, float]()
     for a, b in zip(devices, (*devices[1:], devices[0]), strict=True):
-        host, other = cluster.host_of(a), cluster.host_of(b)
-        if host.name == other.name:
-            bandwidth, latency = min(bandwidth, host.bandwidth), max(latency, host.latency)
-        elif (link := cluster.link(host.name, other.name)) is not None:
-            bandwidth, latency = min(bandwidth, link.bandwidth, host.nic, other.nic), max(latency, link.latency)
-    return (len(devices), bandwidth, latency)
+        after, way = _hop(cluster, a, b)
+        latency = max(latency, after)
+        capacity.update(way)
+        passed.update(way.keys())
+    return (len(devices), min(capacity[name] / count for name, count in passed.items()), latency)
+
+
+def _hop(cluster: Cluster, a: str, b: str) -> tuple[float, dict[str, float]]:
+    """Latency between two devices, and all that a message passes (as in `cost.network`), with its capacity."""
+    host, other = cluster.host_of(a), cluster.host_of(b)
+    if host.name == other.name:
+        return host.latency, {f"{a} out": float(host.bandwidth), f"{b} in": float(host.bandwidth)}
+    link, trunk = cluster.link(host.name, other.name), cluster.trunk(host.region, other.region)
+    if link is None:
+        raise PlanError(
+            "tensor-group",
+            "a tensor group needs direct links",
+            where=f"tensor group of {a} and {b}",
+            found=f"no link between {host.name} and {other.name}",
+            expected="devices of one host, or of hosts with a link",
+        )
+    way: dict[str, float] = {f"{host.name} nic out": host.nic, f"{other.name} nic in": other.nic}
+    way[f"{host.name} to {other.name}"] = link.bandwidth
+    return link.latency, way if trunk is None else way | {f"{host.region} to {other.region} trunk": trunk}
 
 
 def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fabric) -> Flat:
@@ -84,6 +124,7 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
         at = 0
         for replica in stage.replicas:
             kind = cluster.devices[replica.devices[0]].kind
+            wide = kind in table.wide
             group = group_of(cluster, replica.devices)
             stage_of.append(s)
             groups.append(tuple(number[name] for name in replica.devices))
@@ -96,12 +137,12 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
             small = replica.share // replica.slices
             large = small + (1 if replica.share % replica.slices else 0)
             row.append((table.row(kind, group, small), table.row(kind, group, large)))
-            on_device, on_host = facts.state(group[0])
-            state.append(on_device)
-            spilled.append(on_host)
-            saved.append(facts.saved(group[0]))
-            transient.append(facts.transient)
-            moved.append(facts.elements(group[0]))
+            sizes = facts.sizes(group[0], wide)
+            state.append(sizes[0])
+            spilled.append(sizes[1])
+            saved.append(sizes[2])
+            transient.append(sizes[3])
+            moved.append(sizes[4])
             update.append(facts.update(cluster, replica, group[0]))
             rebuild.append((table.flops(kind) or 0.0) * table.efficiency.get(kind, USUAL).matmul)
         starts.append(len(device))
@@ -118,11 +159,11 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
         np.array(moved, f) * width, np.array(update, f),
         np.array([_SPILL[stage.spill] for stage in pipeline.stages], i),
     )  # fmt: skip
-    syncs, rings = _syncs(pipeline, table, fabric, groups, np.array(rebuild, f))
+    syncs, rings, received = _syncs(pipeline, table, fabric, groups, np.array(rebuild, f))
     return Flat(
         pipeline.job.name, shape, costs, syncs, pipeline.micro_batches, SCHEDULES[pipeline.schedule], pipeline.ahead,
         np.array(state, f), np.array(spilled, f), np.array(saved, f), np.array(transient, f), tuple(groups),
-        float(syncs.bytes[syncs.how != DUPLICATE].max(initial=0.0)), rings,
+        float(syncs.bytes[syncs.how != DUPLICATE].max(initial=0.0)), table.graph.buffers * 4.0, received, rings,
     )  # fmt: skip
 
 
@@ -151,24 +192,35 @@ class _StageFacts:
         kept = 1.0 if stage.kept is None else stage.kept
         self.kept = (span.elements - (1.0 - kept) * span.pruned) / span.elements if span.elements else 1.0
         self.bytes = state_bytes(pipeline.precision, pipeline.job.optimizer, self.kept, stage.kept is not None)
-        self.transient = span.largest_workspace + (span.largest_saved if stage.recompute else 0.0)
         self.table, self.first, self.last, self.blocks = table, a, b, range(a, b + 2)
         self.cuts = sorted(block for block in finals if a < block <= b)
+        self.known: dict[tuple[int, bool], tuple[float, float, float, float, float]] = {}
+
+    def sizes(self, degree: int, wide: bool) -> tuple[float, float, float, float, float]:
+        """Of replicas alike: state on the device and on the host, saved and transient bytes, trained elements."""
+        if (degree, wide) not in self.known:
+            activations = self.saved(degree, wide), self.transient(wide)
+            self.known[degree, wide] = (*self.state(degree, wide), *activations, self.elements(degree))
+        return self.known[degree, wide]
 
     def elements(self, degree: int) -> float:
         """Trained elements on each device of a replica."""
         return self.span.elements - self.span.split_elements * (1.0 - 1.0 / degree)
 
-    def state(self, degree: int) -> tuple[float, float]:
-        """Bytes on each device of a replica, and in host memory for it."""
+    def state(self, degree: int, wide: bool) -> tuple[float, float]:
+        """Bytes on each device of a replica, and in host memory for it; `wide`: it computes with an fp32 copy."""
         per: StateBytes = self.bytes
+        copy = 4.0 if wide else 0.0
         gathered = self.stage.state == "sharded-all"
         resident = self.elements(degree) * (per.weight + per.gradient) / (self.replicas if gathered else 1)
         optimizer = self.elements(degree) * per.optimizer / (1 if self.stage.state == "replicated" else self.replicas)
-        two = 2 * self._largest(degree) * (per.weight + per.gradient) if gathered or self.stage.spill == "all" else 0.0
+        if gathered or self.stage.spill == "all":
+            more = 2 * self._largest(degree) * (per.weight + per.gradient + copy)
+        else:
+            more = self.elements(degree) * copy
         if self.stage.spill == "all":
-            return two, resident + optimizer
-        return (resident + two, optimizer) if self.stage.spill == "optimizer" else (resident + optimizer + two, 0.0)
+            return more, resident + optimizer
+        return (resident + more, optimizer) if self.stage.spill == "optimizer" else (resident + optimizer + more, 0.0)
 
     def _largest(self, degree: int) -> float:
         """Elements of the largest part that streams in as one: a block or, gathered, from bucket to bucket."""
@@ -176,11 +228,15 @@ class _StageFacts:
         spans = [self.table.span(a, b - 1) for a, b in pairwise(cuts)]
         return max(span.elements - span.split_elements * (1.0 - 1.0 / degree) for span in spans)
 
-    def saved(self, degree: int) -> float:
+    def saved(self, degree: int, wide: bool) -> float:
         """Bytes per sample kept from forward to backward."""
-        if self.stage.recompute:
-            return self.span.inputs
-        return self.span.saved - self.span.split_saved * (1.0 - 1.0 / degree)
+        span = self.table.span(self.first, self.last, wide)
+        return span.inputs if self.stage.recompute else span.saved - span.split_saved * (1.0 - 1.0 / degree)
+
+    def transient(self, wide: bool) -> float:
+        """Bytes per sample needed while computing."""
+        span = self.table.span(self.first, self.last, wide)
+        return span.largest_workspace + (span.largest_saved if self.stage.recompute else 0.0)
 
     def update(self, cluster: Cluster, replica: Replica, degree: int) -> float:
         """Seconds of the optimizer's update: what it reads and writes, over the memory's bandwidth."""
@@ -201,25 +257,29 @@ def _syncs(
     fabric: Fabric,
     groups: list[tuple[int, ...]],
     rebuild: Floats,
-) -> tuple[Syncs, tuple[int, ...]]:
+) -> tuple[Syncs, tuple[int, ...], Mapping[int, float]]:
     named = _named(pipeline)
     parted = {f"[{table.graph.blocks[user].name}]" for name in named for user in table.users[name]}
     nobody: frozenset[str] = frozenset()  # what buckets of other blocks leave out: those the table remembers
     masked = next((stage.kept for stage in pipeline.stages if stage.kept is not None), None)
     grouped = any(len(group) > 1 for group in groups)
+    sharded = any(stage.state == "sharded-optimizer" for stage in pipeline.stages)
+    received: dict[int, float] = {}
     all_rings = []
-    how, size, segments, root, first, device, holder = [], [], [], [], [0], [], []
+    how, layout, size, segments, root, first, device, holder = [], [], [], [], [], [0], [], []
     first_block, factor, flops = [0], [], []
     block: list[int] = []
     for sync in pipeline.syncs:
         bucket = table.bucket(sync.parameters, nobody if parted.isdisjoint(sync.parameters) else named)
         leads = [fabric.number[name] for name in sync.participants]
-        by_first = _leading(pipeline, table, bucket.blocks, fabric) if grouped else {}
+        by_first = _leading(pipeline, table, bucket, fabric) if grouped else {}
         rings = _rings(leads, by_first) if grouped else 1
         all_rings.append(rings)
         elements = bucket.elements - bucket.split * (1.0 - 1.0 / rings)
         if sync.how == "sparse" and masked is not None:
             elements -= (1.0 - masked) * bucket.pruned / rings
+        if sharded:
+            layout.extend([_layout(pipeline, table, bucket)] * rings)
         for member in range(rings):
             how.append(_HOW[sync.how])
             size.append(elements * table.width)
@@ -232,21 +292,43 @@ def _syncs(
             first_block.append(len(block))
             factor.append(bucket.factor_bytes / rings)
             flops.append(bucket.rebuild_flops / rings)
+        if sync.how == "factors":
+            others = _others(pipeline, table, bucket, fabric)
+            for lead, member in zip(leads * rings, device[first[-1 - rings] :], strict=True):
+                received[member] = received.get(member, 0.0) + others[lead] * factor[-1]
     i, f = np.int32, np.float64
     flat = Syncs(
-        np.array(how, i), np.array(size, f), np.array(segments, i), np.array(root, i), np.array(first, i),
-        np.array(device, i), np.array(holder, i), np.array(first_block, i), np.array(block, i), np.array(factor, f),
-        np.array(flops, f), rebuild,
+        np.array(how, i), np.array(layout or [WHOLE] * len(how), i), np.array(size, f), np.array(segments, i),
+        np.array(root, i), np.array(first, i), np.array(device, i), np.array(holder, i), np.array(first_block, i),
+        np.array(block, i), np.array(factor, f), np.array(flops, f), rebuild,
     )  # fmt: skip
-    return flat, tuple(all_rings)
+    return flat, tuple(all_rings), received
 
 
-def _leading(
-    pipeline: Pipeline, table: ModelTable, blocks: tuple[int, ...], fabric: Fabric
-) -> dict[int, tuple[int, ...]]:
-    """First device -> all devices of the replicas that hold some of the blocks."""
+def _stages(pipeline: Pipeline, table: ModelTable, bucket: Bucket) -> list[Stage]:
+    """The stages that hold some of a bucket's blocks."""
     ends = [table.graph.by_name[stage.last] for stage in pipeline.stages]
-    stages = [pipeline.stages[s] for s in dict.fromkeys(bisect_left(ends, block) for block in blocks)]
+    return [pipeline.stages[s] for s in dict.fromkeys(bisect_left(ends, block) for block in bucket.blocks)]
+
+
+def _layout(pipeline: Pipeline, table: ModelTable, bucket: Bucket) -> int:
+    """Which part of a bucket's gradient its participants need for their updates."""
+    states = {stage.state for stage in _stages(pipeline, table, bucket)}
+    if "sharded-optimizer" not in states:
+        return WHOLE
+    return SCATTERED if len(states) == 1 else REGATHERED
+
+
+def _others(pipeline: Pipeline, table: ModelTable, bucket: Bucket, fabric: Fabric) -> dict[int, int]:
+    """First device of each replica -> samples of a micro-batch that the other replicas have."""
+    replicas = _stages(pipeline, table, bucket)[-1].replicas
+    whole = sum(replica.share for replica in replicas)
+    return {fabric.number[replica.devices[0]]: whole - replica.share for replica in replicas}
+
+
+def _leading(pipeline: Pipeline, table: ModelTable, bucket: Bucket, fabric: Fabric) -> dict[int, tuple[int, ...]]:
+    """First device -> all devices of the replicas that hold some of a bucket."""
+    stages = _stages(pipeline, table, bucket)
     groups = [tuple(fabric.number[name] for name in q.devices) for stage in stages for q in stage.replicas]
     return {group[0]: group for group in groups}
 

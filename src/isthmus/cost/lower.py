@@ -6,9 +6,15 @@ stream in (state `sharded-all`, spill `all`) every forward and backward is cut s
 of which one set is fetched ahead.
 
 Sending: messages between runs by intersection of their samples; syncs (`cost.collectives`); then one update a device.
+By `factors` every participant redoes the others' part of a micro-batch's product as soon as it has their factors.
+
+State `sharded-optimizer`: a participant updates its piece of a bucket only. A ring then stops after n - 1 rounds, when
+each has the sum of its piece, if all that the bucket holds is so sharded; however the gradient came, the new weights go
+around the ring in n - 1 rounds once they are there (updated and, where spilled, loaded).
 
 Tasks that become ready together on one lane go in the order they are written in: computing device by device,
-activations and then gradients (by micro-batch, receiving run, sending stage, slices), updates, gathering, syncs.
+activations and then gradients (by micro-batch, receiving run, sending stage, slices), updates, gathering, syncs (by
+factors: products participant by participant, then messages), each followed by the gathering of its new weights.
 """
 
 from __future__ import annotations
@@ -40,7 +46,18 @@ from isthmus.cost.emit import (
 from isthmus.cost.network import COMPUTE, LANE_KINDS, LOAD, SEND, STORE, Wires
 from isthmus.plan.schedule import Edges, Orders, Runs, Shape, stage_at
 
-__all__ = ["FACTORS", "GATHERED", "RESIDENT", "STREAMED", "Costs", "Syncs", "lower"]
+__all__ = [
+    "FACTORS",
+    "GATHERED",
+    "REGATHERED",
+    "RESIDENT",
+    "SCATTERED",
+    "STREAMED",
+    "WHOLE",
+    "Costs",
+    "Syncs",
+    "lower",
+]
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
@@ -48,6 +65,8 @@ Bools = npt.NDArray[np.bool_]
 
 RESIDENT, GATHERED, STREAMED = 0, 1, 2  # Shape.stream: weights stay; come from the other replicas; come over the bus
 RING, TREE, SERVER, FACTORS, DUPLICATE = 0, 1, 2, 3, 4  # Syncs.how; sparse is a ring of fewer bytes
+# Syncs.layout: everybody updates all of the bucket; some update a piece and gather the rest; all do
+WHOLE, REGATHERED, SCATTERED = 0, 1, 2
 
 
 class Costs(NamedTuple):
@@ -66,6 +85,7 @@ class Syncs(NamedTuple):
     """Buckets."""
 
     how: Ints
+    layout: Ints
     bytes: Floats
     segments: Ints
     root: Ints
@@ -94,6 +114,7 @@ class _State(NamedTuple):
     last: Ints  # [devices] last task in the device's order
     recent: Ints  # [devices, 2] its last two streamed parts
     update: Ints  # [devices] its update
+    fresh: Ints  # [replicas] the task after which its stage's new weights are there
 
 
 @compiled
@@ -113,6 +134,8 @@ def lower(
     gathers(out, wires, shape, runs, costs, state, micro_batches)
     for b in range(len(syncs.how)):
         sync(out, wires, shape, runs, syncs, state, b, micro_batches)
+        if syncs.layout[b] != WHOLE and syncs.how[b] != DUPLICATE:
+            new_weights(out, wires, shape, runs, syncs, state, b)
 
 
 @compiled
@@ -141,6 +164,7 @@ def new_state(shape: Shape, runs: Runs, syncs: Syncs, devices: int, costs: Costs
         np.full((2, operations if streams else 0, blocks), -1, np.int32),
         np.full((n_runs, blocks), -1, np.int32),
         np.full(devices, -1, np.int32), np.full((devices, 2), -1, np.int32), np.full(devices, -1, np.int32),
+        np.full(len(shape.device), -1, np.int32),
     )  # fmt: skip
     lowest = np.empty(n_runs, np.int32)
     for b in range(len(syncs.how)):
@@ -314,9 +338,11 @@ def updates(out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs,
         edge(out, state.last[d], state.update[d])
         for q in range(len(shape.device)):
             s = shape.stage[q]
-            if shape.device[q] != d or costs.spill[s] == 0:
+            if shape.device[q] != d:
                 continue
-            done = state.update[d]
+            done = state.fresh[q] = state.update[d]
+            if costs.spill[s] == 0:
+                continue
             size = costs.stage_bytes[q]
             if costs.spill[s] == 1:
                 done = task(out, STORE * devices + d, 0.0, size, wires.bus[1, d], STORING, runs.of[q], 0)
@@ -324,10 +350,12 @@ def updates(out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs,
             lane = LANE_KINDS * devices + wires.host_of[d]
             host = task(out, lane, costs.update_seconds[q], 0.0, -1, HOST_UPDATE, runs.of[q], 0)
             edge(out, done, host)
+            state.fresh[q] = host
             if shape.stream[s] == STREAMED:  # stores leave in order: the lowest block's is the last
                 edge(out, state.stored[runs.of[q], shape.first[s]], host)
             if costs.spill[s] == 1:
-                edge(out, host, task(out, LOAD * devices + d, 0.0, size, wires.bus[0, d], LOADING, runs.of[q], 0))
+                state.fresh[q] = task(out, LOAD * devices + d, 0.0, size, wires.bus[0, d], LOADING, runs.of[q], 0)
+                edge(out, host, state.fresh[q])
 
 
 @compiled
@@ -375,6 +403,7 @@ def sync(
     s = stage_at(shape.first, syncs.block[syncs.first_block[b]])
     sharded = shape.stream[s] == GATHERED
     pieces = micro_batches * shape.slices[shape.replicas[s]] if sharded else 1
+    rounds = (n - 1) * (1 if sharded or syncs.layout[b] == SCATTERED else 2)
     for piece in range(pieces):
         final_tasks(out, shape, runs, syncs, state, b, holders, ready, piece if sharded else -1)
         for _ in range(syncs.segments[b]):
@@ -384,7 +413,7 @@ def sync(
             elif how == TREE:
                 tree(out, wires, devices, ready, done, size, b)
             else:
-                steps_of_ring(out, wires, devices, ready, done, size, (n - 1) * (1 if sharded else 2), SYNCING, b)
+                steps_of_ring(out, wires, devices, ready, done, size, rounds, SYNCING, b)
             for i in range(n):
                 edge(out, done[i], state.update[holders[i]])
 
@@ -418,9 +447,9 @@ def factors(
     out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Syncs, state: _State, b: int, devices: Ints,
     holders: Ints, micro_batches: int,
 ) -> None:  # fmt: skip
-    """Every participant sends its factors after each backward, and rebuilds the others' part of the gradient."""
+    """Every participant sends its factors after each backward; of each micro-batch it rebuilds the others' part."""
     n = len(devices)
-    got = np.empty(n, np.int32)
+    got = np.empty((micro_batches, n), np.int32)
     run = np.empty(n, np.int32)
     lowest = np.empty(len(runs.device), np.int32)
     total = 0
@@ -431,13 +460,38 @@ def factors(
                 run[i] = u
         total += runs.hi[run[i]] - runs.lo[run[i]]
     for i in range(n):
-        others = micro_batches * (total - (runs.hi[run[i]] - runs.lo[run[i]]))
+        others = total - (runs.hi[run[i]] - runs.lo[run[i]])
         seconds = others * syncs.rebuild_flops[b] / syncs.rebuild_rate[runs.replica[run[i]]]
-        got[i] = task(out, COMPUTE + holders[i], seconds, 0.0, -1, REBUILD, b, 0)
-        edge(out, got[i], state.update[holders[i]])
+        for m in range(micro_batches):
+            got[m, i] = task(out, COMPUTE + holders[i], seconds, 0.0, -1, REBUILD, b, m)
+            edge(out, got[m, i], state.update[holders[i]])
     for i in range(n):
         u = run[i]
         for piece in range(micro_batches * runs.slices[u]):
             lo, hi = samples_of(runs, u, piece % runs.slices[u])
             size = (hi - lo) * syncs.factor_bytes[b]
-            spread(out, wires, devices, i, state.finish[1, state.base[u] + piece], size, got, b)
+            done = state.finish[1, state.base[u] + piece]
+            spread(out, wires, devices, i, done, size, got[piece // runs.slices[u]], b)
+
+
+@compiled
+def new_weights(out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Syncs, state: _State, b: int) -> None:
+    """Each participant's piece of bucket b's new weights goes around the ring, once it is there."""
+    devices = syncs.device[syncs.first[b] : syncs.first[b + 1]]
+    holders = syncs.holder[syncs.first[b] : syncs.first[b + 1]]
+    n = len(devices)
+    ready, done = np.empty(n, np.int32), np.empty(n, np.int32)
+    owner = -1
+    for i in range(n):
+        ready[i] = task(out, -1, 0.0, 0.0, -1, GATE, b, 0)
+        last = -1
+        for k in range(syncs.first_block[b], syncs.first_block[b + 1]):
+            s = stage_at(shape.first, syncs.block[k])
+            for q in range(shape.replicas[s], shape.replicas[s + 1]):
+                if shape.device[q] == holders[i] and state.fresh[q] != last:
+                    last = state.fresh[q]
+                    owner = runs.of[q]
+                    edge(out, last, ready[i])
+    for _ in range(syncs.segments[b]):
+        size = syncs.bytes[b] / syncs.segments[b]
+        steps_of_ring(out, wires, devices, ready, done, size, n - 1, LOADING, owner)

@@ -4,12 +4,15 @@ State per element, with Adam: weights and gradients in the job's width, fp32 mas
 moments: 16 bytes either way. A mask keeps dense weights and, for the kept fraction f, gradients, an fp32 gradient copy
 (16-bit), master, moments, a 4-byte index and a temporary: 2 + 24 f in 16 bits. `sharded-optimizer` divides the
 optimizer's part by the replicas, `sharded-all` everything (plus two parts of gathered weights); `spill` moves it to the
-host (plus two parts in flight).
+host (plus two parts in flight). A replica that computes a 16-bit job in fp32 holds state as the others do and, of the
+weights that are on the device, an fp32 copy to compute with: 4 bytes an element more. Its activations have 4 bytes.
 
 Activations: walk the device's order; a forward adds the saved bytes of its samples, a backward takes them away, and
 while one computes it needs its largest slice's workspace. `recompute` keeps block inputs only and needs the largest
-block's saved bytes while it computes. A device that takes part in a sync has a buffer as large as the largest bucket
-of the pipeline. CONTEXT is what the driver and libraries take on a GPU.
+block's saved bytes while it computes. A device that takes part in a sync, the root of a server included, has a buffer
+as large as the largest bucket of the pipeline; by `factors` it also holds what it receives of one micro-batch. The
+model's buffers (batch statistics, fp32) count whole on every device that has a stage. CONTEXT is what the driver and
+libraries take on a GPU.
 """
 
 from __future__ import annotations

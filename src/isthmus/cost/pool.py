@@ -1,13 +1,27 @@
 """A pool in numbers: one step of each of its jobs, unit by unit, on whichever device is free.
 
 A job of s shards has 2s - 1 units a step: forwards of all shards but the last, forward and backward of the last in one,
-backwards of the others. A backward recomputes its shard's forward from the shard's saved input. All state lives in host
-memory: a unit loads its shard's weights and its input over the bus, a backward stores the shard's gradients, the host
-updates. A unit that follows on the same device finds its boundary tensor there. With `buffered` the next unit's
-weights are loaded while the present one computes.
+backwards of the others. All devices are of one host, and all state lives in its memory: a unit loads its shard's
+weights over the bus, a backward stores the shard's gradients, the host updates. With `buffered` the next unit's weights
+are loaded while the present one computes.
 
-Which device takes which unit is decided by the pool's policy as devices become free, on expected times (compute plus
-exposed loading); the event engine then plays those choices with everything else that uses the buses and hosts.
+Between units: a forward (and the last shard's unit) takes the shard's inputs, a backward the gradient of its outputs.
+A unit that follows on the same device finds them there, else they go out over one bus and in over the other. From a
+shard's forward to its backward the host keeps, and the backward loads over the bus once its device is free,
+
+- with `recompute` the shard's inputs, stored by the device that made them; the backward computes the forward again;
+- else all that the forward saves, stored after it. The device computes on (and, where not `buffered`, loads the next
+  weights) when that is out: it never holds two units'.
+
+Which device takes which unit is decided by the pool's policy as devices become free, on expected times (compute,
+exposed loading of weights, loading what was kept, storing what was saved); the event engine then plays those choices
+with everything else that uses the buses and hosts. A unit's tasks are written in the order weights, what was kept,
+computing, boundary, what was saved, gradients, update.
+
+Memory while a unit runs: weights (and an fp32 copy where the kind computes in fp32), a backward's gradients, what the
+shard saves (a forward that is computed again: the largest block's), the largest workspace, the boundary (and a
+recomputing backward's inputs), the model's buffers. Where `buffered`, beside it the largest weights of any unit.
+Boundaries have the job's width, what is saved the device's; in host memory that of the pool's widest device.
 """
 
 from __future__ import annotations
@@ -31,17 +45,25 @@ __all__ = ["PreparedPool", "Unit", "prepare_pool", "units_of", "write_pool"]
 
 
 class Unit(NamedTuple):
-    """Forward or backward of one shard; `seconds` by device of the pool."""
+    """Forward or backward of one shard, or both of the last; `seconds` and `memory` by device of the pool."""
 
     job: int
     shard: int
     backward: bool
+    last: bool
     seconds: tuple[float, ...]
     weights: float  # bytes loaded
     gradients: float  # bytes stored
-    boundary: float  # bytes of its input (or of its output's gradient)
+    boundary: float  # bytes that it gets from the unit before
+    kept: float  # bytes that the host keeps from the shard's forward to its backward
+    recompute: bool  # those are its inputs
     update: float  # elements the host updates afterwards
-    memory: float  # bytes on the device while it runs
+    memory: tuple[float, ...]  # bytes on the device while it runs
+
+    @property
+    def moved(self) -> float:
+        """Bytes over the bus that the device waits for, beside weights and boundary."""
+        return self.kept if self.backward or not self.recompute else 0.0
 
 
 class PreparedPool(NamedTuple):
@@ -53,9 +75,9 @@ class PreparedPool(NamedTuple):
     devices: npt.NDArray[np.int32]
     caps: tuple[float, ...]
     peak: npt.NDArray[np.float64]  # bytes on each device
-    spilled: float  # bytes in the memory of its hosts, together
+    spilled: float  # bytes in its host's memory
     buffered: bool
-    cores: tuple[int, ...]  # of each device's host
+    cores: int  # of its host
 
 
 def prepare_pool(pool: Pool, tables: Sequence[ModelTable], cluster: Cluster, net: Fabric) -> PreparedPool:
@@ -67,10 +89,13 @@ def prepare_pool(pool: Pool, tables: Sequence[ModelTable], cluster: Cluster, net
     units, taken = _assign(chains, pool, cluster)
     peak = np.zeros(len(pool.devices))
     for unit, device in zip(units, taken, strict=True):
-        peak[device] = max(peak[device], unit.memory)
+        peak[device] = max(peak[device], unit.memory[device])
     if pool.buffered:
         peak += max(unit.weights for unit in units)
-    spilled = sum(table.graph.elements * _state(job, table).total for job, table in zip(pool.jobs, tables, strict=True))
+    state = sum(
+        table.graph.elements * _state(job, table).total + table.graph.buffers * 4.0
+        for job, table in zip(pool.jobs, tables, strict=True)
+    )
     return PreparedPool(
         jobs=tuple(job.job.name for job in pool.jobs),
         units=tuple(units),
@@ -78,9 +103,9 @@ def prepare_pool(pool: Pool, tables: Sequence[ModelTable], cluster: Cluster, net
         devices=np.array([net.number[name] for name in pool.devices], np.int32),
         caps=pool.caps,
         peak=peak,
-        spilled=spilled,
+        spilled=state + sum(unit.kept for unit in units if not unit.backward),
         buffered=pool.buffered,
-        cores=tuple(cluster.host_of(name).cores for name in pool.devices),
+        cores=cluster.host_of(pool.devices[0]).cores,
     )
 
 
@@ -94,7 +119,7 @@ def _state(job: PoolJob, table: ModelTable) -> StateBytes:
 
 def units_of(job: PoolJob, number: int, table: ModelTable, pool: Pool, cluster: Cluster) -> list[Unit]:
     """The 2s - 1 units of one step of a job, in order."""
-    ranges = [(table.graph.by_name[shard.first], table.graph.by_name[shard.last] + 1) for shard in job.shards]
+    ranges = [(table.graph.by_name[shard.first], table.graph.by_name[shard.last]) for shard in job.shards]
     forwards = [_unit(job, number, s, False, ranges, table, pool, cluster) for s in range(len(ranges) - 1)]
     backwards = [_unit(job, number, s, True, ranges, table, pool, cluster) for s in reversed(range(len(ranges)))]
     return forwards + backwards
@@ -105,28 +130,54 @@ def _unit(
     cluster: Cluster,
 ) -> Unit:  # fmt: skip
     a, b = ranges[s]
-    batch, sums = job.job.batch, table.sums
-    elements = table.span(a, b - 1).elements
-    seconds = []
-    for name in pool.devices:
-        times = table.seconds(cluster.devices[name].kind, ALONE, batch)
-        forward, backward = times[:, b] - times[:, a]
-        last = s == len(ranges) - 1
-        seconds.append(float(forward if not back else backward + (forward if job.recompute or last else 0.0)))
-    per = _state(job, table)
-    entering = float(sums.inputs[a + 1] - sums.inputs[a]) * batch
-    live = float(sums.saved[b] - sums.saved[a] if back or not job.recompute else sums.block_saved[a:b].max()) * batch
+    last = s == len(ranges) - 1
+    kinds = [cluster.devices[name].kind for name in pool.devices]
+    elements, per = table.span(a, b).elements, _state(job, table)
+    inputs, outputs = _boundaries(table, a, b, job.job.batch)
+    widest = table.span(a, b, any(kind in table.wide for kind in kinds))
+    boundary = outputs if back and not last else inputs
+    resident = boundary + (inputs if back and not last and job.recompute else 0.0) + table.graph.buffers * 4.0
     return Unit(
-        job=number, shard=s, backward=back, seconds=tuple(seconds), weights=elements * per.weight,
-        gradients=elements * per.gradient if back else 0.0, boundary=entering, update=elements if back else 0.0,
-        memory=elements * (per.weight + (per.gradient if back else 0.0)) + live + entering,
+        job=number, shard=s, backward=back, last=last,
+        seconds=tuple(_seconds(job, table, kind, a, b, back, last) for kind in kinds),
+        weights=elements * per.weight, gradients=elements * per.gradient if back else 0.0, boundary=boundary,
+        kept=0.0 if last else inputs if job.recompute else widest.saved * job.job.batch, recompute=job.recompute,
+        update=elements if back else 0.0,
+        memory=tuple(_live(job, table, per, kind, a, b, back) + resident for kind in kinds),
     )  # fmt: skip
+
+
+def _boundaries(table: ModelTable, a: int, b: int, batch: int) -> tuple[float, float]:
+    """Bytes of all that enters blocks a .. b, and of the gradient of all that leaves them."""
+    inputs = outputs = 0.0
+    for tensor in table.graph.tensors:
+        size = (tensor.elements * batch + tensor.fixed) * (tensor.width or table.width)
+        if tensor.source < a and any(a <= target <= b for target in tensor.targets):
+            inputs += size
+        elif a <= tensor.source <= b and tensor.grad and max(tensor.targets) > b:
+            outputs += size
+    return inputs, outputs
+
+
+def _seconds(job: PoolJob, table: ModelTable, kind: str, a: int, b: int, back: bool, last: bool) -> float:
+    times = table.seconds(kind, ALONE, job.job.batch)
+    forward, backward = times[:, b + 1] - times[:, a]
+    return float(forward if not back else backward + (forward if job.recompute or last else 0.0))
+
+
+def _live(job: PoolJob, table: ModelTable, per: StateBytes, kind: str, a: int, b: int, back: bool) -> float:
+    """Bytes of weights, gradients and activations of blocks a .. b while a unit of them runs."""
+    wide = kind in table.wide
+    span = table.span(a, b, wide)
+    state = span.elements * (per.weight + (4.0 if wide else 0.0) + (per.gradient if back else 0.0))
+    saved = span.saved if back or not job.recompute else span.largest_saved
+    return state + (saved + span.largest_workspace) * job.job.batch
 
 
 def _assign(chains: list[list[Unit]], pool: Pool, cluster: Cluster) -> tuple[list[Unit], list[int]]:
     """List scheduling: the device that is free first takes the unit that the policy picks."""
     policy = POLICIES[pool.policy]
-    bus = [cluster.host_of(name).bus for name in pool.devices]
+    bus = cluster.host_of(pool.devices[0]).bus
     free = [0.0] * len(pool.devices)
     at = [0] * len(chains)
     ready = [0.0] * len(chains)
@@ -142,9 +193,8 @@ def _assign(chains: list[list[Unit]], pool: Pool, cluster: Cluster) -> tuple[lis
         pick = policy.pick([Candidate(j, ready[j], left[j], last[j] == device) for j in here])
         j = here[pick]
         unit = chains[j][at[j]]
-        loading = unit.weights / bus[device]
-        exposed = max(0.0, loading - (now - free[device])) if not pool.buffered else 0.0
-        free[device] = now + exposed + unit.seconds[device]
+        exposed = max(0.0, unit.weights / bus - (now - free[device])) if not pool.buffered else 0.0
+        free[device] = now + exposed + unit.moved / bus + unit.seconds[device]
         ready[j], last[j] = free[device], device
         left[j] -= unit.seconds[0]
         at[j] += 1
@@ -153,47 +203,73 @@ def _assign(chains: list[list[Unit]], pool: Pool, cluster: Cluster) -> tuple[lis
     return units, taken
 
 
-def write_pool(out: TaskList, net: Fabric, pool: PreparedPool) -> None:
-    """The units as tasks: load, compute, store, update on the host."""
-    devices, first_part = len(net.devices), int(out.size[2])
-    compute_of = [-1] * len(pool.devices)  # last compute of each device
-    before_that = [-1] * len(pool.devices)
-    chain: dict[int, tuple[int, int]] = {}  # job -> its last task and where
-    for unit, where in zip(pool.units, pool.taken, strict=True):
-        d = int(pool.devices[where])
-        out.size[2] = first_part + unit.job
-        load, store = int(net.wires.bus[0, d]), int(net.wires.bus[1, d])
-        weights = task(out, LOAD * devices + d, 0.0, unit.weights, load, LOADING, unit.shard, 0)
-        edge(out, before_that[where] if pool.buffered else compute_of[where], weights)
+class _Writer:
+    """Units as tasks: what each device and each job did last."""
+
+    def __init__(self, out: TaskList, net: Fabric, pool: PreparedPool) -> None:
+        self.out, self.net, self.pool, self.devices = out, net, pool, len(net.devices)
+        self.computed = [-1] * len(pool.devices)  # last compute of each device
+        self.before_that = [-1] * len(pool.devices)
+        self.leaving = [-1] * len(pool.devices)  # saved activations on their way out, for which the device waits
+        self.chain: dict[int, tuple[int, int]] = {}  # job -> its last task and where
+        self.kept: dict[tuple[int, int], int] = {}  # job and shard -> what it keeps has arrived in host memory
+
+    def load(self, where: int, size: float, shard: int, *after: int) -> int:
+        d = int(self.pool.devices[where])
+        return self._bus(LOAD * self.devices + d, int(self.net.wires.bus[0, d]), LOADING, size, shard, after)
+
+    def store(self, where: int, size: float, shard: int, *after: int) -> int:
+        d = int(self.pool.devices[where])
+        return self._bus(STORE * self.devices + d, int(self.net.wires.bus[1, d]), STORING, size, shard, after)
+
+    def _bus(self, lane: int, route: int, kind: int, size: float, shard: int, after: tuple[int, ...]) -> int:
+        written = task(self.out, lane, 0.0, size, route, kind, shard, 0)
+        for before in after:
+            edge(self.out, before, written)
+        return written
+
+    def unit(self, unit: Unit, where: int) -> None:
+        """Load, compute, store, update on the host."""
+        room = (self.before_that[where],) if self.pool.buffered else (self.computed[where], self.leaving[where])
+        loads = [self.load(where, unit.weights, unit.shard, *room)]
+        if unit.backward and not unit.last:
+            kept = self.kept[unit.job, unit.shard]
+            loads.append(self.load(where, unit.kept, unit.shard, kept, self.computed[where]))
         kind = BACKWARD if unit.backward else FORWARD
-        compute = task(out, COMPUTE + d, unit.seconds[where], 0.0, -1, kind, unit.shard, 0)
-        edge(out, weights, compute)
-        edge(out, compute_of[where], compute)
-        previous, previous_device = chain.get(unit.job, (-1, where))
-        if previous >= 0 and previous_device != where:
-            leaving = int(pool.devices[previous_device])
-            out_of = task(
-                out,
-                STORE * devices + leaving,
-                0.0,
-                unit.boundary,
-                int(net.wires.bus[1, leaving]),
-                STORING,
-                unit.shard,
-                0,
-            )
-            edge(out, previous, out_of)
-            into = task(out, LOAD * devices + d, 0.0, unit.boundary, load, LOADING, unit.shard, 0)
-            edge(out, out_of, into)
-            edge(out, into, compute)
-        else:
-            edge(out, previous, compute)
+        d = int(self.pool.devices[where])
+        compute = task(self.out, COMPUTE + d, unit.seconds[where], 0.0, -1, kind, unit.shard, 0)
+        for before in (*loads, self.computed[where], self.leaving[where], self.boundary(unit, where)):
+            edge(self.out, before, compute)
+        self.leaving[where] = -1
+        if not unit.backward and not unit.recompute:
+            self.leaving[where] = self.kept[unit.job, unit.shard] = self.store(where, unit.kept, unit.shard, compute)
         if unit.backward:
-            gradients = task(out, STORE * devices + d, 0.0, unit.gradients, store, STORING, unit.shard, 0)
-            edge(out, compute, gradients)
-            lane = LANE_KINDS * devices + int(net.wires.host_of[d])
-            seconds = unit.update / (HOST_ADAM * pool.cores[where])
-            edge(out, gradients, task(out, lane, seconds, 0.0, -1, HOST_UPDATE, unit.shard, 0))
-        chain[unit.job] = (compute, where)
-        before_that[where], compute_of[where] = compute_of[where], compute
+            self.update(unit, where, self.store(where, unit.gradients, unit.shard, compute))
+        self.chain[unit.job] = (compute, where)
+        self.before_that[where], self.computed[where] = self.computed[where], compute
+
+    def boundary(self, unit: Unit, where: int) -> int:
+        """When what the unit before gives is there; a forward that is computed again leaves it with the host."""
+        previous, there = self.chain.get(unit.job, (-1, where))
+        keeps = not unit.backward and unit.recompute
+        stored = -1
+        if previous >= 0 and (there != where or keeps):
+            stored = self.store(there, unit.boundary, unit.shard, previous)
+        if keeps:
+            self.kept[unit.job, unit.shard] = stored
+        return previous if there == where else self.load(where, unit.boundary, unit.shard, stored)
+
+    def update(self, unit: Unit, where: int, gradients: int) -> None:
+        """The host's update of a shard."""
+        lane = LANE_KINDS * self.devices + int(self.net.wires.host_of[self.pool.devices[where]])
+        seconds = unit.update / (HOST_ADAM * self.pool.cores)
+        edge(self.out, gradients, task(self.out, lane, seconds, 0.0, -1, HOST_UPDATE, unit.shard, 0))
+
+
+def write_pool(out: TaskList, net: Fabric, pool: PreparedPool) -> None:
+    """The units as tasks, in the order they were taken."""
+    first_part, writer = int(out.size[2]), _Writer(out, net, pool)
+    for unit, where in zip(pool.units, pool.taken, strict=True):
+        out.size[2] = first_part + unit.job
+        writer.unit(unit, where)
     out.size[2] = first_part

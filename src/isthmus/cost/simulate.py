@@ -182,17 +182,13 @@ class Simulator:
             if isinstance(part, PreparedPool):
                 peak[part.devices] += part.peak
                 caps.update(zip(part.devices.tolist(), part.caps, strict=True))
-                hosts = np.unique(net.wires.host_of[part.devices])
-                spilled[hosts] += part.spilled / len(hosts)
+                spilled[net.wires.host_of[part.devices[0]]] += part.spilled
                 continue
-            flat, activations = part.flat, live_activations(part, len(net.devices))
-            for q, group in enumerate(flat.groups):
+            for q, group in enumerate(part.flat.groups):
                 for device in group:
-                    peak[device] += flat.state[q]
-                    spilled[net.wires.host_of[device]] += flat.spilled[q]
-            peak += activations
-            for first, member in {(group[0], device) for group in flat.groups for device in group[1:]}:
-                peak[member] += activations[first]
+                    peak[device] += part.flat.state[q]
+                    spilled[net.wires.host_of[device]] += part.flat.spilled[q]
+            add_activations(part, peak)
         memory, short = {}, []
         for d in np.flatnonzero(peak).tolist():
             name = net.devices[d]
@@ -234,6 +230,22 @@ def _labels(part: Pipeline | Pool, prepared: Prepared | PreparedPool) -> list[tu
     return [(runs, tuple(buckets))]
 
 
+def add_activations(part: Prepared, peak: Floats) -> None:
+    """Adds to the bytes of each device all that is no state: activations, the model's buffers, what syncs need."""
+    flat, activations = part.flat, live_activations(part, len(peak))
+    peak += activations
+    for first, member in {(group[0], device) for group in flat.groups for device in group[1:]}:
+        peak[member] += activations[first]
+    if flat.buffers:
+        peak[list({device for group in flat.groups for device in group})] += flat.buffers
+    if (flat.syncs.root >= 0).any():
+        syncing = set(buffered(flat).tolist())
+        roots = set(flat.syncs.root.tolist()) - {-1}
+        peak[list(roots - {d for group in flat.groups if group[0] in syncing for d in group})] += flat.bucket
+    for device, size in flat.received.items():
+        peak[device] += size
+
+
 def live_activations(part: Prepared, devices: int) -> Floats:
     """Peak bytes of activations and sync buffers on the first device of each replica."""
     flat, runs = part.flat, part.runs
@@ -241,11 +253,14 @@ def live_activations(part: Prepared, devices: int) -> Floats:
     np.add.at(saved, runs.of, flat.saved)
     np.maximum.at(transient, runs.of, flat.transient)
     peaks = activation_peaks(runs, part.orders, saved, transient, devices)
-    holders = flat.syncs.holder
-    if (flat.syncs.how == DUPLICATE).any():
-        holders = holders[np.repeat(flat.syncs.how != DUPLICATE, np.diff(flat.syncs.first))]
-    peaks[holders] += flat.bucket
+    peaks[buffered(flat)] += flat.bucket
     return peaks
+
+
+def buffered(flat: Flat) -> npt.NDArray[np.int32]:
+    """First devices of the replicas that have a buffer for syncs; a duplicate sends nothing."""
+    sends = flat.syncs.how != DUPLICATE
+    return flat.syncs.holder if sends.all() else flat.syncs.holder[np.repeat(sends, np.diff(flat.syncs.first))]
 
 
 @compiled

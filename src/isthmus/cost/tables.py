@@ -1,4 +1,8 @@
-"""A model in one precision as sums over its blocks, so that any run of blocks is priced by a subtraction."""
+"""A model in one precision as sums over its blocks, so that any run of blocks is priced by a subtraction.
+
+Kinds that compute a mixed 16-bit job in fp32 (`wide`) have sums of their own: what they compute has 4 bytes an element,
+what they send and the state they hold still 2.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import numpy.typing as npt
 
 from isthmus.cluster.spec import Cluster, Precision
 from isthmus.compiled import compiled
-from isthmus.cost.compute import USUAL, WIDTH_OF, Efficiency, Group, block_arrays, block_seconds, rate
+from isthmus.cost.compute import USUAL, WIDTH_OF, Efficiency, Group, block_arrays, block_seconds
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.schedule import stage_at
 
@@ -86,6 +90,9 @@ class ModelTable:
         self.graph, self.precision, self.mixed = graph, precision, mixed
         self.width = WIDTH_OF[precision]
         self.sums = _sums(graph, self.width)
+        computed = {name: kind.computes_in(precision, mixed) for name, kind in cluster.kinds.items()}
+        self.wide = frozenset(name for name, own in computed.items() if own == "fp32" and precision != "fp32")
+        self.wide_sums = _sums(graph, 4) if self.wide else self.sums
         self.tensors = _tensors(graph, self.width)
         self.users = _users(graph)
         self.split = frozenset(name for block in graph.blocks if block.tensor for name in block.tensor.parameters)
@@ -94,15 +101,16 @@ class ModelTable:
         )
         self.kinds = cluster.kinds
         self.efficiency = efficiency or {}
-        self.columns = block_arrays(graph, self.width)
+        self._columns = {width: block_arrays(graph, width) for width in {self.width, 4 if self.wide else self.width}}
         self.times = np.zeros((64, 2, len(graph.blocks) + 1))  # rows that are used, then room for more
         self._rows: dict[tuple[str, Group, int], int] = {}
-        self._spans: dict[tuple[int, int], Span] = {}
+        self._spans: dict[tuple[int, int, bool], Span] = {}
         self._buckets: dict[tuple[str, ...], Bucket] = {}
 
     def flops(self, kind: str) -> float | None:
         """Peak FLOP/s at which this kind computes the job, None where it cannot."""
-        return rate(self.kinds[kind], self.precision, self.mixed)
+        own = self.kinds[kind].computes_in(self.precision, self.mixed)
+        return None if own is None else self.kinds[kind].compute[own]
 
     def row(self, kind: str, group: Group, samples: int) -> int:
         """The row of `times` for so many samples on a tensor group (or one device: degree 1) of this kind."""
@@ -119,20 +127,20 @@ class ModelTable:
         flops = self.flops(kind)
         if flops is None:
             raise ValueError(f"{kind} does not compute in {self.precision}")
-        made = self.efficiency.get(kind, USUAL)
-        return block_seconds(self.columns, self.kinds[kind], self.width, flops, group, samples, made)
+        made, width = self.efficiency.get(kind, USUAL), 4 if kind in self.wide else self.width
+        return block_seconds(self._columns[width], self.kinds[kind], width, flops, group, samples, made)
 
     def least(self, kind: str) -> Floats:
         """Seconds per sample, forward and backward, that each block cannot go below on this kind: its work alone."""
         many = 2**40  # so many samples that nothing else counts
         return np.asarray(np.diff(self.seconds(kind, ALONE, many)).sum(axis=0) / many)
 
-    def span(self, a: int, b: int) -> Span:
-        """Blocks a .. b together."""
-        if (a, b) not in self._spans:
-            s = self.sums
+    def span(self, a: int, b: int, wide: bool = False) -> Span:
+        """Blocks a .. b together, computed in the job's width or in 4 bytes."""
+        if (a, b, wide) not in self._spans:
+            s = self.wide_sums if wide else self.sums
             twice = sum(max(0, sum(a <= user <= b for user in users) - 1) * n for users, n in self.tied)
-            self._spans[a, b] = Span(
+            self._spans[a, b, wide] = Span(
                 elements=float(s.elements[b + 1] - s.elements[a]) - twice,
                 split_elements=float(s.split_elements[b + 1] - s.split_elements[a]),
                 pruned=float(s.pruned[b + 1] - s.pruned[a]),
@@ -143,7 +151,7 @@ class ModelTable:
                 largest_workspace=float(s.block_workspace[a : b + 1].max()),
                 largest_elements=float(np.diff(s.elements[a : b + 2]).max()),
             )
-        return self._spans[a, b]
+        return self._spans[a, b, wide]
 
     def bucket(self, words: tuple[str, ...], named: frozenset[str]) -> Bucket:
         """Parameters by name; `[block]` is all parameters of the block that are not `named`."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple, overload
 
 import numpy as np
 
@@ -51,13 +53,34 @@ class Timeline(NamedTuple):
     step_seconds: float
     devices: tuple[DeviceUse, ...]  # those that compute
     links: tuple[LinkUse, ...]  # those that carry something
-    activities: tuple[Activity, ...]
+    activities: Sequence[Activity]
+
+
+class _Activities(Sequence[Activity]):
+    """The tasks of a played step, without the zero-length gates; made when first looked at, as they can be millions."""
+
+    def __init__(self, played: Played) -> None:
+        self._played = played
+
+    @cached_property
+    def _made(self) -> tuple[Activity, ...]:
+        return _activities(self._played)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, index: int) -> Activity: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Activity]: ...
+    def __getitem__(self, index: int | slice) -> Activity | Sequence[Activity]:
+        return self._made[index]
 
 
 def timeline(played: Played) -> Timeline:
-    """What happens in a played step, without the zero-length gates."""
+    """What happens in a played step."""
     step = float(played.times.end.max(initial=0.0))
-    return Timeline(step, _devices(played, step), _links(played, step), _activities(played))
+    return Timeline(step, _devices(played, step), _links(played, step), _Activities(played))
 
 
 def _devices(played: Played, step: float) -> tuple[DeviceUse, ...]:
@@ -87,7 +110,7 @@ def _links(played: Played, step: float) -> tuple[LinkUse, ...]:
     return tuple(
         LinkUse(played.fabric.resources[r], float(carried[r]), float(network.capacity[r]), load)
         for r in np.flatnonzero(carried).tolist()
-        for load in [float(carried[r] / (network.capacity[r] * step))]
+        for load in [float(carried[r] / network.capacity[r] / step)]
     )
 
 

@@ -21,7 +21,7 @@ __all__ = ["Fault", "ValuePath", "close_name", "explain", "show_path", "show_val
 
 ValuePath = tuple[str | int, ...]
 
-_COMPLAINT = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?", re.DOTALL)
+_COMPLAINT = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>[^`]*)`)?", re.DOTALL)
 _TOKEN = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>[0-9]+)\]|\[\.\.\.\]")
 _FIELD = re.compile(r"Object (?P<how>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
 _PLAIN = re.compile(r"Expected `[^`]+`(?: of length [0-9]+)?, got .*|Invalid enum value .*", re.DOTALL)
@@ -161,8 +161,12 @@ def _complains(value: object, type: Any, complaint: str) -> bool:
 
 
 def _at(value: Any, path: ValuePath) -> Any:
+    """The part at `path`; None where there is none: an unknown field's name may itself look like a path."""
     for part in path:
-        value = value[part]
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            return None
     return value
 
 

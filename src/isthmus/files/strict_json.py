@@ -7,6 +7,7 @@ import json
 import math
 import os
 import secrets
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -20,7 +21,7 @@ __all__ = ["encode_json", "parse_json", "read_json", "write_json", "write_whole"
 
 T = TypeVar("T")
 
-_LARGEST = 256 * 2**20  # bytes
+_LARGEST = 64 * 2**20  # bytes
 _DEEPEST = 64
 
 
@@ -107,8 +108,7 @@ def _stable(plain: Any, sorted_sets: Any, name: str, path: ValuePath) -> Any:
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for index, key in enumerate(keys) if key in keys[:index])
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise _Refused(f"key {twice[:60]!r} is given twice in one object")
     return entries
 
@@ -126,6 +126,8 @@ def _check_values(document: Document) -> None:
             raise document.fault((), "the file is nested too deeply", expected=f"at most {_DEEPEST} levels")
         if isinstance(value, dict):
             todo.extend(((*path, key), item) for key, item in value.items())
+            if unusable := check_text("".join(value)):
+                raise document.fault(path, "a key is not text", found=unusable)
         elif isinstance(value, list):
             todo.extend(((*path, index), item) for index, item in enumerate(value))
         elif isinstance(value, float) and not math.isfinite(value):

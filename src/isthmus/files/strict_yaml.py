@@ -24,6 +24,7 @@ __all__ = ["parse_yaml", "read_yaml"]
 
 _LARGEST = 16 * 2**20  # bytes
 _DEEPEST = 32
+_MOST = 200_000  # values: about a second, and twice what ten thousand hosts need
 
 _SWITCH = re.compile(r"y|n|yes|no|on|off", re.IGNORECASE)
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)", re.ASCII)
@@ -90,6 +91,8 @@ class _Builder:
 
     def _node(self, event: Any, path: ValuePath) -> object:
         self._refuse_references(event)
+        if len(self._lines) > _MOST:
+            raise self._fault(event, "the file has too many values", expected=f"at most {_MOST}")
         if isinstance(event, yaml.ScalarEvent):
             return self._scalar(event)
         if len(path) >= _DEEPEST:

@@ -17,7 +17,7 @@ import msgspec
 from isthmus.cluster.load import cluster_digest
 from isthmus.cluster.spec import Cluster, Host, Link
 from isthmus.errors import FileError
-from isthmus.files import encode_json, read_json, write_json, write_whole
+from isthmus.files import encode_json, is_name, read_json, write_json, write_whole
 from isthmus.files.document import read_text
 from isthmus.model.job import Job
 from isthmus.plan.text import parse, render
@@ -71,9 +71,10 @@ def load_plan(path: str | Path) -> PlanFile:
 
 def _check_cluster(cluster: Cluster, where: str) -> None:
     """A cluster from a plan file is as sound as one from a cluster file: names that fit, figures above 0."""
+    _need(is_name(cluster.name), "name", where)
     for key, kind in cluster.kinds.items():
         rates = (*kind.compute.values(), kind.memory, kind.memory_bandwidth, kind.bus, kind.peer)
-        _need(kind.name == key and _positive(*rates), f"device kind {key}", where)
+        _need(kind.name == key and is_name(key) and _positive(*rates), f"device kind {key}", where)
     for key, host in cluster.hosts.items():
         _need(host.name == key and _sound_host(host, cluster), f"host {key}", where)
     _need(
@@ -98,7 +99,8 @@ def _positive(*figures: float) -> bool:
 
 
 def _sound_host(host: Host, cluster: Cluster) -> bool:
-    known = all(kind in cluster.kinds and count > 0 for kind, count in host.devices.items())
+    known = is_name(host.name) and is_name(host.region) and all(host.devices[kind] > 0 for kind in host.devices)
+    known = known and host.devices.keys() <= cluster.kinds.keys()
     return known and _positive(host.bandwidth, host.nic, host.bus, host.memory, host.cores) and host.latency >= 0
 
 

@@ -43,7 +43,7 @@ class Line:
 
     def fail(self, what: str, *, expected: str, next: str | None = None) -> NoReturn:
         """Raises PlanError at the present word."""
-        found = self.peek() or "the end of the line"
+        found = (self.peek() or "the end of the line")[:80]
         raise PlanError("text", what, where=self.where, found=found, expected=expected, next=next)
 
     def peek(self) -> str | None:
@@ -66,7 +66,7 @@ class Line:
         """One of the words."""
         word = self.peek()
         if word is None or word not in words:
-            close = get_close_matches(word or "", words, n=1)
+            close = get_close_matches((word or "")[:64], words, n=1)
             self.fail(
                 "the line cannot be read",
                 expected=", ".join(words),
@@ -84,11 +84,12 @@ class Line:
             self._next += 1
             return token
         try:
-            name = json.loads(token)
+            name = str(json.loads(token))
+            name.encode()  # half of a surrogate pair is no text
         except ValueError:
             self.fail("the string cannot be read", expected="a JSON string")
         self._next += 1
-        return str(name)
+        return name
 
     def names(self, end: str = ",") -> tuple[str, ...]:
         """Names up to the word `end` or the end of the line."""

@@ -1,97 +1,21 @@
-"""Pieces that all planners use: shares, cuts, buckets, and plans put together from them."""
+"""Pieces that all planners use: stages, syncs, and plans put together from them."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
-import numpy as np
-
-from isthmus.cost.flat import group_of
-from isthmus.cost.tables import ALONE, ModelTable
-from isthmus.plan.types import How, Layout, Pipeline, Plan, Replica, Schedule, Stage, Sync
+from isthmus.cost.tables import ModelTable
+from isthmus.plan.types import How, Pipeline, Plan, Replica, Schedule, Stage, Sync
 from isthmus.planners.problem import Problem
+from isthmus.planners.room import BUCKET, Way
 
-__all__ = [
-    "BUCKET",
-    "balanced_cut",
-    "block_times",
-    "build_stages",
-    "even_shares",
-    "fair_shares",
-    "make_plan",
-    "make_syncs",
-    "micro_batch_counts",
-    "whole_times",
-]
+__all__ = ["ONE_BUCKET", "build_stages", "make_plan", "make_syncs", "ring_seconds", "sync_messages"]
 
-BUCKET = 25e6  # bytes: PyTorch's own default
+Members = Sequence[Sequence[tuple[tuple[str, ...], int]]]  # stage by stage: devices and share of each replica
+
 _MESSAGES = 1_000_000  # of all syncs together, so that pricing a plan on many devices takes no longer than a second
-
-
-def even_shares(samples: int, replicas: int) -> list[int]:
-    """As equal as integers allow; the first get one more."""
-    return [samples // replicas + (i < samples % replicas) for i in range(replicas)]
-
-
-def fair_shares(samples: int, times: Sequence[Sequence[float]]) -> list[int]:
-    """Integer shares n with sum n = samples that minimise max_i times[i][n[i]], each at least 1.
-
-    Giving each further sample to whoever would be done first with it is optimal, as times only grow with samples.
-    """
-    shares = [1] * len(times)
-    done = [(times[i][2], i) for i in range(len(times))] if samples > len(times) else []
-    heapq.heapify(done)
-    for _ in range(samples - len(times)):
-        _, i = done[0]
-        shares[i] += 1
-        ahead = times[i][shares[i] + 1] if shares[i] + 1 < len(times[i]) else float("inf")
-        heapq.heapreplace(done, (ahead, i))
-    return shares
-
-
-def balanced_cut(weights: Sequence[Sequence[float]]) -> list[int]:
-    """Cut blocks into contiguous stages, one for each row of block times, so that the slowest is as fast as can be.
-
-    `weights[s][b]` is the time of block b on stage s. Exact: dynamic programming over (stage, blocks so far),
-    best[s][b] = min over a < b of max(best[s - 1][a], time of blocks a .. b - 1 on s); as best[s - 1][a] grows with a
-    and the stage's time falls, the best a is found by bisection. Returns the first block of each stage.
-    """
-    blocks = len(weights[0])
-    best = [0.0] + [float("inf")] * blocks
-    choice: list[list[int]] = []
-    for s, row in enumerate(weights):
-        sums = [0.0]
-        for value in row:
-            sums.append(sums[-1] + value)
-        level, picks = [float("inf")] * (blocks + 1), [0] * (blocks + 1)
-        for b in range(s + 1, blocks + 1):
-            low, high = s, b - 1 if s else 0  # every stage before has a block
-            while low < high:  # first a at which the stage is no slower than what comes before it
-                middle = (low + high) // 2
-                if best[middle] >= sums[b] - sums[middle]:
-                    high = middle
-                else:
-                    low = middle + 1
-            options = [a for a in (low, low - 1) if s <= a < b]
-            picks[b] = min(options, key=lambda a: (max(best[a], sums[b] - sums[a]), a))
-            level[b] = max(best[picks[b]], sums[b] - sums[picks[b]])
-        best = level
-        choice.append(picks)
-    firsts, end = [], blocks
-    for picks in reversed(choice):
-        end = picks[end]
-        firsts.append(end)
-    return firsts[::-1]
-
-
-def micro_batch_counts(batch: int, least: int, most: int = 8) -> list[int]:
-    """Numbers of micro-batches that divide the batch and leave at least `least` samples in each: `most`, spread out."""
-    counts = [m for m in range(1, batch // least + 1) if batch % m == 0]
-    if len(counts) <= most:
-        return counts
-    step = (len(counts) - 1) / (most - 1)
-    return sorted({counts[round(i * step)] for i in range(most)})
+ONE_BUCKET = 707  # replicas: a ring of more has more messages than that by itself
 
 
 def make_plan(
@@ -103,7 +27,9 @@ def make_plan(
     how: How = "ring",
     ahead: int = 0,
 ) -> Plan:
-    """A plan of one pipeline with its syncs."""
+    """A plan of one pipeline with its syncs; where there is a mask, rings send kept values only."""
+    if problem.kept is not None and how == "ring":
+        how = "sparse"
     pipeline = Pipeline(
         job=problem.job,
         model_digest=problem.graph.digest,
@@ -131,7 +57,8 @@ def make_syncs(table: ModelTable, stages: Sequence[Stage], how: How) -> tuple[Sy
             for replica in stage.replicas
         ]
         if len(set(holders)) > 1:
-            syncs.append(Sync(bucket=name, how="ring", parameters=(name,), participants=tuple(dict.fromkeys(holders))))
+            ring: How = "sparse" if how == "sparse" else "ring"
+            syncs.append(Sync(bucket=name, how=ring, parameters=(name,), participants=tuple(dict.fromkeys(holders))))
     for s, (stage, span) in enumerate(zip(stages, spans, strict=True)):
         if len(stage.replicas) > 1:
             syncs.extend(_stage_syncs(table, stage, s, span, how, tied))
@@ -160,37 +87,43 @@ def _stage_syncs(
             words, held, count = [], 0.0, count + 1
 
 
-def block_times(problem: Problem, devices: tuple[str, ...], samples: int) -> list[float]:
-    """For a device or tensor group, seconds (forward and backward) of every block on so many samples."""
-    kind = problem.cluster.devices[devices[0]].kind
-    sums = problem.table.seconds(kind, group_of(problem.cluster, devices), samples).sum(axis=0)
-    return [float(value) for value in np.diff(sums)]
-
-
-def whole_times(problem: Problem, device: str, most: int) -> list[float]:
-    """Seconds of the whole model on a device for 0, 1, ... `most` samples."""
-    kind = problem.cluster.devices[device].kind
-    return [0.0, *(float(problem.table.seconds(kind, ALONE, n)[:, -1].sum()) for n in range(1, most + 1))]
-
-
-def build_stages(
-    problem: Problem,
-    firsts: Sequence[int],
-    replicas: Sequence[Sequence[tuple[tuple[str, ...], int]]],
-    *,
-    recompute: bool = False,
-    state: Layout = "replicated",
-) -> list[Stage]:
-    """Stages that start at the given blocks, with (devices, share) replicas."""
+def build_stages(problem: Problem, firsts: Sequence[int], replicas: Members, way: Way) -> list[Stage]:
+    """Stages that start at the given blocks, with (devices, share) replicas; masked where the job is pruned."""
     names = [block.name for block in problem.graph.blocks]
-    ends = [*firsts[1:], len(names)]
     return [
         Stage(
             first=names[a],
             last=names[b - 1],
             replicas=tuple(Replica(devices=devices, share=share) for devices, share in members),
-            recompute=recompute,
-            state=state if len(members) > 1 else "replicated",
+            recompute=way.recompute,
+            state=way.state if len(members) > 1 else "replicated",
+            kept=problem.kept,
         )
-        for a, b, members in zip(firsts, ends, replicas, strict=True)
+        for (a, b), members in zip(pairwise((*firsts, len(names))), replicas, strict=True)
     ]
+
+
+def sync_messages(plan: Plan) -> int:
+    """Messages of all rings of a plan: a ring of n passes 2 (n - 1) parts from each of its n members to the next."""
+    syncs = [sync for part in plan.parts if isinstance(part, Pipeline) for sync in part.syncs]
+    return sum(2 * len(sync.participants) * (len(sync.participants) - 1) * sync.segments for sync in syncs)
+
+
+def ring_seconds(problem: Problem, members: Sequence[str], elements: float) -> float:
+    """What a ring of gradients needs at least: each member passes 2 (n - 1) n-th parts of all bytes to the next.
+
+    Between two hosts they pass a link and both nics; a pair of hosts that cannot talk gives infinity.
+    """
+    count = len(members)
+    if count < 2:
+        return 0.0
+    cluster, slowest = problem.cluster, float("inf")
+    for a, b in pairwise((*members, members[0])):
+        host, other = cluster.host_of(a), cluster.host_of(b)
+        if host.name == other.name:
+            slowest = min(slowest, host.bandwidth)
+        elif (link := cluster.link(host.name, other.name)) is not None:
+            slowest = min(slowest, link.bandwidth, host.nic, other.nic)
+        else:
+            return float("inf")
+    return 2.0 * (count - 1) / count * elements * problem.table.width / slowest

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from isthmus.cluster.spec import PRECISIONS, Cluster, Precision
-from isthmus.cost.compute import rate
+from isthmus.cost.compute import Group
 from isthmus.cost.simulate import Price, Simulator
 from isthmus.cost.tables import ModelTable
 from isthmus.errors import NoPlanError, UsageError
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
+from isthmus.plan.rules.stages import placed_blocks
 from isthmus.plan.types import Plan
 
-__all__ = ["Candidate", "Problem", "build_problem", "lower_bound", "pick_precision"]
+__all__ = ["Candidate", "Problem", "build_problem", "divided_work", "lower_bound", "pick_precision"]
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 
 class Candidate(NamedTuple):
@@ -31,7 +40,10 @@ class Problem:
         self.cluster, self.job, self.graph, self.precision, self.seed = cluster, job, graph, precision, seed
         self.simulator = Simulator(cluster, {job.name: graph})
         self.calls = 0
-        self.usable = tuple(d.name for d in cluster.devices.values() if usable(cluster, d.kind, job, precision))
+        able = {name for name, kind in cluster.kinds.items() if kind.computes_in(precision, job.mixed) is not None}
+        self.usable = tuple(device.name for device in cluster.devices.values() if device.kind in able)
+        self.places = placed_blocks(job, graph, cluster, f"job {job.name}")
+        self._seconds: dict[tuple[str, Group, int], Floats] = {}
         if not self.usable:
             raise NoPlanError(
                 f"no device computes in {precision}",
@@ -41,10 +53,15 @@ class Problem:
                 next="Choose another precision, or let such devices compute in fp32 with `mixed: true`",
             )
 
-    @property
+    @cached_property
     def table(self) -> ModelTable:
         """The model's sums and times in the job's precision."""
         return self.simulator.table(self.job.name, self.precision, self.job.mixed)
+
+    @property
+    def kept(self) -> float | None:
+        """The fraction that masks keep of pruned tensors; None where nothing is pruned."""
+        return float(f"{1.0 - self.job.sparsity:.12g}") if self.job.sparsity else None  # 0.1, not 0.0999...8
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -52,18 +69,26 @@ class Problem:
         used = {self.cluster.devices[name].kind for name in self.usable}
         return tuple(kind for kind in self.cluster.kinds if kind not in used)
 
+    def block_seconds(self, kind: str, group: Group, samples: int) -> Floats:
+        """Seconds of every block on so many samples, [2, blocks]: forward and backward."""
+        key = (kind, group, samples)
+        if key not in self._seconds:
+            self._seconds[key] = np.diff(self.table.seconds(kind, group, samples))
+        return self._seconds[key]
+
+    def allowed(self, device: str) -> Bools:
+        """Which blocks the job's places let be on a device."""
+        host = self.cluster.host_of(device)
+        allowed = np.ones(len(self.graph.blocks), np.bool_)
+        for _, target, blocks in self.places:
+            if target not in (host.name, host.region):
+                allowed[blocks] = False
+        return allowed
+
     def price(self, plan: Plan) -> Candidate:
         """The plan with its price."""
         self.calls += 1
         return Candidate(plan, self.simulator.price(plan))
-
-
-def usable(cluster: Cluster, kind: str, job: Job, precision: Precision) -> bool:
-    """Whether a kind has the precision and is not slower in it than in fp32 (or the job is mixed)."""
-    rates = cluster.kinds[kind].compute
-    if job.mixed:
-        return rate(cluster.kinds[kind], precision, True) is not None
-    return precision in rates and rates[precision] >= rates.get("fp32", 0.0)
 
 
 def pick_precision(cluster: Cluster, job: Job) -> Precision:
@@ -88,19 +113,25 @@ def build_problem(cluster: Cluster, jobs: tuple[Job, ...], models: Mapping[str, 
     return Problem(cluster, job, models[job.name], pick_precision(cluster, job), seed)
 
 
-def lower_bound(problem: Problem) -> float:
-    """Seconds that no plan for these devices can go below: perfectly divided computing, nothing else.
+def divided_work(seconds: Mapping[str, Floats], counts: Mapping[str, int]) -> float:
+    """Seconds below which no division of blocks among so many devices of each kind can go.
 
-    With x[d, b] samples of block b on device d, and c[d, b] seconds each, the least T with sum_d x[d, b] = batch and
+    With x[d, b] the part of block b on device d, and c[d, b] its seconds there, the least T with sum_d x[d, b] = 1 and
     sum_b c[d, b] x[d, b] <= T is a linear programme. Its dual gives a bound for any weights z[d] that add up to 1:
 
-        T >= batch * sum_b min_d z[d] c[d, b]
+        T >= sum_b min_d z[d] c[d, b]
 
-    With z[d] in proportion to 1 / sum_b c[d, b] this is the optimum itself when kinds differ by one factor.
+    With z[d] in proportion to 1 / sum_b c[d, b] this is the optimum itself when kinds differ by one factor. A kind on
+    which the whole model takes no time takes all of it: the bound is 0.
     """
-    kinds = {problem.cluster.devices[name].kind for name in problem.usable}
-    per_kind: dict[str, list[float]] = {kind: problem.table.least(kind).tolist() for kind in kinds}
-    totals = {kind: sum(column) for kind, column in per_kind.items()}
-    speed = sum(1.0 / totals[problem.cluster.devices[name].kind] for name in problem.usable)
-    blocks = range(len(problem.graph.blocks))
-    return problem.job.batch * sum(min(c[b] / totals[k] for k, c in per_kind.items()) for b in blocks) / speed
+    totals = {kind: float(seconds[kind].sum()) for kind in counts}
+    if min(totals.values()) <= 0.0:
+        return 0.0
+    speed = sum(count / totals[kind] for kind, count in counts.items())
+    return float(np.min([seconds[kind] / totals[kind] for kind in counts], axis=0).sum()) / speed
+
+
+def lower_bound(problem: Problem) -> float:
+    """Seconds that no plan for these devices can go below: perfectly divided computing, nothing else."""
+    counts = Counter(problem.cluster.devices[name].kind for name in problem.usable)
+    return problem.job.batch * divided_work({kind: problem.table.least(kind) for kind in counts}, counts)

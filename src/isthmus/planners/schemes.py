@@ -2,202 +2,145 @@
 
 - `data-even`: every device that holds the model has all of it and takes an equal share; gradients by ring.
 - `data`: the same with shares that make all finish together, gradients by ring or tree.
-- `pipeline`: one chain of stages, cut so that the slowest stage is as fast as can be.
-- `grid`: equal tensor x pipeline x data degrees (Megatron): the same cut and shares for all.
+- `pipeline`: one chain of stages, cut so that the slowest stage is as fast as can be and every stage fits.
+- `grid`: equal tensor x pipeline x data degrees (Megatron): the same cut and shares for all (see `grid`).
 
-Each tries all devices, each region and each kind alone, several micro-batch sizes, and recompute on and off.
+Each tries the device sets of `devices`, several micro-batch sizes, and recompute on and off.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
-from typing import NamedTuple
+from functools import cache, partial
 
-from isthmus.cost.memory import state_bytes
-from isthmus.errors import UsageError
-from isthmus.plan.types import How, Layout, Plan
-from isthmus.planners.pieces import (
-    balanced_cut,
-    block_times,
-    build_stages,
-    even_shares,
-    fair_shares,
-    make_plan,
-    micro_batch_counts,
-    whole_times,
-)
-from isthmus.planners.problem import Problem
+import numpy as np
 
-__all__ = ["SCHEMES", "Fix", "Ladder", "Scheme", "device_sets", "parse_fix"]
+from isthmus.cost.tables import ALONE
+from isthmus.plan.types import How, Plan
+from isthmus.planners.cuts import balanced_cut, best_cut, pipeline_seconds, stage_sums
+from isthmus.planners.devices import device_sets, fastest
+from isthmus.planners.grid import Fix, grid
+from isthmus.planners.ideas import Idea, Version
+from isthmus.planners.pieces import build_stages, make_plan, ring_seconds
+from isthmus.planners.problem import Floats, Problem, divided_work
+from isthmus.planners.room import Need, Room, Way
+from isthmus.planners.shares import even_shares, fair_shares, micro_batch_counts
 
+__all__ = ["SCHEMES", "Scheme", "data", "data_even", "pipeline"]
 
-class Fix(NamedTuple):
-    """Degrees that `grid` must use; None is free. `micro` counts samples per replica, as in Megatron."""
-
-    tp: int | None = None
-    pp: int | None = None
-    dp: int | None = None
-    micro: int | None = None
+Scheme = Callable[[Problem, Room, Fix], Iterator[Idea]]
+_WAYS = (Way(), Way(recompute=True))
 
 
-def parse_fix(text: str) -> Fix:
-    """`tp=2,pp=4,dp=2,micro=4`, any of them."""
-    values: dict[str, int] = {}
-    for word in text.split(","):
-        name, _, number = word.strip().partition("=")
-        if name not in Fix._fields or name in values or not number.isdecimal() or int(number) < 1:
-            raise UsageError(
-                "--fix cannot be read", found=word, expected="degrees like tp=2,pp=4,dp=2,micro=4, each 1 or more, once"
-            )
-        values[name] = int(number)
-    return Fix(**values)
-
-
-Members = list[list[tuple[tuple[str, ...], int]]]  # stage by stage: devices and share of each replica
-Ladder = list[Plan]  # versions of one idea, fastest first: the first that fits is the best of them
-Scheme = Callable[[Problem, Fix], Iterator[Ladder]]
-
-
-def data_even(problem: Problem, fix: Fix) -> Iterator[Ladder]:
+def data_even(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
     """Equal shares on every device that holds the model."""
-    for devices in _holders(problem):
+    for devices in _holders(problem, room):
         for count in micro_batch_counts(problem.job.batch, len(devices)):
             shares = even_shares(problem.job.batch // count, len(devices))
-            yield _replicated(problem, devices, shares, count, "ring")
+            yield _replicated(problem, room, devices, shares, count, "ring")
 
 
-def data(problem: Problem, fix: Fix) -> Iterator[Ladder]:
-    """Shares by speed on every device that holds the model."""
-    for devices in _holders(problem):
-        counts = micro_batch_counts(problem.job.batch, len(devices))
-        most = problem.job.batch // min(counts, default=1) - len(devices) + 1
-        known = {problem.cluster.devices[device].kind: device for device in devices}
-        per_kind = {kind: whole_times(problem, device, most) for kind, device in known.items()}
-        times = [per_kind[problem.cluster.devices[device].kind] for device in devices]
-        for count in counts:
-            shares = fair_shares(problem.job.batch // count, times)
-            yield _replicated(problem, devices, shares, count, "ring")
-            if len({problem.cluster.host_of(device).region for device in devices}) > 1:
-                yield _replicated(problem, devices, shares, count, "tree")
+def data(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
+    """Shares by speed on every device that holds the model; a device with nothing to do is left out."""
+    times = cache(partial(_whole_seconds, problem))
+    per_kind = {kind: partial(times, kind) for kind in problem.cluster.kinds}
+    for devices in _holders(problem, room):
+        kinds = [problem.cluster.devices[device].kind for device in devices]
+        for count in micro_batch_counts(problem.job.batch, len(devices)):
+            shares = fair_shares(problem.job.batch // count, [per_kind[kind] for kind in kinds], least=0)
+            busy = [(device, share) for device, share in zip(devices, shares, strict=True) if share]
+            used, taken = tuple(device for device, _ in busy), [share for _, share in busy]
+            yield _replicated(problem, room, used, taken, count, "ring")
+            if len({problem.cluster.host_of(device).region for device in used}) > 1:
+                yield _replicated(problem, room, used, taken, count, "tree")
 
 
-def _replicated(problem: Problem, devices: Sequence[str], shares: Sequence[int], count: int, how: How) -> Ladder:
+def _whole_seconds(problem: Problem, kind: str, samples: int) -> float:
+    """Of the whole model on one device."""
+    return float(problem.table.seconds(kind, ALONE, samples)[:, -1].sum()) if samples else 0.0
+
+
+def _holders(problem: Problem, room: Room) -> list[tuple[str, ...]]:
+    """Device sets without devices that cannot hold the model and one sample, or may not; no larger than the batch.
+
+    All devices that may hold it, if none can.
+    """
+    may = [device for device in problem.usable if problem.allowed(device).all()]
+    needs = {device: Need((device,), 1, 1, 1, 1) for device in may}
+    able = {device for device in may if room.fits(needs[device], Way(recompute=True))[0, -1]} or set(may)
+    sets = [[device for device in devices if device in able] for devices in device_sets(problem)]
+    return list(dict.fromkeys(fastest(problem, members, problem.job.batch) for members in sets if members))
+
+
+def _replicated(
+    problem: Problem, room: Room, devices: tuple[str, ...], shares: Sequence[int], count: int, how: How
+) -> Idea:
+    """The whole model on every device."""
+    kinds = [problem.cluster.devices[device].kind for device in devices]
+    most: dict[str, tuple[int, str]] = {}
+    for kind, share, device in zip(kinds, shares, devices, strict=True):
+        most[kind] = max(most.get(kind, (0, "")), (share, device))
+    forward = {kind: problem.block_seconds(kind, ALONE, share).sum(axis=1) for kind, (share, _) in most.items()}
+    elements = problem.table.span(0, len(problem.graph.blocks) - 1).elements * (problem.kept or 1.0)
+    sending = ring_seconds(problem, devices, elements) if how == "ring" else 0.0
+    seconds = {way: max(sending, *(count * _both(f, way) for f in forward.values())) for way in _WAYS}
     members = [[((device,), share) for device, share in zip(devices, shares, strict=True)]]
-    return [
-        make_plan(problem, build_stages(problem, [0], members, recompute=recompute), count, how=how)
-        for recompute in (False, True)
-    ]
+
+    def make(way: Way) -> Plan:
+        return make_plan(problem, build_stages(problem, [0], members, way), count, how=how)
+
+    def versions() -> list[Version]:
+        needs = [Need((device,), 1, len(devices), share, 1) for share, device in most.values()]
+        ways = [way for way in _WAYS if all(room.fits(need, way)[0, -1] for need in needs)]
+        return [Version(seconds[way], partial(make, way)) for way in ways]
+
+    memory = sum(problem.cluster.kinds[kind].memory for kind in kinds)
+    return Idea(seconds[_WAYS[0]], memory, max(shares), versions, partial(make, _WAYS[-1]))
 
 
-def _holders(problem: Problem) -> list[tuple[str, ...]]:
-    """Device sets without the devices that cannot hold the whole model's state (all of them, if none can)."""
-    state = state_bytes(problem.precision, problem.job.optimizer).total * problem.graph.elements
-    able = {d for d in problem.usable if problem.cluster.kind_of(d).memory > state}
-    sets = [tuple(d for d in devices if d in able) for devices in device_sets(problem)]
-    return list(dict.fromkeys(members for members in sets if members)) or [problem.usable]
+def _both(seconds: Floats, way: Way) -> float:
+    """Forward and backward; forward again where activations are recomputed."""
+    return float((2 if way.recompute else 1) * seconds[0] + seconds[1])
 
 
-def pipeline(problem: Problem, fix: Fix) -> Iterator[Ladder]:
+def pipeline(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
     """One stage a device, in the order of the cluster file."""
-    batch = problem.job.batch
-    for devices in device_sets(problem):
-        chain = devices[: len(problem.graph.blocks)]
-        for count in micro_batch_counts(batch, 1):
-            size = batch // count
-            firsts = balanced_cut([block_times(problem, (device,), size) for device in chain])
-            members = [[((device,), size)] for device in chain]
-            yield [
-                make_plan(problem, build_stages(problem, firsts, members, recompute=recompute), count)
-                for recompute in (False, True)
-            ]
+    chains = [fastest(problem, devices, len(problem.graph.blocks)) for devices in device_sets(problem)]
+    for chain in dict.fromkeys(chains):
+        for count in micro_batch_counts(problem.job.batch, 1):
+            yield _chain(problem, room, chain, count)
 
 
-def grid(problem: Problem, fix: Fix) -> Iterator[Ladder]:
-    """Tensor groups inside, data next, pipeline outermost; the same even cut and shares for all."""
-    for devices in device_sets(problem):
-        for tp, pp, dp in _degrees(problem, len(devices), fix):
-            groups = _groups(problem, devices, tp)
-            if len(groups) < pp * dp:
-                continue
-            for firsts in _cuts(problem, groups[0], pp, fix):
-                if tp > 1 and not _all_split(problem, firsts):
-                    continue
-                for micro in _micro_sizes(problem, dp, fix):
-                    members = [[(group, micro) for group in groups[s * dp : (s + 1) * dp]] for s in range(pp)]
-                    yield _ladder(problem, firsts, members, problem.job.batch // (dp * micro), dp)
+def _chain(problem: Problem, room: Room, chain: tuple[str, ...], count: int) -> Idea:
+    size = problem.job.batch // count
+    kinds = [problem.cluster.devices[device].kind for device in chain]
+    both = {kind: problem.block_seconds(kind, ALONE, size) for kind in kinds}
+    sums = {kind: rows.sum(axis=0) for kind, rows in both.items()}
+    least = min(float(row.sum()) for row in sums.values())
+    needs = [Need((device,), 1, 1, size, min(len(chain) - s, count)) for s, device in enumerate(chain)]
+    members = [[((device,), size)] for device in chain]
 
+    def make(firsts: list[int], way: Way) -> Plan:
+        return make_plan(problem, build_stages(problem, firsts, members, way), count)
 
-def _ladder(problem: Problem, firsts: Sequence[int], members: Members, count: int, dp: int) -> Ladder:
-    layouts: tuple[Layout, ...] = ("replicated",) if dp == 1 else ("replicated", "sharded-optimizer")
-    return [
-        make_plan(problem, build_stages(problem, firsts, members, recompute=recompute, state=state), count)
-        for recompute in (False, True)
-        for state in layouts
-    ]
+    def versions() -> list[Version]:
+        found = []
+        for way in _WAYS:
+            rows = {kind: sums[kind] + (both[kind][0] if way.recompute else 0.0) for kind in sums}
+            firsts = balanced_cut([rows[kind] for kind in kinds], [room.fits(need, way) for need in needs])
+            if firsts is not None:
+                stages = np.array([stage_sums(rows[kind], firsts)[s] for s, kind in enumerate(kinds)])
+                found.append(Version(pipeline_seconds(stages, count), partial(make, firsts, way)))
+        return found
 
+    def nearest() -> Plan | None:
+        firsts = best_cut(room.filled(need, _WAYS[-1]) for need in needs)
+        return None if firsts is None else make(firsts, _WAYS[-1])
 
-def _cuts(problem: Problem, group: tuple[str, ...], pp: int, fix: Fix) -> list[list[int]]:
-    """Even layers, as Megatron cuts: what comes once (embedding, head) is not counted; and, if free, even times."""
-    often = Counter(block.digest for block in problem.graph.blocks)
-    layers = [block.forward_flops if often[block.digest] > 1 else 0.0 for block in problem.graph.blocks]
-    times = balanced_cut([block_times(problem, group, 1)] * pp)
-    cuts = [balanced_cut([layers] * pp)] if sum(layers) else []
-    return cuts if cuts and fix != Fix() else [*cuts, *([times] if times not in cuts else [])]
-
-
-def _degrees(problem: Problem, count: int, fix: Fix) -> Iterator[tuple[int, int, int]]:
-    """(tp, pp, dp) for so many devices; a free data degree fills them as far as the batch divides."""
-    blocks, batch = len(problem.graph.blocks), problem.job.batch
-    for tp in [fix.tp] if fix.tp else _tensor_degrees(problem):
-        rest = count // tp
-        depths = {d for d in range(1, rest + 1) if rest % d == 0 or d & (d - 1) == 0}
-        for pp in [fix.pp] if fix.pp else sorted(depths):
-            dp = fix.dp or next((d for d in range(rest // pp, 0, -1) if batch % d == 0), 0)
-            if pp <= blocks and dp and tp * pp * dp <= count and batch % dp == 0:
-                yield tp, pp, dp
-
-
-def _tensor_degrees(problem: Problem) -> list[int]:
-    """Degrees that the model's heads and the largest host allow."""
-    heads = {block.tensor.heads for block in problem.graph.blocks if block.tensor is not None}
-    largest = max(max(host.devices.values(), default=0) for host in problem.cluster.hosts.values())
-    return [tp for tp in range(1, largest + 1) if all(h % tp == 0 for h in heads)] if heads else [1]
-
-
-def _all_split(problem: Problem, firsts: Sequence[int]) -> bool:
-    """Whether every stage has something that a tensor group can split."""
-    blocks = problem.graph.blocks
-    ends = [*firsts[1:], len(blocks)]
-    return all(any(block.tensor for block in blocks[a:b]) for a, b in zip(firsts, ends, strict=True))
-
-
-def _groups(problem: Problem, devices: Sequence[str], tp: int) -> list[tuple[str, ...]]:
-    """Tensor groups of equal devices of one host, or of several hosts if none is large enough; a rest stays idle."""
-    groups: list[tuple[str, ...]] = []
-    kinds = problem.cluster.devices
-    wide = tp > max(max(host.devices.values(), default=0) for host in problem.cluster.hosts.values())
-    for _, members in groupby(devices, key=lambda d: kinds[d].kind if wide else d.rpartition("/")[0]):
-        row = list(members)
-        groups.extend(tuple(row[i : i + tp]) for i in range(0, len(row) - tp + 1, tp))
-    return groups
-
-
-def _micro_sizes(problem: Problem, dp: int, fix: Fix) -> list[int]:
-    share = problem.job.batch // dp
-    if fix.micro:
-        return [fix.micro] if share % fix.micro == 0 else []
-    return [share // count for count in micro_batch_counts(share, 1, most=5)]
-
-
-def device_sets(problem: Problem) -> list[tuple[str, ...]]:
-    """What a user would try: all usable devices; those of each region; those of each kind; one of each kind."""
-    cluster, usable = problem.cluster, problem.usable
-    regions = [tuple(d for d in usable if cluster.host_of(d).region == region) for region in cluster.regions]
-    kinds = [tuple(d for d in usable if cluster.devices[d].kind == kind) for kind in cluster.kinds]
-    sets = [usable, *regions, *kinds, *(kind[:1] for kind in kinds)]
-    return list(dict.fromkeys(members for members in sets if members))
+    seconds = max(least, count * divided_work(sums, Counter(kinds)))
+    memory = sum(problem.cluster.kinds[kind].memory for kind in kinds)
+    return Idea(seconds, memory, size, versions, nearest)
 
 
 SCHEMES: dict[str, Scheme] = {"data-even": data_even, "data": data, "pipeline": pipeline, "grid": grid}

@@ -1,9 +1,9 @@
 """The rule that messages can pass: every pair of hosts that must talk has a link, or a relay that the plan names.
 
-Who must talk: replicas of stages joined by a tensor whose samples meet (activations one way, gradients the other), the
-devices of a tensor group, the devices of a pool, and the participants of each sync: neighbours in the ring; for `tree`
-those of one region among each other and the first of each region in a ring; for `factors` all with each other; for
-`server` each with the root.
+Who must talk: replicas of stages joined by a tensor whose samples meet (activations one way, gradients the other), and
+the participants of each sync: neighbours in the ring; for `tree` those of one region among each other and the first of
+each region in a ring; for `factors` all with each other; for `server` each with the root. The devices of a tensor group
+need more (rule `tensor-group`), those of a pool nothing: they are on one host.
 """
 
 from __future__ import annotations
@@ -74,15 +74,9 @@ def _talks(resolved: Resolved) -> Iterator[tuple[int, int, str]]:
     """Pairs of devices that exchange messages, and where in the plan that is said."""
     for part in resolved.pipelines:
         where = f"pipeline {part.pipeline.job.name}"
-        for stage in part.stages:
-            for replica in stage.replicas:
-                yield from ((a, b, f"{where}, tensor group") for a, b in combinations(replica.devices, 2))
         yield from ((a, b, f"{where}, between stages") for a, b in _stage_pairs(part, resolved))
         for sync, run in zip(part.pipeline.syncs, part.syncs, strict=True):
             yield from ((a, b, f"{where}, sync {sync.bucket}") for a, b in _sync_pairs(part, run, resolved))
-    for pool in resolved.pools:
-        first = {resolved.devices[device].host: device for device in pool.devices}
-        yield from ((a, b, "pool") for a, b in combinations(first.values(), 2))
 
 
 def _stage_pairs(part: ResolvedPipeline, resolved: Resolved) -> Iterator[Pair]:

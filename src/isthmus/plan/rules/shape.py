@@ -6,22 +6,31 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
-from isthmus.errors import PlanError
+from isthmus.errors import JobError, PlanError
 from isthmus.model.job import Job
+from isthmus.model.load_job import check_job
 from isthmus.plan.resolve import is_duplicate
 from isthmus.plan.types import Pipeline, Plan, Pool, Stage, Sync
 
-__all__ = ["check_shape"]
+__all__ = ["MOST_MESSAGES", "check_shape"]
+
+
+MOST_OPERATIONS = 5_000_000  # forwards of one step that the simulator takes on
+MOST_MESSAGES = 200_000_000  # of all syncs of one step
+MOST_SEGMENTS = 1024
+MOST_AHEAD = 1_000_000  # micro-batches
 
 
 def check_shape(plan: Plan) -> None:
-    """Numbers in range, names unique, shares that make up the micro-batch."""
+    """Numbers in range, names unique, shares that make up the micro-batch, jobs as a job file may have them."""
     if not plan.parts:
         raise PlanError(
             "parts", "the plan trains nothing", where="plan", found="no parts", expected="a pipeline or a pool"
         )
     _unique("unique-jobs", "job", (job.name for part in plan.parts for job in _jobs(part)), "plan")
     for part in plan.parts:
+        for job in _jobs(part):
+            _check_job(job)
         if isinstance(part, Pipeline):
             _check_pipeline(part)
         else:
@@ -30,6 +39,15 @@ def check_shape(plan: Plan) -> None:
 
 def _jobs(part: Pipeline | Pool) -> tuple[Job, ...]:
     return (part.job,) if isinstance(part, Pipeline) else tuple(job.job for job in part.jobs)
+
+
+def _check_job(job: Job) -> None:
+    try:
+        check_job(job)
+    except JobError as broken:
+        raise PlanError(
+            "job", broken.what, where=f"job {job.name}", found=broken.found, expected=broken.expected
+        ) from None
 
 
 def _unique(rule: str, thing: str, names: Iterable[str], where: str) -> None:
@@ -43,8 +61,9 @@ def _unique(rule: str, thing: str, names: Iterable[str], where: str) -> None:
 def _check_pipeline(pipeline: Pipeline) -> None:
     where = f"pipeline {pipeline.job.name}"
     _check_batch(pipeline, where)
-    if pipeline.ahead < 0:
-        raise PlanError("ahead", "ahead is negative", where=where, found=str(pipeline.ahead), expected="0 or more")
+    if not 0 <= pipeline.ahead <= MOST_AHEAD:
+        expected = f"0 to {MOST_AHEAD:,}"
+        raise PlanError("ahead", "ahead cannot be", where=where, found=str(pipeline.ahead), expected=expected)
     micro_batch = pipeline.job.batch // pipeline.micro_batches
     for stage in pipeline.stages:
         at = f"{where}, stage {stage.first} .. {stage.last}"
@@ -54,20 +73,35 @@ def _check_pipeline(pipeline: Pipeline) -> None:
     _unique("unique-buckets", "sync", (sync.bucket for sync in pipeline.syncs), where)
     for sync in pipeline.syncs:
         _check_sync(sync, f"{where}, sync {sync.bucket}")
+    _check_size(pipeline, where)
 
 
 def _check_batch(pipeline: Pipeline, where: str) -> None:
     batch, count = pipeline.job.batch, pipeline.micro_batches
     if count < 1:
         raise PlanError("micro-batches", "too few micro-batches", where=where, found=str(count), expected="1 or more")
-    if batch < 1 or batch % count:
+    if batch % count:
         raise PlanError(
             "batch-divides",
             "the micro-batches do not divide the batch",
             where=where,
             found=f"batch {batch} in {count} micro-batches",
-            expected=f"a number of micro-batches that divides {batch}" if batch > 0 else "a batch of 1 or more",
+            expected=f"a number of micro-batches that divides {batch}",
         )
+
+
+def _check_size(pipeline: Pipeline, where: str) -> None:
+    """What one step has of each is what the simulator can play."""
+    slices = sum(replica.slices for stage in pipeline.stages for replica in stage.replicas)
+    messages = sum(len(sync.participants) ** 2 * sync.segments for sync in pipeline.syncs)
+    for what, count, most in (
+        ("operations: micro-batches x slices of all replicas", pipeline.micro_batches * slices, MOST_OPERATIONS),
+        ("messages: participants squared x segments of all syncs", messages, MOST_MESSAGES),
+    ):
+        if count > most:
+            raise PlanError(
+                "size", f"a step has too many {what}", where=where, found=f"{count:,}", expected=f"at most {most:,}"
+            )
 
 
 def _check_replicas(stage: Stage, where: str) -> None:
@@ -114,23 +148,29 @@ def _check_shares(stage: Stage, micro_batch: int, where: str) -> None:
 
 
 def _check_mask(job: Job, kept: float | None, where: str) -> None:
-    """A mask keeps a fraction in (0, 1], the one that the job asks for."""
-    if kept is None:
+    """A mask keeps what the job's sparsity leaves, and there is one if, and only if, that is less than all."""
+    wanted = 1.0 - job.sparsity if job.sparsity else None
+    if kept is None and wanted is None:
         return
-    wanted = None if job.sparsity is None else 1.0 - job.sparsity
-    if not 0.0 < kept <= 1.0 or wanted is None or not math.isclose(kept, wanted, rel_tol=1e-6):
+    if kept is None or wanted is None or not math.isclose(kept, wanted, rel_tol=1e-6):
         raise PlanError(
             "mask-range",
             "the mask keeps another fraction than the job asks for",
             where=where,
-            found=f"kept {kept!r}",
-            expected="no mask: the job has no sparsity" if wanted is None else f"kept {wanted:.6g}, in (0, 1]",
+            found="no mask" if kept is None else f"kept {kept!r}",
+            expected="no mask: the job has no sparsity" if wanted is None else f"kept {wanted:.6g}",
         )
 
 
 def _check_sync(sync: Sync, where: str) -> None:
-    if sync.segments < 1:
-        raise PlanError("segments", "too few segments", where=where, found=str(sync.segments), expected="1 or more")
+    if not 1 <= sync.segments <= MOST_SEGMENTS:
+        raise PlanError(
+            "segments",
+            "so many segments cannot be sent",
+            where=where,
+            found=str(sync.segments),
+            expected=f"1 to {MOST_SEGMENTS}",
+        )
     if (sync.root is not None) != (sync.how == "server"):
         raise PlanError(
             "server-root",
@@ -143,14 +183,6 @@ def _check_sync(sync: Sync, where: str) -> None:
 
 def _check_pool(pool: Pool) -> None:
     for job in pool.jobs:
-        if job.job.batch < 1:
-            raise PlanError(
-                "batch-divides",
-                "the batch is empty",
-                where=f"pool, job {job.job.name}",
-                found=f"batch {job.job.batch}",
-                expected="a batch of 1 or more",
-            )
         _check_mask(job.job, job.kept, f"pool, job {job.job.name}")
     if not pool.jobs or not pool.devices or len(set(pool.devices)) < len(pool.devices):
         raise PlanError(

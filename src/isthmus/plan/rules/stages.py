@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from itertools import combinations
 
 from isthmus.cluster.spec import Cluster, Precision
 from isthmus.errors import PlanError
@@ -11,17 +12,19 @@ from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
 from isthmus.plan.resolve import Resolved, ResolvedPipeline, ResolvedPool, ResolvedReplica
 from isthmus.plan.types import Stage
+from isthmus.units import format_compute
 
-__all__ = ["check_one_job", "check_pool", "check_stages"]
+__all__ = ["check_one_job", "check_pool", "check_stages", "placed_blocks"]
 
 
 def check_one_job(resolved: Resolved) -> None:
-    """Every device works for at most one part of the plan."""
+    """Every device works for at most one part of the plan; a sync's root does, whether or not it holds a stage."""
     owner: dict[int, str] = {}
     for part in resolved.parts:
         if isinstance(part, ResolvedPipeline):
             name = f"pipeline {part.pipeline.job.name}"
             used = {device for stage in part.stages for replica in stage.replicas for device in replica.devices}
+            used.update(sync.root for sync in part.syncs if sync.root is not None)
         else:
             name, used = "a pool", set(part.devices)
         for device in sorted(used):
@@ -45,7 +48,7 @@ def check_stages(part: ResolvedPipeline, resolved: Resolved, cluster: Cluster) -
     for stage, run in zip(part.pipeline.stages, part.stages, strict=True):
         at = f"{where}, stage {stage.first} .. {stage.last}"
         for replica in run.replicas:
-            _check_group(replica, graph, (run.first, run.last), resolved, at)
+            _check_group(replica, graph, (run.first, run.last), resolved, cluster, at)
         _check_sharded(stage, run.duplicate, at)
     _check_one_group(part, resolved, where)
     used = {device for stage in part.stages for replica in stage.replicas for device in replica.devices}
@@ -54,16 +57,14 @@ def check_stages(part: ResolvedPipeline, resolved: Resolved, cluster: Cluster) -
 
 
 def check_pool(part: ResolvedPool, resolved: Resolved, cluster: Cluster) -> None:
-    """Shards cover each model; caps fit the devices, which suit every job of the pool."""
+    """Shards cover each model; caps fit the devices, which are of one host and suit every job of the pool."""
+    _check_one_host(part, resolved)
     _check_caps(part, resolved, cluster)
     for job, graph, shards in zip(part.pool.jobs, part.graphs, part.shards, strict=True):
         where = f"pool, job {job.job.name}"
         _check_cover("shards-cover-blocks", "shards", shards, graph, where)
         _check_precision(job.job, job.precision, part.devices, resolved, cluster, where)
-        for pattern, target in job.job.place.items():
-            _check_target(pattern, target, cluster, where)
-            if not _match_blocks(pattern, graph) and not _match_parameters(pattern, graph):
-                raise _no_match(pattern, graph, where)
+        for pattern, target, _ in placed_blocks(job.job, graph, cluster, where):
             _check_there(pattern, target, part.devices, resolved, where)
 
 
@@ -111,17 +112,26 @@ def _check_one_group(part: ResolvedPipeline, resolved: Resolved, where: str) -> 
 
 
 def _check_group(
-    replica: ResolvedReplica, graph: BlockGraph, run: tuple[int, int], resolved: Resolved, where: str
+    replica: ResolvedReplica,
+    graph: BlockGraph,
+    run: tuple[int, int],
+    resolved: Resolved,
+    cluster: Cluster,
+    where: str,
 ) -> None:
-    """A tensor group: devices of one kind, something to split, heads that divide."""
+    """A tensor group: devices of one kind, direct links, something to split, heads that divide."""
     size = len(replica.devices)
     if size == 1:
         return
     splits = [block.tensor for block in graph.blocks[run[0] : run[1] + 1] if block.tensor is not None]
     kinds = list(dict.fromkeys(resolved.devices[device].kind for device in replica.devices))
     bad = next((split.heads for split in splits if split.heads and split.heads % size), None)
+    hosts = dict.fromkeys(resolved.devices[device].host for device in replica.devices)
+    apart = next((pair for pair in combinations(hosts, 2) if cluster.link(*pair) is None), None)
     if len(kinds) > 1:
         found, expected = " and ".join(kinds), "devices of one kind"
+    elif apart is not None:
+        found, expected = f"no link between {apart[0]} and {apart[1]}", "direct links: a group is too busy for a relay"
     elif not splits:
         found, expected = "no block of the stage that can be split", "one or more, or a replica of one device"
     elif bad is not None:
@@ -170,43 +180,50 @@ def _check_precision(
             "precision", "the plan changes the job's precision", where=where, found=precision, expected=job.precision
         )
     for kind in dict.fromkeys(resolved.devices[device].kind for device in sorted(used)):
-        rates = cluster.kinds[kind].compute
-        if precision not in rates and not (job.mixed and "fp32" in rates):
+        if cluster.kinds[kind].computes_in(precision, job.mixed) is None:
+            rates = cluster.kinds[kind].compute
             raise PlanError(
                 "precision",
-                f"devices of kind {kind} do not compute in {precision}",
+                f"devices of kind {kind} lack {precision} or are slower in it than in fp32",
                 where=where,
-                found=", ".join(rates),
-                expected=precision,
+                found=", ".join(f"{name} {format_compute(value)}" for name, value in rates.items()),
+                expected=f"{precision}, at a rate not below that of fp32",
                 next="Leave these devices out, or let them compute in fp32: mixed: true in the job",
             )
 
 
 def _check_place(part: ResolvedPipeline, resolved: Resolved, cluster: Cluster, where: str) -> None:
     """Every replica that holds a placed block or parameter is in its place, with all its devices."""
-    for pattern, target in part.pipeline.job.place.items():
-        _check_target(pattern, target, cluster, where)
-        blocks, parameters = _match_blocks(pattern, part.graph), _match_parameters(pattern, part.graph)
-        if not blocks and not parameters:
-            raise _no_match(pattern, part.graph, where)
+    for pattern, target, blocks in placed_blocks(part.pipeline.job, part.graph, cluster, where):
         stages = {part.stage_of[block] for block in blocks}
-        stages.update(stage for name in parameters for stage, _ in part.holders.get(name, ()))
         devices = (
             device for stage in sorted(stages) for replica in part.stages[stage].replicas for device in replica.devices
         )
         _check_there(pattern, target, devices, resolved, where)
 
 
-def _match_blocks(pattern: str, graph: BlockGraph) -> list[int]:
-    return [index for index, block in enumerate(graph.blocks) if fnmatchcase(block.name, pattern)]
+def placed_blocks(job: Job, graph: BlockGraph, cluster: Cluster, where: str) -> list[tuple[str, str, list[int]]]:
+    """Each place that the job gives: its pattern, the region or host, and the blocks that must stay there.
 
-
-def _match_parameters(pattern: str, graph: BlockGraph) -> list[str]:
-    return [
-        parameter.name
-        for parameter in graph.parameters
-        if any(fnmatchcase(name, pattern) for name in (parameter.name, *parameter.ties))
-    ]
+    Those are the blocks that the pattern names, and every block that uses a parameter that it names.
+    """
+    found = []
+    for pattern, target in job.place.items():
+        _check_target(pattern, target, cluster, where)
+        named = {
+            parameter.name
+            for parameter in graph.parameters
+            if any(fnmatchcase(name, pattern) for name in (parameter.name, *parameter.ties))
+        }
+        blocks = [
+            index
+            for index, block in enumerate(graph.blocks)
+            if fnmatchcase(block.name, pattern) or not named.isdisjoint(block.parameters)
+        ]
+        if not blocks and not named:
+            raise _no_match(pattern, graph, where)
+        found.append((pattern, target, blocks))
+    return found
 
 
 def _check_target(pattern: str, target: str, cluster: Cluster, where: str) -> None:
@@ -241,6 +258,20 @@ def _check_there(pattern: str, target: str, devices: Iterable[int], resolved: Re
                 found=f"it on {resolved.devices[device].name} in {resolved.regions[device]}",
                 expected=f"only devices of {target}",
             )
+
+
+def _check_one_host(part: ResolvedPool, resolved: Resolved) -> None:
+    """Shards move between the devices of a pool through the memory of their host."""
+    hosts = list(dict.fromkeys(resolved.devices[device].host for device in part.devices))
+    if len(hosts) > 1:
+        raise PlanError(
+            "pool-one-host",
+            "the devices of a pool are on several hosts",
+            where="pool",
+            found=", ".join(hosts),
+            expected="devices of one host: shards move through its memory",
+            next="Make one pool for each host",
+        )
 
 
 def _check_caps(part: ResolvedPool, resolved: Resolved, cluster: Cluster) -> None:

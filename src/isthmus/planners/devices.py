@@ -1,0 +1,75 @@
+"""Which devices a plan may use: the sets that a user would try, and the tensor groups among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, groupby
+
+from isthmus.planners.problem import Problem
+
+__all__ = ["device_sets", "fastest", "largest_host", "tensor_groups"]
+
+
+def device_sets(problem: Problem) -> list[tuple[str, ...]]:
+    """What a user would try: all devices; the fastest 1, 2, 4, ... hosts; each region, host and kind; one of a kind.
+
+    Of hosts that are equal in all but their name the first stands for all. Devices keep the order of the cluster file.
+    """
+    cluster, usable = problem.cluster, problem.usable
+    by_host: dict[str, list[str]] = {}
+    for device in usable:
+        by_host.setdefault(cluster.devices[device].host, []).append(device)
+    ranked = sorted(by_host, key=lambda host: -sum(_speed(problem, device) for device in by_host[host]))
+    leading = [set(ranked[: 2**i]) for i in range(len(ranked).bit_length())]
+    shapes = {_shape(problem, host): host for host in reversed(by_host)}
+    sets = [
+        usable,
+        *(tuple(d for d in usable if cluster.devices[d].host in hosts) for hosts in leading),
+        *(tuple(d for d in usable if cluster.host_of(d).region == region) for region in cluster.regions),
+        *(tuple(by_host[host]) for host in by_host if host in shapes.values()),
+    ]
+    kinds = [tuple(d for d in usable if cluster.devices[d].kind == kind) for kind in cluster.kinds]
+    sets += [*kinds, *(kind[:1] for kind in kinds)]
+    return list(dict.fromkeys(members for members in sets if members))
+
+
+def _shape(problem: Problem, host: str) -> tuple[object, ...]:
+    """What tells a host alone from another host alone."""
+    it = problem.cluster.hosts[host]
+    places = tuple(target for _, target, _ in problem.places if target == host)
+    return (it.region, tuple(it.devices.items()), it.bandwidth, it.latency, it.bus, it.memory, it.cores, places)
+
+
+def _speed(problem: Problem, device: str) -> float:
+    """Samples of the whole model in a second, where nothing but the work counts."""
+    seconds = float(problem.table.least(problem.cluster.devices[device].kind).sum())
+    return 1.0 / seconds if seconds > 0.0 else 1.0
+
+
+def fastest(problem: Problem, devices: Sequence[str], count: int) -> tuple[str, ...]:
+    """So many of the devices, the fastest, in the order in which they are given."""
+    if len(devices) <= count:
+        return tuple(devices)
+    chosen = set(sorted(devices, key=lambda device: -_speed(problem, device))[:count])
+    return tuple(device for device in devices if device in chosen)
+
+
+def largest_host(problem: Problem) -> int:
+    """Devices of one kind on the host that has most."""
+    return max(max(host.devices.values(), default=0) for host in problem.cluster.hosts.values())
+
+
+def tensor_groups(problem: Problem, devices: Sequence[str], degree: int) -> list[tuple[str, ...]]:
+    """Groups of equal devices of one host, or of several hosts if none is large enough; a rest stays idle."""
+    cluster, wide = problem.cluster, degree > largest_host(problem)
+    groups: list[tuple[str, ...]] = []
+    for _, members in groupby(devices, key=lambda d: cluster.devices[d].kind if wide else d.rpartition("/")[0]):
+        row = list(members)
+        groups.extend(tuple(row[i : i + degree]) for i in range(0, len(row) - degree + 1, degree))
+    return [group for group in groups if _joined(problem, group)] if wide else groups
+
+
+def _joined(problem: Problem, group: Sequence[str]) -> bool:
+    """Whether all hosts of a group can talk directly."""
+    hosts = dict.fromkeys(problem.cluster.devices[device].host for device in group)
+    return all(problem.cluster.link(a, b) is not None for a, b in combinations(hosts, 2))

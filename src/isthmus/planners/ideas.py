@@ -1,0 +1,27 @@
+"""What a planner proposes: ideas with a bound that is cheap to know, so that only promising ones become plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from isthmus.plan.types import Plan
+
+__all__ = ["Idea", "Version"]
+
+
+class Version(NamedTuple):
+    """One way to carry out an idea that fits as far as can be told without the simulator."""
+
+    seconds: float  # no plan of it is faster
+    make: Callable[[], Plan]
+
+
+class Idea(NamedTuple):
+    """Devices with their roles and micro-batches; how memory is saved is left to its versions."""
+
+    seconds: float  # no plan of it is faster
+    memory: float  # bytes of all its devices together
+    samples: int  # of a micro-batch on one replica
+    versions: Callable[[], list[Version]]  # fastest first: the first that fits is the best of them
+    nearest: Callable[[], Plan | None]  # what misses least where none fits; None where places forbid all

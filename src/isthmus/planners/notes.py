@@ -1,0 +1,123 @@
+"""What a user should know of a plan that was found, or of why none was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from isthmus.cluster.spec import Cluster
+from isthmus.cost.timeline import LinkUse, Timeline
+from isthmus.errors import NoPlanError
+from isthmus.plan.types import Pipeline, Plan
+from isthmus.planners.grid import Fix, cannot_have
+from isthmus.planners.pieces import ONE_BUCKET
+from isthmus.planners.problem import Candidate, Problem
+from isthmus.units import format_bandwidth, format_bytes, format_seconds
+
+__all__ = ["missing_bytes", "notes_on", "nothing_fits"]
+
+
+def notes_on(problem: Problem, plan: Plan, timeline: Timeline, *, spent: bool, crowded: int) -> tuple[str, ...]:
+    """What the plan rests on. `spent`: the budget ended the search; `crowded`: size of a ring that was passed over."""
+    notes = [f"{kind} is left out: it lacks {problem.precision} or is slow in it" for kind in problem.left_out]
+    if problem.job.precision is None:
+        notes.append(f"precision {problem.precision}: the fastest that every device has")
+    busiest = max(timeline.links, key=lambda link: link.load, default=None)
+    if busiest is not None and (guess := _guess(problem.cluster, busiest)):
+        notes.append(f"{busiest.name} is the busiest link; its {guess} is assumed, not given")
+    notes.extend(_mixed(problem, plan))
+    notes.extend(_crowded(plan, crowded))
+    if spent:
+        notes.append("the budget ended the search: this is the best plan so far")
+    return tuple(notes)
+
+
+def _crowded(plan: Plan, passed_over: int) -> Iterator[str]:
+    """Where the search was cut short because rings of n devices have 2 n^2 messages."""
+    rings = [len(sync.participants) for part in plan.parts if isinstance(part, Pipeline) for sync in part.syncs]
+    largest = max(rings, default=0)
+    if largest > ONE_BUCKET:
+        yield f"gradients of {largest} devices were tried in one bucket only: more would take too long to play"
+    if passed_over:
+        yield f"some rings of {passed_over} devices were passed over: their messages would take too long to play"
+
+
+def _guess(cluster: Cluster, used: LinkUse) -> str:
+    """The value of a resource that was imputed, as text; empty where it was given."""
+    name = used.name.removesuffix(" in").removesuffix(" out")
+    host, _, what = name.partition(" ")
+    if what == "nic":
+        return f"nic of {format_bandwidth(used.capacity)}" if "nic" in cluster.hosts[host].imputed else ""
+    if name in cluster.devices:
+        return f"bandwidth of {format_bandwidth(used.capacity)}" * ("bandwidth" in cluster.host_of(name).imputed)
+    if host in cluster.devices and what == "bus":
+        return f"bus of {format_bandwidth(used.capacity)}" if "bus" in cluster.host_of(host).imputed else ""
+    a, _, b = name.partition(" to ")
+    link = cluster.link(a, b) if a in cluster.hosts and b in cluster.hosts else None
+    return f"latency of {format_seconds(link.latency)}" if link is not None and "latency" in link.imputed else ""
+
+
+def _mixed(problem: Problem, plan: Plan) -> Iterator[str]:
+    """Stages that split a micro-batch although some of their layers mix its samples."""
+    blocks, number = problem.graph.blocks, problem.graph.by_name
+    stages = [stage for part in plan.parts if isinstance(part, Pipeline) for stage in part.stages]
+    split = [stage for stage in stages if len(stage.replicas) > 1 or any(r.slices > 1 for r in stage.replicas)]
+    runs = [blocks[number[stage.first] : number[stage.last] + 1] for stage in split]
+    mixing = dict.fromkeys(operation for run in runs for block in run for operation in block.mixes_samples)
+    if mixing:
+        yield f"{next(iter(mixing))} mixes samples: its statistics would be of parts of a micro-batch, not of all of it"
+
+
+def missing_bytes(candidate: Candidate) -> float:
+    """Bytes that are missing over all devices and hosts."""
+    return sum(shortage.needed - shortage.available for shortage in candidate.price.shortages)
+
+
+def nothing_fits(
+    problem: Problem, wanted: Sequence[str], fix: Fix | None, nearest: Candidate | None, *, spent: bool
+) -> NoPlanError:
+    """Why there is no plan: what is missing where in the plan that misses least or, without one, what was asked."""
+    where = f"{problem.job.name} on cluster {problem.cluster.name}"
+    if nearest is not None:
+        return _too_large(problem, wanted, fix, nearest, where)
+    if spent:
+        return NoPlanError("no layout was priced", where=where, next="Give a larger --budget or --calls")
+    if fix is not None:
+        return cannot_have(problem, fix)
+    if problem.places:
+        return NoPlanError(
+            f"{_schemes(wanted)} keeps the places that the job gives",
+            where=where,
+            found="; ".join(f"{pattern!r} in {target}" for pattern, target, _ in problem.places),
+            expected="places that a run of blocks in the model's order can keep, on devices that can talk",
+            next="Leave out a place, or give a larger one: a region instead of a host",
+        )
+    return NoPlanError(
+        f"{_schemes(wanted)} can run",
+        where=where,
+        found=f"{len(problem.usable)} devices",
+        expected="devices that can talk",
+        next="Add links to the cluster file",
+    )
+
+
+def _schemes(wanted: Sequence[str]) -> str:
+    return "none of the usual schemes" if len(wanted) > 1 else f"no plan of the scheme {wanted[0]}"
+
+
+def _too_large(problem: Problem, wanted: Sequence[str], fix: Fix | None, nearest: Candidate, where: str) -> NoPlanError:
+    shortages = sorted(nearest.price.shortages, key=lambda s: s.available - s.needed)
+    parts = [
+        f"{s.where} needs {format_bytes(s.needed)}, has {format_bytes(s.available)}: "
+        f"{format_bytes(s.needed - s.available)} missing"
+        for s in shortages[:4]
+    ]
+    more = f"; and {len(shortages) - 4} more devices" if len(shortages) > 4 else ""
+    pinned = f" with --fix {fix}" if fix is not None else ""
+    return NoPlanError(
+        f"{_schemes(wanted)}{pinned} fits in memory; {format_bytes(missing_bytes(nearest))} are missing in the plan "
+        "that misses least",
+        where=where,
+        found="; ".join(parts) + more,
+        expected=f"room for {problem.graph.elements:,} parameters and their activations",
+        next="Leave out --fix, or one of its degrees" if fix else "Add devices or memory, or lower batch or sequence",
+    )

@@ -1,0 +1,148 @@
+"""How much memory a stage needs, whatever blocks it has: what lets a cut know which stages fit where.
+
+For blocks a .. b - 1 on a replica of a stage, on each of its devices, in bytes (`cost.memory` says why):
+
+    state + share * (in flight * saved + transient) + sync buffer + buffers + context
+
+All are matrices over (a, b). The estimate leaves out nothing but the size of sync buckets beyond the usual one, so what
+it refuses does not fit; what it lets pass is judged by the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from isthmus.cost.memory import CONTEXT, state_bytes
+from isthmus.plan.types import Layout
+from isthmus.planners.problem import Bools, Floats, Problem
+
+__all__ = ["BUCKET", "Need", "Room", "Way"]
+
+BUCKET = 25e6  # bytes of one sync bucket: PyTorch's own default
+
+
+class Way(NamedTuple):
+    """How a stage is held: what changes its memory and not its blocks."""
+
+    recompute: bool = False
+    state: Layout = "replicated"
+
+
+class Need(NamedTuple):
+    """One stage, as far as memory goes. `devices` are all of its devices, `degree` of them act as one replica."""
+
+    devices: tuple[str, ...]
+    degree: int
+    replicas: int
+    share: int
+    in_flight: int  # micro-batches
+
+
+class _Spans(NamedTuple):
+    """Sums over blocks a .. b - 1, [blocks, blocks + 1]; elements, or bytes per sample."""
+
+    elements: Floats
+    split_elements: Floats
+    pruned: Floats
+    saved: Floats
+    split_saved: Floats
+    inputs: Floats
+    largest_saved: Floats
+    workspace: Floats
+
+
+class Room:
+    """The memory side of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._spans: dict[bool, _Spans] = {}
+        blocks = len(problem.graph.blocks)
+        self.ordered = np.arange(blocks)[:, None] < np.arange(blocks + 1)  # a < b
+        self._parts: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
+
+    def fits(self, need: Need, way: Way) -> Bools:
+        """For which runs of blocks the stage fits on all its devices, and is where the job's places want it."""
+        kinds = {self.problem.cluster.devices[device].kind for device in need.devices}
+        fits = self.allowed(need.devices)
+        for kind in sorted(kinds):
+            fits &= self._bytes(need, way, kind) <= self.problem.cluster.kinds[kind].memory
+        return fits
+
+    def filled(self, need: Need, way: Way) -> Floats:
+        """Bytes of the neediest device, as a part of its memory; infinite where a place forbids the run."""
+        kinds = {self.problem.cluster.devices[device].kind for device in need.devices}
+        memory = self.problem.cluster.kinds
+        parts = [self._bytes(need, way, kind) / memory[kind].memory for kind in sorted(kinds)]
+        return np.where(self.allowed(need.devices), np.max(parts, axis=0), np.inf)
+
+    def allowed(self, devices: Sequence[str]) -> Bools:
+        """Which runs of blocks the job's places let be on all these devices."""
+        if not self.problem.places:
+            return self.ordered.copy()
+        blocks = np.all([self.problem.allowed(device) for device in devices], axis=0)
+        barred = np.concatenate(([0], np.cumsum(~blocks)))
+        return np.asarray(self.ordered & (barred[None, :] == barred[:-1, None]))
+
+    def _bytes(self, need: Need, way: Way, kind: str) -> Floats:
+        key = (way, kind, need.degree, need.replicas, need.share)
+        if key not in self._parts:
+            self._parts[key] = self._held(need, way, kind), self._saved(need, way, kind)
+        held, saved = self._parts[key]
+        return held + (need.share * need.in_flight) * saved
+
+    def _saved(self, need: Need, way: Way, kind: str) -> Floats:
+        spans = self._sums(kind)
+        return spans.inputs if way.recompute else spans.saved - spans.split_saved * (1.0 - 1.0 / need.degree)
+
+    def _held(self, need: Need, way: Way, kind: str) -> Floats:
+        """All that does not grow with the micro-batches in flight."""
+        problem, spans = self.problem, self._sums(kind)
+        elements = spans.elements - spans.split_elements * (1.0 - 1.0 / need.degree)
+        dense = state_bytes(problem.precision, problem.job.optimizer)
+        parts = need.replicas if way.state != "replicated" else 1
+        if problem.kept is None:
+            state = elements * (dense.weight + dense.gradient + dense.optimizer / parts)
+        else:
+            masked = state_bytes(problem.precision, problem.job.optimizer, 1.0, True)
+            whole = np.maximum(spans.elements, 1.0)
+            kept = (spans.elements - (1.0 - problem.kept) * spans.pruned) / whole
+            state = elements * (masked.weight + kept * (masked.gradient + masked.optimizer / parts))
+        if kind in problem.table.wide:
+            state = state + 4.0 * elements
+        transient = spans.workspace + (spans.largest_saved if way.recompute else 0.0)
+        context = (CONTEXT if kind != "CPU" else 0.0) + 4.0 * problem.graph.buffers
+        return state + need.share * transient + self._buffer(need, elements) + context
+
+    def _buffer(self, need: Need, elements: Floats) -> Floats:
+        """Bytes of the largest sync bucket, at least: a tied tensor has one of its own."""
+        table, blocks = self.problem.table, len(self.problem.graph.blocks)
+        kept = 1.0 if self.problem.kept is None else self.problem.kept
+        buffer, untied = np.zeros_like(elements), elements.copy()
+        for users, count in table.tied:
+            held = np.concatenate(([0], np.cumsum(np.isin(np.arange(blocks), users))))
+            inside = held[None, :] - held[:-1, None]
+            synced = (inside > 0) & ((inside < len(users)) | (need.replicas > 1))
+            buffer = np.maximum(buffer, synced * count)
+            untied -= np.where(inside > 0, count, 0)
+        if need.replicas > 1:
+            buffer = np.maximum(buffer, np.minimum(untied, BUCKET / table.width))
+        return buffer * (table.width * kept / need.degree)
+
+    def _sums(self, kind: str) -> _Spans:
+        wide = kind in self.problem.table.wide
+        if wide not in self._spans:
+            blocks = len(self.problem.graph.blocks)
+            sums = np.zeros((8, blocks, blocks + 1))
+            for a in range(blocks):
+                for b in range(a + 1, blocks + 1):
+                    s = self.problem.table.span(a, b - 1, wide)
+                    sums[:, a, b] = (
+                        s.elements, s.split_elements, s.pruned, s.saved, s.split_saved, s.inputs, s.largest_saved,
+                        s.largest_workspace,
+                    )  # fmt: skip
+            self._spans[wide] = _Spans(*sums)
+        return self._spans[wide]
