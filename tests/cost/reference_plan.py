@@ -263,7 +263,7 @@ class PipelineWriter:
             ring(self.w, "load", devices, ready, size / sync.segments, len(devices) - 1)
 
     def degree(self, sync: ResolvedSync) -> int:
-        degrees = {len(self.group(sync, lead)) for lead in self.leads(sync)}
+        degrees = {len(u.devices) for u in self.runs if self.users(sync, u)}
         return degrees.pop() if len(degrees) == 1 else 1
 
     def group(self, sync: ResolvedSync, lead: str) -> tuple[str, ...]:
@@ -311,18 +311,23 @@ class PipelineWriter:
     def factors(self, sync: ResolvedSync, leads: list[str], devices: list[str]) -> None:
         """After each backward all its inputs and output gradients go to every other.
 
-        Once a participant has all of a micro-batch from the others it redoes their part of the product.
+        Once a participant has all of a micro-batch from the others it redoes their part of the product; of a weight
+        that its tensor group splits, only its own part of that.
         """
         linear = [p.linear for name in sync.parameters if (p := self.graph.parameter[name]).linear]
         size = sum(x.rows * (x.inputs + x.outputs) for x in linear) * self.width
-        product = sum(2.0 * x.rows * x.inputs * x.outputs for x in linear)
+        split = {name for block in self.graph.blocks if block.tensor for name in block.tensor.parameters}
+        product = 0.0
+        for name in sync.parameters:
+            if x := self.graph.parameter[name].linear:
+                product += 2.0 * x.rows * x.inputs * x.outputs / (self.degree(sync) if name in split else 1)
         copies = [next(u for u in self.runs if u.device == lead and self.users(sync, u)) for lead in leads]
         rebuilds: list[list[Task]] = []  # of each participant, by micro-batch
-        for run in copies:
+        for run, member in zip(copies, devices, strict=True):
             others = sum(u.share for u in copies if u is not run)
             flops, _ = computing(self.cluster.kind_of(run.device), self.pipeline.precision, self.pipeline.job.mixed)
             seconds = others * product / (flops * USUAL.matmul)
-            rebuilds.append([self.w.fixed("rebuild", ("compute", run.device), seconds) for _ in range(self.micro)])
+            rebuilds.append([self.w.fixed("rebuild", ("compute", member), seconds) for _ in range(self.micro)])
             self.updates[run.device].after.extend(rebuilds[-1])
         for i, run in enumerate(copies):
             for m in range(self.micro):
@@ -369,7 +374,7 @@ def pipeline_memory(written: PipelineWriter, device_bytes: dict[str, float], hos
         _add(device_bytes, root, max(sent))
     for sync in part.syncs:
         for device, size in written.received(sync).items() if sync.how == "factors" else ():
-            _add(device_bytes, device, size / written.degree(sync))
+            _add(device_bytes, device, size)
 
 
 def live_peak(written: PipelineWriter, order: list[tuple[int, str, int]]) -> float:

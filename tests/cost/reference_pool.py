@@ -108,7 +108,7 @@ class PoolWriter:
         )
 
     def assign(self) -> Iterator[tuple[Unit, int]]:
-        """The device that is free first takes the unit that the policy picks, on expected times."""
+        """The device that is free first takes the unit that the policy picks, on expected times (to nine digits)."""
         free = [0.0] * len(self.pool.devices)
         waiting = {j: list(chain) for j, chain in enumerate(self.chains)}
         ready, last = dict.fromkeys(waiting, 0.0), dict.fromkeys(waiting, -1)
@@ -116,7 +116,8 @@ class PoolWriter:
             d = free.index(min(free))
             now = max(free[d], min(ready[j] for j in waiting))
             here = [j for j in waiting if ready[j] <= now]
-            offers = [Candidate(j, ready[j], sum(u.seconds[0] for u in waiting[j]), last[j] == d) for j in here]
+            left = {j: float(f"{sum(unit.seconds[0] for unit in waiting[j]):.9g}") for j in here}
+            offers = [Candidate(j, ready[j], left[j], last[j] == d) for j in here]
             j = here[POLICIES[self.pool.policy].pick(offers)]
             unit = waiting[j].pop(0)
             bus = self.cluster.host_of(self.pool.devices[d]).bus

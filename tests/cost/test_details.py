@@ -69,6 +69,30 @@ TIMES = {
   sync two ring: [h.1] over va2/old/0 va2/old/2
   sync rest ring: [embed] [h.2] [h.3] [h.4] [h.5] [h.6] over va2/old/0 va2/old/2
 """,
+    "members of tensor groups get all factors, and each redoes its own part of a split weight's product": """
+  schedule 1f1b, micro-batches 2
+  stage embed .. h.6
+    va2/old/0 + va2/old/1: share 1
+    va2/old/2 + va2/old/3: share 1
+  stage head .. head
+    va1/fast/0: share 2
+  sync one factors: h.1.up h.2.down over va2/old/0 va2/old/2
+  sync rest ring: [embed] [h.1] [h.2] [h.3] [h.4] [h.5] [h.6] over va2/old/0 va2/old/2
+""",
+    "a tied weight that devices hold alone in one stage and as leaders of tensor groups in another goes as one": """
+  schedule 1f1b, micro-batches 1
+  stage embed .. h.3
+    va2/old/0 + va2/old/1: share 2
+    va2/old/2 + va2/old/3: share 2
+  stage h.4 .. h.5
+    va1/fast/0: share 4
+  stage h.6 .. head
+    va2/old/0: share 2
+    va2/old/2: share 2
+  sync table ring: embed.weight over va2/old/0 va2/old/2
+  sync low ring: [h.1] [h.2] [h.3] over va2/old/0 va2/old/2
+  sync high ring: [h.6] over va2/old/0 va2/old/2
+""",
     "a device that leads a tensor group in one stage and is alone in another": """
   schedule 1f1b, micro-batches 1
   stage embed .. h.3
@@ -101,6 +125,16 @@ BYTES = {
   sync f ring: [h.5] over va2/old/0 va2/old/1
   sync g ring: [h.6] over va2/old/0 va2/old/1
   sync h ring: [head] over va2/old/0 va2/old/1
+""",
+    "members of tensor groups hold all factors that come in a micro-batch": """
+  schedule 1f1b, micro-batches 2
+  stage embed .. h.6
+    va2/old/0 + va2/old/1: share 1
+    va2/old/2 + va2/old/3: share 1
+  stage head .. head
+    va1/fast/0: share 2
+  sync one factors: h.1.up h.2.down over va2/old/0 va2/old/2
+  sync rest ring: [embed] [h.1] [h.2] [h.3] [h.4] [h.5] [h.6] over va2/old/0 va2/old/2
 """,
     "a duplicate needs no buffer: nothing is sent": """
   schedule 1f1b, micro-batches 1

@@ -22,14 +22,14 @@ from tests.plan.golden_files import cluster as atlantic
 from tests.plan.strategies import clusters, graphs, models_of, plans
 
 SAMPLE = settings(
-    max_examples=300, phases=(Phase.explicit, Phase.generate, Phase.shrink), suppress_health_check=list(HealthCheck)
+    max_examples=500, phases=(Phase.explicit, Phase.generate, Phase.shrink), suppress_health_check=list(HealthCheck)
 )
 LAWS = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 FEATURES = {
     "slices", "merged runs", "factors", "ring", "tree", "server", "sparse", "duplicate", "sharded-all",
     "sharded-optimizer", "spill optimizer", "spill all", "recompute", "mask", "tensor group", "relay", "several parts",
     "pool", "fill-drain", "1f1b", "interleaved", "tied", "segments", "mixed", "fixed part", "computes in fp32",
-    "computes in fp32 in a pool", "pool recompute", "pool no-recompute", "root apart", "buffers", "factors sharded",
+    "computes in fp32 in a pool", "pool recompute", "pool no-recompute", "root apart", "buffers",
 }  # fmt: skip
 
 
@@ -67,7 +67,6 @@ def features(plan: Plan, graph: BlockGraph, cluster: Cluster) -> set[str]:
         found |= {"mixed"} if part.job.mixed else set()
         used = {device for stage in part.stages for replica in stage.replicas for device in replica.devices}
         found |= {"root apart"} if any(sync.root not in used for sync in part.syncs if sync.root) else set()
-        found |= {"factors sharded"} if _factors_sharded(part) else set()
         if any("." in sync.parameters[0] and graph.parameter.get(sync.parameters[0]) for sync in part.syncs):
             found |= {"tied"} if graph.parameters[0].ties else set()
     if any(tensor.fixed for tensor in graph.tensors):
@@ -87,11 +86,6 @@ def _wide(plan: Plan, cluster: Cluster) -> set[str]:
             if job.precision != "fp32" and cluster.kind_of(device).computes_in(job.precision, job.job.mixed) == "fp32":
                 found.add(f"computes in fp32{where}")
     return found
-
-
-def _factors_sharded(part: Pipeline) -> bool:
-    sharded = {r.devices[0] for stage in part.stages if stage.state == "sharded-optimizer" for r in stage.replicas}
-    return any(sync.how == "factors" and sharded.issuperset(sync.participants) for sync in part.syncs)
 
 
 def _stage_features(part: Pipeline) -> set[str]:

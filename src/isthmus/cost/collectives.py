@@ -8,7 +8,9 @@ sent, and several segments or buckets in flight hide the latency.
   All-reduce takes 2(n - 1) rounds, reduce-scatter and all-gather n - 1 each.
 - tree: in each region a chain towards its first participant (the leader), a ring of the leaders, the chain back.
 - server: all send to the root, the root sends the sum back to all.
-- factors: every participant sends its inputs and output gradients of each micro-batch to every other.
+- factors: every participant sends its inputs and output gradients of each micro-batch to every other. Members of
+  tensor groups send all of them to their like (which side of a weight is split is not known), and each redoes its own
+  part of the product.
 """
 
 from __future__ import annotations

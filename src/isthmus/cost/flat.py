@@ -273,7 +273,7 @@ def _syncs(
         bucket = table.bucket(sync.parameters, nobody if parted.isdisjoint(sync.parameters) else named)
         leads = [fabric.number[name] for name in sync.participants]
         by_first = _leading(pipeline, table, bucket, fabric) if grouped else {}
-        rings = _rings(leads, by_first) if grouped else 1
+        rings = _rings(pipeline, table, bucket) if grouped else 1
         all_rings.append(rings)
         elements = bucket.elements - bucket.split * (1.0 - 1.0 / rings)
         if sync.how == "sparse" and masked is not None:
@@ -290,8 +290,8 @@ def _syncs(
             first.append(len(device))
             block.extend(bucket.blocks)
             first_block.append(len(block))
-            factor.append(bucket.factor_bytes / rings)
-            flops.append(bucket.rebuild_flops / rings)
+            factor.append(bucket.factor_bytes)
+            flops.append(bucket.rebuild_flops - bucket.rebuild_split * (1.0 - 1.0 / rings))
         if sync.how == "factors":
             others = _others(pipeline, table, bucket, fabric)
             for lead, member in zip(leads * rings, device[first[-1 - rings] :], strict=True):
@@ -333,7 +333,7 @@ def _leading(pipeline: Pipeline, table: ModelTable, bucket: Bucket, fabric: Fabr
     return {group[0]: group for group in groups}
 
 
-def _rings(leads: list[int], by_first: dict[int, tuple[int, ...]]) -> int:
+def _rings(pipeline: Pipeline, table: ModelTable, bucket: Bucket) -> int:
     """Members of equal tensor groups sync their own parts, in as many rings; unequal groups sync as one."""
-    degrees = {len(by_first[lead]) for lead in leads}
+    degrees = {len(q.devices) for stage in _stages(pipeline, table, bucket) for q in stage.replicas}
     return degrees.pop() if len(degrees) == 1 else 1

@@ -463,7 +463,7 @@ def factors(
         others = total - (runs.hi[run[i]] - runs.lo[run[i]])
         seconds = others * syncs.rebuild_flops[b] / syncs.rebuild_rate[runs.replica[run[i]]]
         for m in range(micro_batches):
-            got[m, i] = task(out, COMPUTE + holders[i], seconds, 0.0, -1, REBUILD, b, m)
+            got[m, i] = task(out, COMPUTE + devices[i], seconds, 0.0, -1, REBUILD, b, m)
             edge(out, got[m, i], state.update[holders[i]])
     for i in range(n):
         u = run[i]

@@ -27,6 +27,7 @@ Boundaries have the job's width, what is saved the device's; in host memory that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -182,7 +183,7 @@ def _assign(chains: list[list[Unit]], pool: Pool, cluster: Cluster) -> tuple[lis
     at = [0] * len(chains)
     ready = [0.0] * len(chains)
     last = [-1] * len(chains)
-    left = [sum(unit.seconds[0] for unit in chain) for chain in chains]
+    left = [_remaining(chain) for chain in chains]
     units: list[Unit] = []
     taken: list[int] = []
     while any(at[j] < len(chain) for j, chain in enumerate(chains)):
@@ -190,17 +191,22 @@ def _assign(chains: list[list[Unit]], pool: Pool, cluster: Cluster) -> tuple[lis
         waiting = [j for j, chain in enumerate(chains) if at[j] < len(chain)]
         now = max(free[device], min(ready[j] for j in waiting))
         here = [j for j in waiting if ready[j] <= now]
-        pick = policy.pick([Candidate(j, ready[j], left[j], last[j] == device) for j in here])
+        pick = policy.pick([Candidate(j, ready[j], left[j][at[j]], last[j] == device) for j in here])
         j = here[pick]
         unit = chains[j][at[j]]
         exposed = max(0.0, unit.weights / bus - (now - free[device])) if not pool.buffered else 0.0
         free[device] = now + exposed + unit.moved / bus + unit.seconds[device]
         ready[j], last[j] = free[device], device
-        left[j] -= unit.seconds[0]
         at[j] += 1
         units.append(unit)
         taken.append(device)
     return units, taken
+
+
+def _remaining(chain: list[Unit]) -> list[float]:
+    """Seconds of work left before each unit, to nine digits: jobs with equal work left are equal to the policy."""
+    sums = accumulate(unit.seconds[0] for unit in reversed(chain))
+    return [float(f"{seconds:.9g}") for seconds in sums][::-1]
 
 
 class _Writer:

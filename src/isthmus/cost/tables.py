@@ -74,6 +74,7 @@ class Bucket(NamedTuple):
     blocks: tuple[int, ...]  # that use one of them
     factor_bytes: float  # per sample: inputs and output gradients of its linear weights
     rebuild_flops: float  # per sample: the product of the two
+    rebuild_split: float  # the part of it that tensor groups divide
 
 
 class ModelTable:
@@ -171,13 +172,15 @@ class ModelTable:
         )
         parameters = [graph.parameter[name] for name in names]
         linear = [parameter.linear for parameter in parameters if parameter.linear is not None]
+        flops = {p.name: 2.0 * x.rows * x.inputs * x.outputs for p in parameters if (x := p.linear) is not None}
         return Bucket(
             elements=float(sum(parameter.elements for parameter in parameters)),
             split=float(sum(parameter.elements for parameter in parameters if parameter.name in self.split)),
             pruned=float(sum(parameter.elements for parameter in parameters if parameter.linear is not None)),
             blocks=tuple(dict.fromkeys(user for name in names for user in self.users[name])),
             factor_bytes=sum(x.rows * (x.inputs + x.outputs) for x in linear) * self.width,
-            rebuild_flops=sum(2.0 * x.rows * x.inputs * x.outputs for x in linear),
+            rebuild_flops=sum(flops.values()),
+            rebuild_split=sum(value for name, value in flops.items() if name in self.split),
         )
 
 
