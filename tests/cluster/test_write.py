@@ -47,7 +47,7 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
             "cores": st.integers(1, 999),
         },
     )
-    rows = st.sampled_from(["h[1-3]", "h[4-5]", "0[08-11]", "n[1-2]x", "h7", "h8", "a0", "a1"])
+    rows = st.sampled_from(["h[1-3]", "h[4-5]", "0[18-21]", "n[1-2]x", "h7", "h8", "a0", "a1"])
     hosts = draw(st.dictionaries(st.sampled_from(ODD_NAMES) | rows, host, min_size=1, max_size=5))
     named = next(iter(hosts))
     if "[" not in named and draw(st.booleans()):
