@@ -7,10 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from isthmus import __version__
-from isthmus.api import prepare_simulator, simulate
 from isthmus.cli.console import Answer, Progress, check_folder
-from isthmus.cluster.load import cluster_digest, load_cluster
-from isthmus.plan.file import load_plan
+from isthmus.cli.simulate import price_again
+from isthmus.cluster.load import cluster_digest
 from isthmus.report.html import Subject, write_report
 from isthmus.report.plan import shortage_line
 from isthmus.units import format_bytes, format_seconds
@@ -21,12 +20,7 @@ __all__ = ["run"]
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
     """Prices a plan again and writes what comes of it as a page. A plan that does not fit gets its page too."""
     check_folder(args.output)
-    file = load_plan(args.plan)
-    cluster = load_cluster(args.cluster) if args.cluster else None
-    progress.phase("Preparing the simulator (compiled the first time: up to a minute)")
-    prepare_simulator()
-    progress.phase(f"Simulating {args.plan}")
-    result = simulate(file, cluster, trusted=args.model)
+    file, result = price_again(args, progress)
     same = file.cluster is None or cluster_digest(result.cluster) == cluster_digest(file.cluster)
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by isthmus {__version__}"
     progress.phase(f"Writing {args.output}")

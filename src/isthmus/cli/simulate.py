@@ -15,18 +15,13 @@ from isthmus.report.text import times
 from isthmus.report.trace import write_trace
 from isthmus.units import format_seconds
 
-__all__ = ["run"]
+__all__ = ["price_again", "run"]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
     """Prices a plan again; says each device's order, and writes one step as a trace, where asked."""
     check_folder(args.trace)
-    file = load_plan(args.plan)
-    cluster = load_cluster(args.cluster) if args.cluster else None
-    progress.phase("Preparing the simulator (compiled the first time: up to a minute)")
-    prepare_simulator()
-    progress.phase(f"Simulating {args.plan}")
-    result = simulate(file, cluster, trusted=args.model)
+    file, result = price_again(args, progress)
     if args.trace:
         write_trace(result.timeline, args.trace)
     values = {
@@ -40,6 +35,16 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         values["orders"] = parse_orders(result.orders)
     failure = None if result.price.fits else shortage_line(result.price)
     return Answer(values=values, text="\n".join(_lines(args, file, result)), failure=failure)
+
+
+def price_again(args: argparse.Namespace, progress: Progress) -> tuple[PlanFile, Simulated]:
+    """The plan file that the command names, priced on its own cluster or on the one given."""
+    file = load_plan(args.plan)
+    cluster = load_cluster(args.cluster) if args.cluster else None
+    progress.phase("Preparing the simulator (compiled the first time: up to a minute)")
+    prepare_simulator()
+    progress.phase(f"Simulating {args.plan}")
+    return file, simulate(file, cluster, trusted=args.model)
 
 
 def _lines(args: argparse.Namespace, file: PlanFile, result: Simulated) -> list[str]:

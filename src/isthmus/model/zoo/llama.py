@@ -5,6 +5,7 @@ Grattafiori et al. 2024.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -93,12 +94,10 @@ class Layer(nn.Module):
 class Trunk(nn.Module):
     """Embedding, layers, last norm."""
 
-    def __init__(
-        self, *, layers: int, width: int, heads: int, kv_heads: int, inner: int, vocabulary: int, base: float
-    ) -> None:
+    def __init__(self, vocabulary: int, width: int, layers: Iterable[nn.Module]) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(Layer(width, heads, kv_heads, inner, base) for _ in range(layers))
+        self.layers = nn.ModuleList(layers)
         self.norm = nn.RMSNorm(width, eps=1e-5)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -125,15 +124,8 @@ class Llama(nn.Module):
         base: float = 500000.0,
     ) -> None:
         super().__init__()
-        self.model = Trunk(
-            layers=layers,
-            width=width,
-            heads=heads,
-            kv_heads=kv_heads,
-            inner=inner,
-            vocabulary=vocabulary,
-            base=base,
-        )
+        parts = (Layer(width, heads, kv_heads, inner, base) for _ in range(layers))
+        self.model = Trunk(vocabulary, width, parts)
         self.lm_head = nn.Linear(width, vocabulary, bias=False)
         for parameter in self.parameters():
             if parameter.dim() == 2:

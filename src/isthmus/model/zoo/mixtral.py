@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from isthmus.model.built import BuiltModel
 from isthmus.model.zoo.grouped import grouped_mm
-from isthmus.model.zoo.llama import Attention
+from isthmus.model.zoo.llama import Attention, Trunk
 from isthmus.model.zoo.synthetic import cross_entropy, next_tokens
 
 __all__ = ["Mixtral", "Mixture", "mixtral"]
@@ -77,24 +77,6 @@ class Layer(nn.Module):
         """[batch, sequence, width] -> the same."""
         x = x + self.self_attn(self.input_layernorm(x))
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return out
-
-
-class Trunk(nn.Module):
-    """Embedding, layers, last norm."""
-
-    def __init__(self, vocabulary: int, width: int, layers: list[Layer]) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(layers)
-        self.norm = nn.RMSNorm(width, eps=_EPSILON)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """[batch, sequence] -> [batch, sequence, width]."""
-        x: Tensor = self.embed_tokens(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        out: Tensor = self.norm(x)
         return out
 
 
