@@ -19,11 +19,13 @@ from isthmus.cost.engine import run as play
 from isthmus.cost.flat import HOST_ADAM
 from isthmus.cost.memory import CONTEXT
 from isthmus.model.graph import BlockGraph
+from isthmus.model.profile import Profile
 from isthmus.plan.resolve import Resolved, ResolvedPipeline, ResolvedPool, ResolvedSync, resolve
 from isthmus.plan.types import Plan, Stage
-from tests.cost.reference_costs import WIDTH, StageFacts, block_seconds, computing, weights_come
+from tests.cost.reference_costs import WIDTH, StageFacts, computing, weights_come
 from tests.cost.reference_order import Flows, Run, flows_of, orders_of, runs_of
 from tests.cost.reference_pool import PoolWriter
+from tests.cost.reference_profile import block_times, sync_seconds
 from tests.cost.reference_tasks import Net, Task, Writer, arrays, ring, server, tree
 
 __all__ = ["Judgement", "judge"]
@@ -46,8 +48,8 @@ class Judgement:
 class PipelineWriter:
     """One step of one pipeline as tasks."""
 
-    def __init__(self, resolved: Resolved, part: ResolvedPipeline, w: Writer) -> None:
-        self.part, self.w, self.cluster = part, w, w.net.cluster
+    def __init__(self, resolved: Resolved, part: ResolvedPipeline, w: Writer, profile: Profile) -> None:
+        self.part, self.w, self.cluster, self.profile = part, w, w.net.cluster, profile
         self.pipeline, self.graph = part.pipeline, part.graph
         self.names = [device.name for device in resolved.devices]
         self.micro, self.width = self.pipeline.micro_batches, WIDTH[self.pipeline.precision]
@@ -111,7 +113,9 @@ class PipelineWriter:
         total = 0.0
         for b in blocks:
             precision, mixed = self.pipeline.precision, self.pipeline.job.mixed
-            forward, backward = block_seconds(self.graph, b, self.cluster, run.devices, precision, mixed, samples)
+            forward, backward = block_times(
+                self.profile, self.graph, b, self.cluster, run.devices, precision, mixed, samples
+            )
             again = self.stage(self.part.stage_of[b]).recompute
             total += (forward if way == "F" or again else 0.0) + (backward if way == "B" else 0.0)
         return total
@@ -239,8 +243,12 @@ class PipelineWriter:
         groups = [self.group(sync, lead) for lead in leads]
         for member in range(degree):
             devices = [group[member] for group in groups] if degree > 1 else leads
+            size = self.bucket_bytes(sync, degree)
+            measured = sync_seconds(self.profile, sync, devices, self.names, self.cluster, size)
             if sync.how == "factors":
                 self.factors(sync, leads, devices)
+            elif measured is not None and self.states(sync) == {"replicated"}:
+                self.measured(sync, leads, devices, measured)
             else:
                 self.reduce(sync, leads, devices, self.bucket_bytes(sync, degree))
             if "sharded-optimizer" in self.states(sync):
@@ -298,6 +306,14 @@ class PipelineWriter:
                     done = ring(self.w, "sync", devices, ready, piece, (len(devices) - 1) * (1 if scattered else 2))
                 for lead, task in zip(leads, done, strict=True):
                     self.updates[lead].after.append(task)
+
+    def measured(self, sync: ResolvedSync, leads: list[str], devices: list[str], seconds: float) -> None:
+        """All of the sync as one task after everybody's gradients, in turn with others that have its first device."""
+        ready = [self.final(sync, lead, self.micro - 1, -1) for lead in leads]
+        first = next(device for device in self.names if device in devices)
+        task = self.w.fixed("sync", ("sync", first), seconds, *ready)
+        for lead in leads:
+            self.updates[lead].after.append(task)
 
     def final(self, sync: ResolvedSync, lead: str, m: int, k: int) -> Task:
         """After which the lead has its gradients of the bucket: the lowest parts of all its runs that use it."""
@@ -395,21 +411,22 @@ def _add(sums: dict[str, float], key: str, more: float) -> None:
     sums[key] = sums.get(key, 0.0) + more
 
 
-def judge(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> Judgement:
+def judge(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph], profile: Profile | None = None) -> Judgement:
     """What the plan costs."""
+    known = profile or Profile()
     resolved = resolve(plan, cluster, models)
     net, tasks = Net(cluster, plan), []  # type: tuple[Net, list[Task]]
     device_bytes: dict[str, float] = {}
     host_bytes: dict[str, float] = {}
     for part in resolved.parts:
         if isinstance(part, ResolvedPool):
-            pool = PoolWriter(part, net, tasks)
+            pool = PoolWriter(part, net, tasks, known)
             pool.write()
             for sums, more in zip((device_bytes, host_bytes), pool.memory(), strict=True):
                 for name, size in more.items():
                     _add(sums, name, size)
         else:
-            pipeline = PipelineWriter(resolved, part, Writer(net, part.pipeline.job.name, tasks))
+            pipeline = PipelineWriter(resolved, part, Writer(net, part.pipeline.job.name, tasks), known)
             pipeline.write()
             pipeline_memory(pipeline, device_bytes, host_bytes)
     times = play(*arrays(tasks, net))

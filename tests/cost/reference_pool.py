@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from isthmus.cost.flat import HOST_ADAM
 from isthmus.model.graph import BlockGraph
+from isthmus.model.profile import Profile
 from isthmus.plan.policy import POLICIES, Candidate
 from isthmus.plan.resolve import ResolvedPool
 from isthmus.plan.types import PoolJob
-from tests.cost.reference_costs import WIDTH, block_seconds, computing, state_of
+from tests.cost.reference_costs import WIDTH, computing, state_of
+from tests.cost.reference_profile import block_times
 from tests.cost.reference_tasks import Net, Task, Writer
 
 __all__ = ["PoolWriter"]
@@ -36,8 +38,9 @@ class Unit:
 class PoolWriter:
     """One step of every job of a pool: units on the devices that the policy gave them."""
 
-    def __init__(self, part: ResolvedPool, net: Net, tasks: list[Task]) -> None:
+    def __init__(self, part: ResolvedPool, net: Net, tasks: list[Task], profile: Profile) -> None:
         self.part, self.pool, self.net, self.tasks, self.cluster = part, part.pool, net, tasks, net.cluster
+        self.profile = profile
         self.chains = [self.units(j) for j in range(len(self.pool.jobs))]
         self.taken = list(self.assign())
 
@@ -75,7 +78,7 @@ class PoolWriter:
 
     def seconds(self, job: PoolJob, graph: BlockGraph, device: str, blocks: range, back: bool, again: bool) -> float:
         rows = [
-            block_seconds(graph, b, self.cluster, (device,), job.precision, job.job.mixed, job.job.batch)
+            block_times(self.profile, graph, b, self.cluster, (device,), job.precision, job.job.mixed, job.job.batch)
             for b in blocks
         ]
         forward, backward = sum(row[0] for row in rows), sum(row[1] for row in rows)

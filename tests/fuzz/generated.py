@@ -16,6 +16,7 @@ _CLUSTER = b"kind: cluster\nversion: 1\nname: c\n"
 _JOB = b"kind: job\nversion: 1\nname: j\nbatch: 8\nmodel: "
 _PLAN = b'{"kind": "plan", "version": 1, '
 _MODEL = b'{"kind": "model", "version": 1, '
+_PROFILE = b'{"kind": "profile", "version": 1, "blocks": ['
 _DEEP = 100_000
 _HUGE = 100_000_000  # bytes
 
@@ -48,6 +49,11 @@ def _many_jobs() -> bytes:
 def _long_model() -> bytes:
     plain = {"kind": "model", "version": 1, "graph": msgspec.to_builtins(chain(2000))}
     return msgspec.json.encode(sign(plain))
+
+
+def _points(count: int) -> bytes:
+    point = b'{"block":"b","device":"T4","precision":"fp32","samples":%d,"forward_seconds":1,"backward_seconds":1}'
+    return _PROFILE + b",".join(point % number for number in range(1, count + 1)) + b"]}"
 
 
 def _keys(count: int) -> bytes:
@@ -102,4 +108,10 @@ GENERATED = {
     ),
     "depth-of-graphs": Generated("model", lambda: _MODEL + b'"graph":' + b'{"a":' * _DEEP, says="too deeply"),
     "two-thousand-blocks": Generated("model", _long_model, "valid"),
+    "depth-of-points": Generated("profile", lambda: _PROFILE + b"[" * _DEEP, "ProfileError", "too deeply"),
+    "twenty-thousand-points": Generated("profile", lambda: _points(20_000), "valid"),
+    "a-point-twice-among-many": Generated(
+        "profile", lambda: _points(20_000).replace(b'"samples":7,', b'"samples":9,'), "ProfileError", "at blocks[6]"
+    ),
+    "too-many-points": Generated("profile", lambda: _points(200_000), "ProfileError", "too large"),
 }

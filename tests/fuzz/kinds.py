@@ -21,11 +21,13 @@ from isthmus.model.digest import digest_of
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job, Workload
 from isthmus.model.load_job import check_job, load_jobs
+from isthmus.model.profile import BlockTime, CollectiveTime, Profile, along, load_profile
 from isthmus.model.saved import read_graph
 from isthmus.plan.file import PlanFile, load_plan
 from isthmus.plan.text import parse, render
 from isthmus.plan.types import Pipeline
 from isthmus.plan.validate import check
+from isthmus.runtime.manifest import Manifest, encode_manifest, read_manifest
 from tests.plan import golden_files
 from tests.plan.small_models import chain
 
@@ -67,6 +69,21 @@ def _models() -> tuple[bytes, ...]:
     return tuple(msgspec.json.format(msgspec.json.encode(file)) for file in files)
 
 
+def _profiles() -> tuple[bytes, ...]:
+    point = BlockTime(
+        block="ab12", name="h.0", device="A40", precision="bf16", samples=4, forward_seconds=1e-3, backward_seconds=2e-3
+    )
+    more = (point, *(msgspec.structs.replace(point, samples=samples, tensor=2) for samples in (1, 2, 16)))
+    ring = CollectiveTime(how="ring", hosts=("va1", "va1", "fra"), bytes=25e6, seconds=0.5)
+    server = CollectiveTime(how="server", hosts=("va1", "fra"), bytes=1e6, seconds=0.1, root="fra")
+    profiles = (Profile(origin="a machine, a date", blocks=more, collectives=(ring, server)), Profile(blocks=(point,)))
+    return tuple(msgspec.json.format(msgspec.json.encode(_profile_file(profile))) for profile in profiles)
+
+
+def _profile_file(profile: Profile) -> dict[str, Any]:
+    return {"kind": "profile", "version": 1, **msgspec.to_builtins(profile)}
+
+
 @cache
 def _known() -> tuple[Cluster, BlockGraph, BlockGraph]:
     return golden_files.cluster(), chain(), chain(tied=True)
@@ -103,6 +120,22 @@ def _model_stands(graph: BlockGraph) -> None:
     encode_json(graph)
 
 
+def _checkpoint_stands(manifest: Manifest) -> None:
+    assert msgspec.json.decode(encode_manifest(manifest), type=Manifest) == manifest
+
+
+def _profile_stands(profile: Profile) -> None:
+    """It comes back from its own file, and gives a time for any number of samples and bytes."""
+    assert msgspec.convert(msgspec.to_builtins(profile), Profile) == profile
+    encode_json(profile)
+    for points in profile.block_points.values():
+        lines = [row for row in points if len(row) > 1]
+        assert all(0.0 <= along(row, samples) < float("inf") for row in lines for samples in (1, 7, 10**9))
+    for time in profile.collectives:
+        found = profile.collective(time.how, time.hosts, time.root, time.bytes)
+        assert found == (time.seconds, True)
+
+
 KINDS = {
     "cluster": Kind(
         suffix=".yaml",
@@ -125,4 +158,11 @@ KINDS = {
         stands=_plan_stands,
     ),
     "model": Kind(suffix=".json", seeds=_models, read=read_graph, stands=_model_stands),
+    "profile": Kind(suffix=".json", seeds=_profiles, read=load_profile, stands=_profile_stands),
+    "checkpoint": Kind(
+        suffix=".json",
+        seeds=lambda: _files("tests/fuzz/corpus/checkpoint", "whole*.json"),
+        read=read_manifest,
+        stands=_checkpoint_stands,
+    ),
 }

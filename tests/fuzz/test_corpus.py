@@ -68,3 +68,18 @@ def test_the_command_line_says_it_without_a_traceback(kind: str, capfd: pytest.C
         assert code == (0 if MANIFEST[name]["ends"] == "valid" else 1), name
         assert "Traceback" not in err and "bug in Isthmus" not in err, name
         assert out.startswith("{"), name
+
+
+def test_the_command_line_says_it_of_profiles_too(
+    capfd: pytest.CaptureFixture[str], root: Path, tmp_path: Path
+) -> None:
+    """A nasty profile is refused before any planning; a good one of something else is no reason not to plan."""
+    model, cluster = tmp_path / "model.json", root / "examples" / "clusters" / "one-host.yaml"
+    model.write_bytes(KINDS["model"].seeds()[0])
+    for name in (name for name in MANIFEST if name.startswith("profile/")):
+        good = MANIFEST[name]["ends"] == "valid"
+        words = ["plan", str(model), "--cluster", str(cluster), "--profile", str(FOLDER / name), "--calls", "1"]
+        code = main([*words, "--json"])
+        out, err = capfd.readouterr()
+        assert code == (0 if good else 1), name
+        assert "Traceback" not in err and "bug in Isthmus" not in err and out.startswith("{"), name

@@ -13,7 +13,7 @@ from tests.fuzz.cases import Case, case_data, cases, judge
 from tests.fuzz.kinds import KINDS
 
 SEED = 20261115
-COUNT = 420
+COUNT = 490
 
 
 @pytest.mark.parametrize("kind", KINDS)

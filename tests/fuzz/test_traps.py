@@ -122,7 +122,7 @@ def test_no_tag_is_obeyed_anywhere_in_a_yaml_file(kind: str, marker: Path, tmp_p
             read(kind, tmp_path / "trap.yaml", text)
 
 
-@pytest.mark.parametrize("kind", ["plan", "model"])
+@pytest.mark.parametrize("kind", ["plan", "model", "profile", "checkpoint"])
 def test_no_object_is_made_from_a_json_file(kind: str, marker: Path, tmp_path: Path) -> None:
     seed = json.loads(KINDS[kind].seeds()[0])
     spots = list(places(seed))
@@ -173,3 +173,14 @@ def test_a_saved_model_that_names_code_is_data(marker: Path, tmp_path: Path) -> 
     path = tmp_path / "trap.json"
     path.write_text(json.dumps(sign(seed)))
     assert load_graph(str(path)).name == TRAP
+
+
+def test_a_profile_that_names_code_is_data(marker: Path, tmp_path: Path, root: Path) -> None:
+    seed = json.loads(KINDS["profile"].seeds()[0])
+    seed |= {"origin": f"__import__('os').mkdir({str(marker)!r})"}
+    seed["blocks"][0] |= {"block": TRAP, "name": f"$(mkdir {marker})"}
+    path, model = tmp_path / "trap.json", tmp_path / "model.json"
+    path.write_text(json.dumps(seed))
+    model.write_bytes(KINDS["model"].seeds()[0])
+    choice = api.plan(str(model), root / "examples" / "clusters" / "one-host.yaml", profile=path, calls=5)
+    assert any("knows nothing" in note for note in choice.notes)

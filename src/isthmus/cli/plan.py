@@ -12,14 +12,17 @@ from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.cli.summary import price_values
 from isthmus.cluster.load import load_cluster
 from isthmus.cluster.spec import Cluster
+from isthmus.cost.sources import times_used
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
+from isthmus.model.profile import load_profile
 from isthmus.plan.file import PlanFile, inputs_digest, save_plan
 from isthmus.plan.types import Prediction
 from isthmus.planners.portfolio import PLANNERS, Choice, choose_plan, parse_fix
-from isthmus.planners.problem import build_problem
+from isthmus.planners.problem import Problem, build_problem
 from isthmus.report.plan import device_lines, job_lines, link_lines, plan_lines, scheme_lines
 from isthmus.report.text import columns, times
+from isthmus.report.times import times_facts, times_values
 from isthmus.units import format_seconds
 
 __all__ = ["run"]
@@ -32,10 +35,11 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     fix = parse_fix(args.fix) if args.fix is not None else None
     check_folder(args.output)
     cluster = load_cluster(args.cluster)
+    profile = load_profile(args.profile) if args.profile is not None else None
     jobs = jobs_of(args.what, batch=args.batch, sequence=args.sequence, precision=args.precision)
     progress.phase(f"Reading {', '.join(dict.fromkeys(job.model for job in jobs))}")
     models = models_of(jobs)
-    problem = build_problem(cluster, jobs, models, args.seed)
+    problem = build_problem(cluster, jobs, models, args.seed, profile)
     progress.phase("Preparing the simulator (compiled the first time: up to a minute)")
     prepare_simulator()
     progress.phase("Planning")
@@ -48,13 +52,14 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         progress=lambda scheme, calls: progress.detail(f"{scheme}, {calls} plans priced"),
     )
     if args.output:
-        save_plan(args.output, _file(args.seed, cluster, jobs, models, choice))
-    return Answer(values=_values(args, cluster, jobs, choice), text=_text(args, cluster, jobs, choice))
+        save_plan(args.output, _file(problem, jobs, models, choice))
+    used = times_used(problem.simulator, choice.plan)
+    values = {**_values(args, cluster, jobs, choice), "times": times_values(used, profile, args.profile)}
+    facts = times_facts(used, profile, args.profile or "")
+    return Answer(values=values, text=_text(args, cluster, jobs, choice, facts))
 
 
-def _file(
-    seed: int, cluster: Cluster, jobs: tuple[Job, ...], models: Mapping[str, BlockGraph], choice: Choice
-) -> PlanFile:
+def _file(problem: Problem, jobs: tuple[Job, ...], models: Mapping[str, BlockGraph], choice: Choice) -> PlanFile:
     digests = {name: graph.digest for name, graph in models.items()}
     predicted = Prediction(
         step_seconds=choice.price.step_seconds,
@@ -65,10 +70,10 @@ def _file(
     )
     return PlanFile(
         planner=choice.planner,
-        seed=seed,
-        inputs=inputs_digest(cluster, jobs, digests),
+        seed=problem.seed,
+        inputs=inputs_digest(problem.cluster, jobs, digests, problem.profile),
         plan=choice.plan,
-        cluster=cluster,
+        cluster=problem.cluster,
         predicted=predicted,
     )
 
@@ -87,12 +92,15 @@ def _values(args: argparse.Namespace, cluster: Cluster, jobs: tuple[Job, ...], c
     }
 
 
-def _text(args: argparse.Namespace, cluster: Cluster, jobs: tuple[Job, ...], choice: Choice) -> str:
+def _text(
+    args: argparse.Namespace, cluster: Cluster, jobs: tuple[Job, ...], choice: Choice, times_from: list[tuple[str, str]]
+) -> str:
     step, bound = choice.price.step_seconds, choice.lower_bound
     compared = f"; the plan takes {times(step / bound)}" if bound else ""
     facts = [
         ("lower bound", f"{format_seconds(bound)} a step{compared}"),
         ("planning", f"{format_seconds(choice.seconds)}, {choice.calls} plans priced, seed {args.seed}"),
+        *times_from,
         *(("note", note) for note in choice.notes),
     ]
     written = f"written to {args.output}" if args.output else "-o FILE writes the whole plan"

@@ -12,6 +12,8 @@ from isthmus.cli.simulate import price_again
 from isthmus.cluster.load import cluster_digest
 from isthmus.report.html import Subject, write_report
 from isthmus.report.plan import shortage_line
+from isthmus.report.run import read_run
+from isthmus.report.times import times_facts
 from isthmus.units import format_bytes, format_seconds
 
 __all__ = ["run"]
@@ -20,12 +22,21 @@ __all__ = ["run"]
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
     """Prices a plan again and writes what comes of it as a page. A plan that does not fit gets its page too."""
     check_folder(args.output)
+    run_record = read_run(args.run) if args.run is not None else None
     file, result = price_again(args, progress)
     same = file.cluster is None or cluster_digest(result.cluster) == cluster_digest(file.cluster)
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by isthmus {__version__}"
     progress.phase(f"Writing {args.output}")
     subject = Subject(
-        file=file, cluster=result.cluster, price=result.price, timeline=result.timeline, made=made, same=same
+        file=file,
+        cluster=result.cluster,
+        price=result.price,
+        timeline=result.timeline,
+        made=made,
+        same=same,
+        match=result.inputs_match,
+        times=tuple(times_facts(result.times, result.profile, args.profile or "")),
+        run=run_record,
     )
     write_report(subject, args.output)
     size = Path(args.output).stat().st_size
@@ -33,6 +44,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         "file": args.output,
         "bytes": size,
         "step_seconds": result.price.step_seconds,
+        "measured_step_seconds": run_record.step_seconds if run_record is not None else None,
         "feasible": result.price.fits,
     }
     text = f"{args.output}: {format_seconds(result.price.step_seconds)} a step, a page of {format_bytes(size)}"

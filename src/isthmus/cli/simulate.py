@@ -8,10 +8,12 @@ from isthmus.api import Simulated, jobs_of_plan, prepare_simulator, simulate
 from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.cli.summary import price_values
 from isthmus.cluster.load import load_cluster
+from isthmus.model.profile import load_profile
 from isthmus.plan.file import PlanFile, load_plan
 from isthmus.plan.schedule import parse_orders
 from isthmus.report.plan import device_lines, job_lines, link_lines, plan_lines, shortage_line
-from isthmus.report.text import times
+from isthmus.report.text import columns, times
+from isthmus.report.times import times_facts, times_values
 from isthmus.report.trace import write_trace
 from isthmus.units import format_seconds
 
@@ -29,6 +31,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         "predicted_step_seconds": file.predicted.step_seconds if file.predicted else None,
         "planner": file.planner or None,
         "inputs_match": result.inputs_match,
+        "times": times_values(result.times, result.profile, args.profile),
         "trace": args.trace,
     }
     if args.orders:
@@ -41,10 +44,11 @@ def price_again(args: argparse.Namespace, progress: Progress) -> tuple[PlanFile,
     """The plan file that the command names, priced on its own cluster or on the one given."""
     file = load_plan(args.plan)
     cluster = load_cluster(args.cluster) if args.cluster else None
+    profile = load_profile(args.profile) if args.profile is not None else None
     progress.phase("Preparing the simulator (compiled the first time: up to a minute)")
     prepare_simulator()
     progress.phase(f"Simulating {args.plan}")
-    return file, simulate(file, cluster, trusted=args.model)
+    return file, simulate(file, cluster, profile=profile, trusted=args.model)
 
 
 def _lines(args: argparse.Namespace, file: PlanFile, result: Simulated) -> list[str]:
@@ -55,6 +59,8 @@ def _lines(args: argparse.Namespace, file: PlanFile, result: Simulated) -> list[
         "",
         *job_lines(jobs, result.plan, result.price),
         *_compared(file, result),
+        "",
+        *columns(times_facts(result.times, result.profile, args.profile or "")),
         "",
         *device_lines(result.cluster, result.price, result.timeline),
         "",
@@ -73,5 +79,5 @@ def _compared(file: PlanFile, result: Simulated) -> list[str]:
     if before and abs(seconds - before) > 1e-9 * before:
         lines.append(f"the file predicts {format_seconds(before)}; this is {times(seconds / before)} that")
     if result.inputs_match is False:
-        lines.append("the plan was made from another cluster, job or model than those priced here")
+        lines.append("the plan was made from another cluster, job, model or profile than those priced here")
     return lines

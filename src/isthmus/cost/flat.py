@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -34,10 +34,12 @@ from isthmus.cost.lower import (
 )
 from isthmus.cost.memory import StateBytes, moment_bytes, state_bytes
 from isthmus.cost.network import Fabric
+from isthmus.cost.profiled import ESTIMATED, INTERPOLATED, MEASURED
 from isthmus.cost.tables import ALONE, Bucket, ModelTable
 from isthmus.errors import PlanError
+from isthmus.model.profile import Profile
 from isthmus.plan.schedule import SCHEDULES, Shape
-from isthmus.plan.types import Pipeline, Replica, Stage
+from isthmus.plan.types import Pipeline, Replica, Stage, Sync
 
 __all__ = ["HOST_ADAM", "Flat", "flatten", "group_of"]
 
@@ -45,6 +47,8 @@ Floats = npt.NDArray[np.float64]
 
 HOST_ADAM = 0.26e9  # parameters a second that one host core updates (4.2e9 on 16 threads, measured, fp32 AdamW)
 _HOW = {"ring": RING, "sparse": RING, "tree": TREE, "server": SERVER, "factors": FACTORS, "duplicate": DUPLICATE}
+_MEASURED_AS = {"ring": "ring", "sparse": "ring", "tree": "tree", "server": "server"}  # what profiles call them
+_PLAYED = (-1.0, ESTIMATED)  # a sync that is not measured
 _SPILL = {"none": 0, "optimizer": 1, "all": 2}
 
 
@@ -67,6 +71,7 @@ class Flat(NamedTuple):
     buffers: float  # bytes of the model's buffers
     received: Mapping[int, float]  # device -> bytes of others' factors of one micro-batch
     rings: tuple[int, ...]  # of each sync: rows of `syncs` that it became
+    sources: npt.NDArray[np.int32]  # of each row of `syncs`: where its seconds come from (`cost.profiled`)
 
 
 def group_of(cluster: Cluster, devices: tuple[str, ...]) -> Group:
@@ -159,11 +164,12 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
         np.array(moved, f) * width, np.array(update, f),
         np.array([_SPILL[stage.spill] for stage in pipeline.stages], i),
     )  # fmt: skip
-    syncs, rings, received = _syncs(pipeline, table, fabric, groups, np.array(rebuild, f))
+    syncs, rings, received, sources = _syncs(pipeline, table, fabric, groups, np.array(rebuild, f))
     return Flat(
         pipeline.job.name, shape, costs, syncs, pipeline.micro_batches, SCHEDULES[pipeline.schedule], pipeline.ahead,
         np.array(state, f), np.array(spilled, f), np.array(saved, f), np.array(transient, f), tuple(groups),
         float(syncs.bytes[syncs.how != DUPLICATE].max(initial=0.0)), table.graph.buffers * 4.0, received, rings,
+        sources,
     )  # fmt: skip
 
 
@@ -257,7 +263,7 @@ def _syncs(
     fabric: Fabric,
     groups: list[tuple[int, ...]],
     rebuild: Floats,
-) -> tuple[Syncs, tuple[int, ...], Mapping[int, float]]:
+) -> tuple[Syncs, tuple[int, ...], Mapping[int, float], npt.NDArray[np.int32]]:
     named = _named(pipeline)
     parted = {f"[{table.graph.blocks[user].name}]" for name in named for user in table.users[name]}
     nobody: frozenset[str] = frozenset()  # what buckets of other blocks leave out: those the table remembers
@@ -265,6 +271,8 @@ def _syncs(
     grouped = any(len(group) > 1 for group in groups)
     sharded = any(stage.state == "sharded-optimizer" for stage in pipeline.stages)
     received: dict[int, float] = {}
+    profile = table.profile if table.profile is not None and table.profile.collectives else None
+    times: list[tuple[float, int]] = []
     all_rings = []
     how, layout, size, segments, root, first, device, holder = [], [], [], [], [], [0], [], []
     first_block, factor, flops = [0], [], []
@@ -280,6 +288,7 @@ def _syncs(
             elements -= (1.0 - masked) * bucket.pruned / rings
         if sharded:
             layout.extend([_layout(pipeline, table, bucket)] * rings)
+        known = profile if profile is not None and _replicated(pipeline, table, bucket) else None
         for member in range(rings):
             how.append(_HOW[sync.how])
             size.append(elements * table.width)
@@ -290,6 +299,8 @@ def _syncs(
             first.append(len(device))
             block.extend(bucket.blocks)
             first_block.append(len(block))
+            if profile is not None:
+                times.append(_measured(known, fabric, sync, device[first[-2] :], size[-1]) if known else _PLAYED)
             factor.append(bucket.factor_bytes)
             flops.append(bucket.rebuild_flops - bucket.rebuild_split * (1.0 - 1.0 / rings))
         if sync.how == "factors":
@@ -297,12 +308,27 @@ def _syncs(
             for lead, member in zip(leads * rings, device[first[-1 - rings] :], strict=True):
                 received[member] = received.get(member, 0.0) + others[lead] * factor[-1]
     i, f = np.int32, np.float64
+    times = times or [_PLAYED] * len(how)
     flat = Syncs(
         np.array(how, i), np.array(layout or [WHOLE] * len(how), i), np.array(size, f), np.array(segments, i),
         np.array(root, i), np.array(first, i), np.array(device, i), np.array(holder, i), np.array(first_block, i),
-        np.array(block, i), np.array(factor, f), np.array(flops, f), rebuild,
+        np.array(block, i), np.array([seconds for seconds, _ in times], f), np.array(factor, f), np.array(flops, f),
+        rebuild,
     )  # fmt: skip
-    return flat, tuple(all_rings), received
+    return flat, tuple(all_rings), received, np.array([source for _, source in times], i)
+
+
+def _measured(profile: Profile, fabric: Fabric, sync: Sync, devices: Sequence[int], size: float) -> tuple[float, int]:
+    """Seconds of a sync of `size` bytes, as the profile has them, and where they come from."""
+    hosts = [fabric.hosts[fabric.wires.host_of[device]] for device in devices]
+    root = fabric.hosts[fabric.wires.host_of[fabric.number[sync.root]]] if sync.root is not None else None
+    found = profile.collective(_MEASURED_AS.get(sync.how, ""), hosts, root, size)
+    return _PLAYED if found is None else (found[0], MEASURED if found[1] else INTERPOLATED)
+
+
+def _replicated(pipeline: Pipeline, table: ModelTable, bucket: Bucket) -> bool:
+    """Whether every participant holds and updates all of a bucket."""
+    return all(stage.state == "replicated" for stage in _stages(pipeline, table, bucket))
 
 
 def _stages(pipeline: Pipeline, table: ModelTable, bucket: Bucket) -> list[Stage]:

@@ -7,6 +7,7 @@ of which one set is fetched ahead.
 
 Sending: messages between runs by intersection of their samples; syncs (`cost.collectives`); then one update a device.
 By `factors` every participant redoes the others' part of a micro-batch's product as soon as it has their factors.
+A sync of replicated state whose time was measured is one task of that length, and sends nothing.
 
 State `sharded-optimizer`: a participant updates its piece of a bucket only. A ring then stops after n - 1 rounds, when
 each has the sum of its piece, if all that the bucket holds is so sharded; however the gradient came, the new weights go
@@ -43,7 +44,7 @@ from isthmus.cost.emit import (
     message,
     task,
 )
-from isthmus.cost.network import COMPUTE, LANE_KINDS, LOAD, SEND, STORE, Wires
+from isthmus.cost.network import COMPUTE, LANE_KINDS, LOAD, SEND, STORE, SYNC, Wires
 from isthmus.plan.schedule import Edges, Orders, Runs, Shape, stage_at
 
 __all__ = [
@@ -94,6 +95,7 @@ class Syncs(NamedTuple):
     holder: Ints  # first device of its replica: that computes the gradients
     first_block: Ints  # [syncs + 1] blocks that hold its parameters
     block: Ints
+    measured: Floats  # seconds of the whole sync, as measured; below 0: its messages are played
     factor_bytes: Floats  # per sample: inputs and output gradients (factors only)
     rebuild_flops: Floats  # per sample: the weight gradient's product (factors only)
     rebuild_rate: Floats  # [replicas] FLOP/s
@@ -400,6 +402,9 @@ def sync(
     if how == FACTORS:
         factors(out, wires, shape, runs, syncs, state, b, devices, holders, micro_batches)
         return
+    if syncs.measured[b] >= 0.0:
+        measured_sync(out, wires, shape, runs, syncs, state, b, devices, holders)
+        return
     s = stage_at(shape.first, syncs.block[syncs.first_block[b]])
     sharded = shape.stream[s] == GATHERED
     pieces = micro_batches * shape.slices[shape.replicas[s]] if sharded else 1
@@ -416,6 +421,24 @@ def sync(
                 steps_of_ring(out, wires, devices, ready, done, size, rounds, SYNCING, b)
             for i in range(n):
                 edge(out, done[i], state.update[holders[i]])
+
+
+@compiled
+def measured_sync(
+    out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Syncs, state: _State, b: int, devices: Ints,
+    holders: Ints,
+) -> None:  # fmt: skip
+    """One task for all of a sync, once all participants are ready; it sends nothing.
+
+    It holds the sync lane of its lowest device, so that the measured syncs of one set of participants take turns.
+    """
+    ready = np.empty(len(devices), np.int32)
+    final_tasks(out, shape, runs, syncs, state, b, holders, ready, -1)
+    lane = SYNC * len(wires.host_of) + devices.min()
+    t = task(out, lane, syncs.measured[b], 0.0, -1, SYNCING, b, 0)
+    for i in range(len(devices)):
+        edge(out, ready[i], t)
+        edge(out, t, state.update[holders[i]])
 
 
 @compiled

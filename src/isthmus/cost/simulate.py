@@ -29,6 +29,7 @@ from isthmus.cost.pool import PreparedPool, prepare_pool, write_pool
 from isthmus.cost.tables import ModelTable, stage_links
 from isthmus.errors import PlanError
 from isthmus.model.graph import BlockGraph
+from isthmus.model.profile import Profile
 from isthmus.plan.schedule import Edges, Orders, Runs, make_orders, merge_runs, run_edges
 from isthmus.plan.types import Pipeline, Plan, Pool, Via
 
@@ -89,9 +90,13 @@ class Simulator:
         cluster: Cluster,
         models: Mapping[str, BlockGraph],
         efficiency: Mapping[str, Efficiency] | None = None,
+        profile: Profile | None = None,
     ) -> None:
-        """`efficiency`: what device kinds reach of their catalog figures, where that is known better than usual."""
-        self.cluster, self.models, self.efficiency = cluster, models, efficiency
+        """`efficiency`: what device kinds reach of their catalog figures, where that is known better than usual.
+
+        `profile`: measured times of blocks and collectives, which go before all figures.
+        """
+        self.cluster, self.models, self.efficiency, self.profile = cluster, models, efficiency, profile
         self._fabrics: dict[tuple[Via, ...], Fabric] = {}
         self._tables: dict[tuple[str, Precision, bool], ModelTable] = {}
         self._out = new_list(4096, 8192)
@@ -125,7 +130,8 @@ class Simulator:
         """Sums and times of a job's model in one precision."""
         key = (job, precision, mixed)
         if key not in self._tables:
-            self._tables[key] = ModelTable(self.cluster, self.models[job], precision, mixed, self.efficiency)
+            graph = self.models[job]
+            self._tables[key] = ModelTable(self.cluster, graph, precision, mixed, self.efficiency, self.profile)
         return self._tables[key]
 
     def fabric(self, plan: Plan) -> Fabric:

@@ -9,13 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from isthmus.cluster.spec import Cluster, Precision
 from isthmus.compiled import compiled
-from isthmus.cost.compute import USUAL, WIDTH_OF, Efficiency, Group, block_arrays, block_seconds
+from isthmus.cost.compute import (
+    LOSS_BACKWARD,
+    LOSS_FORWARD,
+    USUAL,
+    WIDTH_OF,
+    BlockArrays,
+    Efficiency,
+    Group,
+    block_arrays,
+    block_seconds,
+)
+from isthmus.cost.profiled import ALONE, ESTIMATED, Profiled
 from isthmus.model.graph import BlockGraph
+from isthmus.model.profile import Profile
 from isthmus.plan.schedule import stage_at
 
 __all__ = ["ALONE", "Bucket", "ModelTable", "Span", "Sums", "TensorTable", "stage_links"]
@@ -23,8 +36,7 @@ __all__ = ["ALONE", "Bucket", "ModelTable", "Span", "Sums", "TensorTable", "stag
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
 
-
-ALONE: Group = (1, float("inf"), 0.0)  # a device that is no tensor group
+_MANY = 2**40  # so many samples that nothing but the work counts
 
 
 class Sums(NamedTuple):
@@ -87,6 +99,7 @@ class ModelTable:
         precision: Precision,
         mixed: bool,
         efficiency: Mapping[str, Efficiency] | None = None,
+        profile: Profile | None = None,
     ) -> None:
         self.graph, self.precision, self.mixed = graph, precision, mixed
         self.width = WIDTH_OF[precision]
@@ -103,6 +116,8 @@ class ModelTable:
         self.kinds = cluster.kinds
         self.efficiency = efficiency or {}
         self._columns = {width: block_arrays(graph, width) for width in {self.width, 4 if self.wide else self.width}}
+        self.profile = profile
+        self.profiled = self._profiled(profile, cluster, computed) if profile is not None else None
         self.times = np.zeros((64, 2, len(graph.blocks) + 1))  # rows that are used, then room for more
         self._rows: dict[tuple[str, Group, int], int] = {}
         self._spans: dict[tuple[int, int, bool], Span] = {}
@@ -125,16 +140,60 @@ class ModelTable:
 
     def seconds(self, kind: str, group: Group, samples: int) -> Floats:
         """Sums over blocks, [2, blocks + 1]: forward and backward seconds of all blocks before each."""
+        if self.profiled is not None:
+            return self.profiled.seconds(kind, group, samples)
+        return self._roofline(kind, group, samples)
+
+    def sources(self, row: int) -> Ints:
+        """Where each block's seconds in a row of `times` come from (`cost.profiled`)."""
+        if self.profiled is not None:
+            return self.profiled.sources(*list(self._rows)[row])
+        return np.full(len(self.graph.blocks), ESTIMATED, np.int32)
+
+    def work(self, kind: str, samples: int) -> Floats:
+        """Seconds per sample of each block, both ways: its work alone or, on a measured kind, of so many samples."""
+        if self.profiled is not None and kind in self.profiled.kinds:
+            return np.asarray(np.diff(self.seconds(kind, ALONE, samples)).sum(axis=0) / samples)
+        return self._work(kind, ALONE)
+
+    def least(self, kind: str, samples: int = _MANY) -> Floats:
+        """Seconds per sample, both ways, that each block cannot go below on this kind, on up to so many samples."""
+        if self.profiled is not None and kind in self.profiled.kinds:
+            return self.profiled.least(kind, samples, self._work)
+        return self._work(kind, ALONE)
+
+    def _work(self, kind: str, group: Group) -> Floats:
+        return np.asarray(np.diff(self._roofline(kind, group, _MANY)).sum(axis=0) / _MANY)
+
+    def _roofline(
+        self, kind: str, group: Group, samples: int, columns: Mapping[int, BlockArrays] | None = None
+    ) -> Floats:
         flops = self.flops(kind)
         if flops is None:
             raise ValueError(f"{kind} does not compute in {self.precision}")
         made, width = self.efficiency.get(kind, USUAL), 4 if kind in self.wide else self.width
-        return block_seconds(self._columns[width], self.kinds[kind], width, flops, group, samples, made)
+        blocks = (columns or self._columns)[width]
+        return block_seconds(blocks, self.kinds[kind], width, flops, group, samples, made)
 
-    def least(self, kind: str) -> Floats:
-        """Seconds per sample, forward and backward, that each block cannot go below on this kind: its work alone."""
-        many = 2**40  # so many samples that nothing else counts
-        return np.asarray(np.diff(self.seconds(kind, ALONE, many)).sum(axis=0) / many)
+    def _profiled(
+        self, profile: Profile, cluster: Cluster, computed: Mapping[str, Precision | None]
+    ) -> Profiled | None:
+        """What the profile says of this model here; None where that is nothing."""
+        columns = {
+            width: block_arrays(msgspec.structs.replace(self.graph, outputs=0.0), width) for width in self._columns
+        }
+
+        def bare(kind: str, group: Group, samples: int) -> Floats:
+            return np.asarray(np.diff(self._roofline(kind, group, samples, columns)))
+
+        def loss(kind: str, group: Group, samples: int) -> Floats:
+            part = 1.0 - columns[self.width].split[-1] * (1.0 - 1.0 / group[0])
+            reached = self.kinds[kind].memory_bandwidth * self.efficiency.get(kind, USUAL).memory
+            copies = np.array([LOSS_FORWARD, LOSS_BACKWARD])
+            return np.asarray(copies * (part * self.graph.outputs * 4 * samples / reached))
+
+        known = Profiled(profile, self.graph, cluster, computed, self._roofline, bare, loss)
+        return known if known.kinds else None
 
     def span(self, a: int, b: int, wide: bool = False) -> Span:
         """Blocks a .. b together, computed in the job's width or in 4 bytes."""

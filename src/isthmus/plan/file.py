@@ -20,6 +20,7 @@ from isthmus.errors import FileError
 from isthmus.files import encode_json, is_name, read_json, write_json, write_whole
 from isthmus.files.document import read_text
 from isthmus.model.job import Job
+from isthmus.model.profile import Profile, profile_digest
 from isthmus.plan.text import parse, render
 from isthmus.plan.types import Plan, Prediction
 
@@ -37,15 +38,21 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     version: Literal[1] = 1
     planner: str = ""
     seed: int = 0
-    inputs: str = ""  # hash of the cluster, the jobs and the models it was made from
+    inputs: str = ""  # hash of the cluster, the jobs, the models and the profile it was made from
     plan: Plan
     cluster: Cluster | None = None
     predicted: Prediction | None = None
 
 
-def inputs_digest(cluster: Cluster, jobs: Iterable[Job], model_digests: Mapping[str, str]) -> str:
-    """SHA-256 of what a plan is made from: the cluster, the jobs in order, the model digest of each job by name."""
-    inputs = (cluster_digest(cluster), tuple(jobs), dict(sorted(model_digests.items())))
+def inputs_digest(
+    cluster: Cluster, jobs: Iterable[Job], model_digests: Mapping[str, str], profile: Profile | None = None
+) -> str:
+    """SHA-256 of what a plan is made from.
+
+    That is the cluster, the jobs in order, the model digest of each job by name and, if there is one, the profile.
+    """
+    measured = () if profile is None else (profile_digest(profile),)
+    inputs = (cluster_digest(cluster), tuple(jobs), dict(sorted(model_digests.items())), *measured)
     return hashlib.sha256(encode_json(inputs)).hexdigest()
 
 

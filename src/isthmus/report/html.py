@@ -26,6 +26,7 @@ from isthmus.report.map import map_figure
 from isthmus.report.markup import Markup, escape, join, tag
 from isthmus.report.notes import notes
 from isthmus.report.packed import pack
+from isthmus.report.run import RunRecord, run_section
 from isthmus.units import format_seconds
 
 __all__ = ["Subject", "report_html", "write_report"]
@@ -38,7 +39,8 @@ _LONGEST_TEXT = 1_000_000  # characters of a plan
 class Subject:
     """What a report is about: a plan file, and what the simulator says of its plan on a cluster.
 
-    `same` tells whether that is the cluster the plan was made for: only then do its bound and its schemes apply.
+    `same` tells whether that is the cluster the plan was made for, `match` whether cluster, jobs, models and profile
+    all are (None: the file does not say). Only where neither is false do its bound and its schemes apply.
     """
 
     file: PlanFile
@@ -47,6 +49,14 @@ class Subject:
     timeline: Timeline
     made: str  # when, and by which version
     same: bool = True
+    match: bool | None = None
+    times: tuple[tuple[str, str], ...] = ()  # where its times come from
+    run: RunRecord | None = None  # what came of it
+
+    @property
+    def compares(self) -> bool:
+        """Whether what the file predicts was found under the same conditions."""
+        return self.same and self.match is not False
 
 
 def write_report(subject: Subject, path: str | Path) -> None:
@@ -64,14 +74,15 @@ def report_html(subject: Subject) -> str:
         title=escape(f"{names} on {cluster.name}"),
         style=_piece("style.css"),
         script="\n".join(_piece(name) for name in _SCRIPTS),
-        headline=headline(subject.file, cluster, subject.price, timeline, subject.same),
+        headline=headline(subject.file, cluster, subject.price, timeline, subject.compares),
+        run=run_section(subject.run, subject.price.step_seconds),
         schemes=_schemes(subject),
         time=time_bars(cluster, spent_time(timeline, groups), timeline.step_seconds or 1.0),
         map=map_figure(cluster, timeline),
         timeline_notes=_timeline_notes(packed),
         memory=memory_bars(cluster, subject.price.memory, memory_limits(plan, cluster)),
         plan=_plan_text(subject.file),
-        notes=notes(subject.file, cluster, subject.price, subject.made, subject.same),
+        notes=notes(subject.file, cluster, subject.times, subject.made, subject.same),
         data=_json(packed),
     )
 
@@ -89,7 +100,7 @@ def _json(value: Any) -> Markup:
 
 
 def _schemes(subject: Subject) -> Markup:
-    predicted = subject.file.predicted if subject.same else None
+    predicted = subject.file.predicted if subject.compares else None
     bound = predicted.lower_bound_seconds if predicted else None
     schemes = predicted.baselines if predicted else {}
     bars = scheme_bars(schemes, subject.file.planner, subject.price.step_seconds, bound)

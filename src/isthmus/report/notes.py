@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from isthmus.cluster.spec import Cluster, Host
-from isthmus.cost.simulate import Price
 from isthmus.plan.file import PlanFile
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.report.classes import host_classes
@@ -15,12 +16,13 @@ __all__ = ["notes"]
 _MOST = 60  # lines of imputed values
 
 
-def notes(file: PlanFile, cluster: Cluster, price: Price, made: str, same: bool) -> Markup:
-    """Facts in two columns, then the imputed values."""
+def notes(file: PlanFile, cluster: Cluster, times: Sequence[tuple[str, str]], made: str, same: bool) -> Markup:
+    """Facts in two columns, those of `times` among them, then the imputed values."""
     facts = [
         ("what this is", "Predictions of a simulator, not measurements."),
         ("cluster", cluster.name if same else f"{cluster.name}: not the cluster the plan was made for"),
         *_models(file.plan),
+        *times,
         ("seed", str(file.seed)),
         *([("hash of the inputs", file.inputs)] if file.inputs else []),
         ("written", made),

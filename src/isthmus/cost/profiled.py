@@ -1,0 +1,131 @@
+"""Block times of one model from a profile.
+
+For a block on s samples, on a kind that computes in some precision, as one device or as a tensor group of n:
+
+- two points or more of that block, kind, precision and n: the straight line (`model.profile.along`);
+- one point (s_1, t_1): what the roofline says, times t_1 over what it says at s_1;
+- none: the roofline.
+
+Times of a tensor group were measured inside a host; a group whose links are not those of a host with such devices has
+the roofline's. The loss is in no point: the last block gets it from the roofline, as memory traffic (`cost.compute`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from isthmus.cluster.spec import Cluster, Precision
+from isthmus.cost.compute import Group
+from isthmus.model.graph import BlockGraph
+from isthmus.model.profile import BlockPoints, Profile, along
+
+__all__ = ["ALONE", "ESTIMATED", "INTERPOLATED", "MEASURED", "Profiled"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int32]
+Roofline = Callable[[str, Group, int], Floats]  # kind, group, samples
+Work = Callable[[str, Group], Floats]  # kind, group
+
+ALONE: Group = (1, float("inf"), 0.0)  # a device that is no tensor group
+
+MEASURED, INTERPOLATED, ESTIMATED = 0, 1, 2  # where a time comes from
+
+
+class Profiled:
+    """What a profile says of one model's blocks on one cluster."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        graph: BlockGraph,
+        cluster: Cluster,
+        computed: Mapping[str, Precision | None],
+        roofline: Roofline,
+        bare: Roofline,
+        loss: Roofline,
+    ) -> None:
+        """`computed`: the precision in which each kind computes.
+
+        `roofline` gives sums over blocks, `bare` seconds of blocks without the loss, [2, blocks], `loss` its own, [2].
+        """
+        self._roofline, self._loss, self._blocks = roofline, loss, len(graph.blocks)
+        self._bare = lru_cache(64)(bare)
+        self._links: dict[str, set[tuple[float, float]]] = {kind: set() for kind in cluster.kinds}
+        devices, together = Counter[str](), dict.fromkeys(cluster.kinds, 0)  # of each kind: all, most on one host
+        for host in cluster.hosts.values():
+            devices.update(host.devices)
+            for kind, count in host.devices.items():
+                self._links[kind].add((host.bandwidth, host.latency))
+                together[kind] = max(together[kind], count)
+        splits = any(block.tensor is not None for block in graph.blocks)
+        self._grouped = {kind for kind, count in devices.items() if splits and count > 1}
+        where: dict[str, list[int]] = {}
+        for index, block in enumerate(graph.blocks):
+            where.setdefault(block.digest, []).append(index)
+        self._points: dict[tuple[str, int], list[tuple[Ints, BlockPoints]]] = {}
+        for (digest, kind, precision, degree), points in profile.block_points.items():
+            possible = degree == 1 or (splits and degree <= together.get(kind, 0))
+            if digest in where and computed.get(kind) == precision and possible:
+                blocks = np.array(where[digest], np.int32)
+                self._points.setdefault((kind, degree), []).append((blocks, points))
+
+    @property
+    def kinds(self) -> set[str]:
+        """Kinds on which some block was measured."""
+        return {kind for kind, _ in self._points}
+
+    def _known(self, kind: str, group: Group) -> list[tuple[Ints, BlockPoints]]:
+        inside = group[0] == 1 or group[1:] in self._links[kind]
+        return self._points.get((kind, group[0]), []) if inside else []
+
+    def seconds(self, kind: str, group: Group, samples: int) -> Floats:
+        """Sums over blocks, [2, blocks + 1]: the roofline's, with what was measured in its place."""
+        sums, known = self._roofline(kind, group, samples), self._known(kind, group)
+        if not known:
+            return sums
+        times = np.diff(sums)
+        for blocks, points in known:
+            times[:, blocks] = self._at(kind, group, samples, blocks, points)
+            if blocks[-1] == self._blocks - 1:
+                times[:, -1] += self._loss(kind, group, samples)
+        return np.concatenate((np.zeros((2, 1)), np.cumsum(times, axis=1)), axis=1)
+
+    def _at(self, kind: str, group: Group, samples: int, blocks: Ints, points: BlockPoints) -> Floats:
+        """Seconds of equal blocks on so many samples, [2, blocks or 1]."""
+        if len(points.forward) > 1:
+            return np.array([[along(points.forward, samples)], [along(points.backward, samples)]])
+        (once, forward), (_, backward) = points.forward[0], points.backward[0]
+        there, here = (self._bare(kind, group, s)[:, blocks] for s in (int(once), samples))
+        ratio = np.full(there.shape, samples / once)
+        np.divide(here, there, out=ratio, where=there > 0.0)
+        return np.asarray(ratio * np.array([[forward], [backward]]))
+
+    def sources(self, kind: str, group: Group, samples: int) -> Ints:
+        """Of each block: MEASURED, INTERPOLATED or ESTIMATED."""
+        marks = np.full(self._blocks, ESTIMATED, np.int32)
+        for blocks, points in self._known(kind, group):
+            marks[blocks] = MEASURED if any(x == samples for x, _ in points.forward) else INTERPOLATED
+        return marks
+
+    def least(self, kind: str, samples: int, work: Work) -> Floats:
+        """Seconds per sample, both ways, that no device of the kind goes below in each block, on up to `samples`.
+
+        n devices that take t(s) for s samples spend n t(s) / s each. Along a straight line t / s is least at one of its
+        ends; where the roofline gives t or scales it, t / s falls as s grows. So the least is at a measured number of
+        samples or at the largest, of a measured degree or of one device. In groups that were not measured it is the
+        roofline's `work`: for n devices n - f (n - 1) times that of one, f being the part they divide; 2 have least.
+        """
+        groups = [ALONE]
+        groups += [(n, *links) for of, n in self._points if of == kind and n > 1 for links in self._links[kind]]
+        least = np.full(self._blocks, np.inf)
+        for group in groups:
+            counts = {int(x) for _, points in self._known(kind, group) for x, _ in points.forward if x < samples}
+            for count in (*counts, samples):
+                both = np.diff(self.seconds(kind, group, count)).sum(axis=0)
+                least = np.minimum(least, both * (group[0] / count))
+        return least if kind not in self._grouped else np.minimum(least, 2 * work(kind, (2, np.inf, 0.0)))

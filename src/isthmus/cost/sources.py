@@ -1,0 +1,86 @@
+"""Where the times of a plan come from: measured, between measured ones, or from the catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from isthmus.cost.flat import Flat, flatten
+from isthmus.cost.lower import DUPLICATE
+from isthmus.cost.profiled import ALONE
+from isthmus.cost.simulate import Simulator
+from isthmus.cost.tables import ModelTable
+from isthmus.plan.types import Pipeline, Plan, Pool
+
+__all__ = ["Sources", "TimesUsed", "times_used"]
+
+Ints = npt.NDArray[np.int32]
+
+
+class Sources(NamedTuple):
+    """How many times were measured, lie between measured ones, or come from the catalog (syncs: from the links)."""
+
+    measured: int = 0
+    interpolated: int = 0
+    estimated: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self)
+
+
+class TimesUsed(NamedTuple):
+    """The times that a plan uses: of each block x kind x samples x group, and of each sync that sends."""
+
+    blocks: Sources
+    syncs: Sources
+    known: bool  # whether the profile says anything of the plan's models on this cluster, or there is none
+
+
+def times_used(simulator: Simulator, plan: Plan) -> TimesUsed:
+    """Where all times come from with which the simulator prices a plan."""
+    blocks: list[Ints] = [np.empty(0, np.int32)]
+    syncs: list[Ints] = [np.empty(0, np.int32)]
+    for part in plan.parts:
+        if isinstance(part, Pipeline):
+            table = simulator.table(part.job.name, part.precision, part.job.mixed)
+            flat = flatten(part, table, simulator.cluster, simulator.fabric(plan))
+            blocks.extend(_of_pipeline(flat, table))
+            syncs.append(flat.sources[flat.syncs.how != DUPLICATE])
+        else:
+            blocks.extend(_of_pool(part, simulator))
+    return TimesUsed(_counted(blocks), _counted(syncs), _known(simulator, plan))
+
+
+def _counted(marks: list[Ints]) -> Sources:
+    return Sources(*np.bincount(np.concatenate(marks), minlength=3).tolist())
+
+
+def _of_pipeline(flat: Flat, table: ModelTable) -> Iterator[Ints]:
+    """For each row of times that is used: the sources of the blocks it is used for."""
+    used = {int(row): np.zeros(len(table.graph.blocks), np.bool_) for row in flat.costs.row.flat}
+    for stage, rows in zip(flat.shape.stage, flat.costs.row, strict=True):
+        for row in rows.tolist():
+            used[row][flat.shape.first[stage] : flat.shape.last[stage] + 1] = True
+    return (table.sources(row)[blocks] for row, blocks in used.items())
+
+
+def _of_pool(pool: Pool, simulator: Simulator) -> Iterator[Ints]:
+    """Every device of a pool may take any unit."""
+    for job in pool.jobs:
+        table = simulator.table(job.job.name, job.precision, job.job.mixed)
+        for kind in dict.fromkeys(simulator.cluster.devices[device].kind for device in pool.devices):
+            yield table.sources(table.row(kind, ALONE, job.job.batch))
+
+
+def _known(simulator: Simulator, plan: Plan) -> bool:
+    profile, hosts = simulator.profile, simulator.cluster.hosts.keys()
+    parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in plan.parts]
+    jobs = [item for part in parts for item in part]
+    tables = [simulator.table(item.job.name, item.precision, item.job.mixed) for item in jobs]
+    known = any(table.profiled is not None for table in tables)
+    return profile is None or known or any(hosts >= set(time.hosts) for time in profile.collectives)

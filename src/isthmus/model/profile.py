@@ -1,0 +1,253 @@
+"""Measured times: what blocks take on a device kind, and what collectives take among hosts.
+
+A profile is a JSON file (`kind: profile`), measured on some machine or brought from elsewhere. It is a list of points;
+what lies between them is interpolated (`along`). Blocks are known by their digest, so equal blocks share their times,
+whatever model they are in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from isthmus.cluster.spec import Precision
+from isthmus.errors import ProfileError
+from isthmus.files import Document, encode_json, is_name, parse_json, show_path, show_value, write_json
+from isthmus.files.document import NAME_RULE, read_text
+
+__all__ = [
+    "BlockPoints",
+    "BlockTime",
+    "Collective",
+    "CollectiveTime",
+    "Points",
+    "Profile",
+    "along",
+    "load_profile",
+    "profile_digest",
+    "save_profile",
+]
+
+Collective = Literal["ring", "tree", "server"]
+Points = tuple[tuple[float, float], ...]  # (x, y) in order of x
+
+_LARGEST = 16_000_000  # bytes of a file: about 60,000 points
+_VERSION = 1
+_LONGEST_TEXT = 1000  # characters
+_LONGEST_TIME = 1e6  # seconds
+_MOST_SAMPLES, _MOST_DEVICES, _MOST_BYTES = 10**9, 10**6, 1e18
+
+
+class BlockTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one forward and one backward of a block took on so many samples.
+
+    With `tensor` above 1 so many devices of one host acted as one, and their all-reduces are in the times. `precision`
+    is what the device computed in. The backward is that alone, with nothing recomputed. The loss is in no point: a
+    model's last block may be equal to another, so what its loss takes is added to it from the catalog's figures.
+    """
+
+    block: str  # its digest
+    name: str = ""  # for people
+    device: str  # kind
+    precision: Precision
+    samples: int
+    tensor: int = 1
+    forward_seconds: float
+    backward_seconds: float
+
+
+class CollectiveTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one all-reduce of so many bytes took, from the moment when all participants were ready.
+
+    `hosts` has one entry for each participant, in any order. `root` (server only) is the host of the server.
+    """
+
+    how: Collective
+    hosts: tuple[str, ...]
+    bytes: float
+    seconds: float
+    root: str | None = None
+
+
+class BlockPoints(NamedTuple):
+    """Seconds of a block over samples."""
+
+    forward: Points
+    backward: Points
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """All points of one file."""
+
+    origin: str = ""  # where the times come from, for people
+    blocks: tuple[BlockTime, ...] = ()
+    collectives: tuple[CollectiveTime, ...] = ()
+
+    @cached_property
+    def block_points(self) -> dict[tuple[str, str, Precision, int], BlockPoints]:
+        """Points by block digest, device kind, precision and tensor degree."""
+        found: dict[tuple[str, str, Precision, int], list[BlockTime]] = {}
+        for time in sorted(self.blocks, key=lambda time: time.samples):
+            found.setdefault((time.block, time.device, time.precision, time.tensor), []).append(time)
+        return {
+            key: BlockPoints(
+                tuple((float(time.samples), time.forward_seconds) for time in times),
+                tuple((float(time.samples), time.backward_seconds) for time in times),
+            )
+            for key, times in found.items()
+        }
+
+    @cached_property
+    def _collective_points(self) -> dict[tuple[str, tuple[str, ...], str | None], Points]:
+        found: dict[tuple[str, tuple[str, ...], str | None], list[tuple[float, float]]] = {}
+        for time in sorted(self.collectives, key=lambda time: time.bytes):
+            found.setdefault(_among(time.how, time.hosts, time.root), []).append((time.bytes, time.seconds))
+        return {key: tuple(points) for key, points in found.items()}
+
+    def collective(self, how: str, hosts: Iterable[str], root: str | None, size: float) -> tuple[float, bool] | None:
+        """Seconds of an all-reduce of `size` bytes, and whether just that was measured; None where nothing is known.
+
+        From one point: in proportion to the bytes above it, constant below it; from more as in `along`.
+        """
+        points = self._collective_points.get(_among(how, hosts, root))
+        if points is None:
+            return None
+        exact = any(x == size for x, _ in points)
+        if len(points) == 1:
+            return points[0][1] * max(1.0, size / points[0][0]), exact
+        return along(points, size), exact
+
+
+def _among(how: str, hosts: Iterable[str], root: str | None) -> tuple[str, tuple[str, ...], str | None]:
+    return how, tuple(sorted(hosts)), root
+
+
+def along(points: Points, x: float) -> float:
+    """The value at x of what was measured at two points or more, (x_1, y_1) ... (x_k, y_k), all x above 0.
+
+    Between two points: the straight line through them. Above the last: the line through the last two, or y_k where
+    that falls. Below the first: the line through the first two, kept between y_1 x / x_1 and y_1. So it is never below
+    0, and outside of what was measured it never falls as x grows.
+    """
+    after = min(max(bisect_left(points, x, key=lambda point: point[0]), 1), len(points) - 1)
+    (x0, y0), (x1, y1) = points[after - 1], points[after]
+    if x in (x0, x1):
+        return y0 if x == x0 else y1
+    value = y0 + (y1 - y0) * ((x - x0) / (x1 - x0))
+    if x < x0:
+        return min(y0, max(value, y0 * (x / x0)))
+    return max(y1, value) if x > x1 else value
+
+
+def load_profile(path: str | Path) -> Profile:
+    """Reads a profile; whatever cannot be is a ProfileError that says where it stands."""
+    document = parse_json(read_text(path, _LARGEST, ProfileError), name=str(path), error=ProfileError)
+    document.check("profile", version=_VERSION)
+    profile = document.convert(Profile)
+    for fault in _faults(profile, document):
+        raise fault
+    return profile
+
+
+def save_profile(profile: Profile, path: str | Path) -> None:
+    """Writes the file."""
+    plain: dict[str, Any] = msgspec.to_builtins(profile)
+    write_json(path, {"kind": "profile", "version": _VERSION, **plain})
+
+
+def profile_digest(profile: Profile) -> str:
+    """SHA-256 of all that it says."""
+    return hashlib.sha256(encode_json(profile)).hexdigest()
+
+
+def _faults(profile: Profile, document: Document) -> Iterator[ProfileError]:
+    """What no measurement gives, in the order of the file."""
+    if not _readable(profile.origin):
+        yield _fault(document, ("origin",), profile.origin, _READABLE)
+    seen: dict[object, str] = {}
+    for index, time in enumerate(profile.blocks):
+        yield from _checked(document, ("blocks", index), time, _BLOCK)
+        key = (time.block, time.device, time.precision, time.samples, time.tensor)
+        yield from _twice(document, ("blocks", index), key, seen)
+    for index, one in enumerate(profile.collectives):
+        yield from _checked(document, ("collectives", index), one, _COLLECTIVE)
+        yield from _root_faults(document, ("collectives", index, "root"), one)
+        yield from _twice(document, ("collectives", index), (_among(one.how, one.hosts, one.root), one.bytes), seen)
+
+
+def _readable(text: object) -> bool:
+    return isinstance(text, str) and len(text) <= _LONGEST_TEXT and text.isprintable()
+
+
+def _named(value: object) -> bool:
+    return isinstance(value, str) and is_name(value)
+
+
+def _within(least: float, most: float) -> Any:
+    return lambda value: least <= value <= most
+
+
+_READABLE = f"one line of text that people can see, at most {_LONGEST_TEXT} characters"
+_SECONDS = (_within(0.0, _LONGEST_TIME), f"seconds, from 0 to {_LONGEST_TIME:g}")
+_BLOCK = {
+    "block": (
+        lambda text: _readable(text) and text.strip() != "",
+        "a block's digest, as isthmus model show --json says",
+    ),
+    "name": (_readable, _READABLE),
+    "device": (_named, NAME_RULE),
+    "samples": (_within(1, _MOST_SAMPLES), f"1 to {_MOST_SAMPLES}"),
+    "tensor": (_within(1, _MOST_DEVICES), f"1 to {_MOST_DEVICES}"),
+    "forward_seconds": _SECONDS,
+    "backward_seconds": _SECONDS,
+}
+_COLLECTIVE = {
+    "hosts": (
+        lambda hosts: len(hosts) > 1 and all(map(_named, hosts)),
+        "the hosts of two participants or more, by their names",
+    ),
+    "bytes": (lambda size: 0.0 < size <= _MOST_BYTES, f"above 0, at most {_MOST_BYTES:g}"),
+    "seconds": _SECONDS,
+}
+
+
+def _checked(
+    document: Document, path: tuple[str | int, ...], time: msgspec.Struct, rules: dict[str, tuple[Any, str]]
+) -> Iterator[ProfileError]:
+    for field, (good, expected) in rules.items():
+        value = getattr(time, field)
+        if not good(value):
+            yield _fault(document, (*path, field), list(value) if isinstance(value, tuple) else value, expected)
+
+
+def _root_faults(document: Document, path: tuple[str | int, ...], time: CollectiveTime) -> Iterator[ProfileError]:
+    if time.how == "server" and not _named(time.root):
+        yield _fault(document, path, time.root, "the host of the server")
+    if time.how != "server" and time.root is not None:
+        yield _fault(document, path, time.root, f"none: a {time.how} has no server")
+
+
+def _twice(
+    document: Document, path: tuple[str | int, ...], key: object, seen: dict[object, str]
+) -> Iterator[ProfileError]:
+    first = seen.setdefault(key, show_path(path))
+    if first != show_path(path):
+        yield ProfileError(
+            "a point is given twice",
+            where=document.where(path),
+            found=f"the same at {first}",
+            expected="one time for each point",
+            next="Keep one of the two, or their mean",
+        )
+
+
+def _fault(document: Document, path: tuple[str | int, ...], value: object, expected: str) -> ProfileError:
+    return ProfileError(
+        f"{show_path(path)} cannot be", where=document.where(path), found=show_value(value), expected=expected
+    )

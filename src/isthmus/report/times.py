@@ -1,0 +1,62 @@
+"""Where block times and sync times come from, for people and for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from isthmus.cost.sources import Sources, TimesUsed
+from isthmus.model.profile import Profile
+
+__all__ = ["times_facts", "times_values"]
+
+_MOST_NAMES = 4
+
+
+def times_facts(used: TimesUsed, profile: Profile | None, name: str) -> list[tuple[str, str]]:
+    """Facts in two columns: `times`, `syncs` if the profile and the plan have any, a warning where it is of no use."""
+    if profile is None:
+        return [("times", "roofline from the catalog")]
+    facts = [("times", f"{_counts(used.blocks, name)} from the catalog")]
+    if profile.collectives and used.syncs.total:
+        facts.append(("syncs", f"{_counts(used.syncs, name)} played on the links"))
+    if not used.known:
+        facts.append(("warning", f"{name} knows nothing of this model on these devices; {_contents(profile)}"))
+    return facts
+
+
+def times_values(used: TimesUsed, profile: Profile | None, name: str | None) -> dict[str, Any]:
+    """The same for `--json`."""
+    facts = dict(times_facts(used, profile, name or "the profile"))
+    return {
+        "profile": name,
+        **used.blocks._asdict(),
+        "syncs": used.syncs._asdict(),
+        "text": facts["times"],
+        "warning": facts.get("warning"),
+    }
+
+
+def _counts(sources: Sources, name: str) -> str:
+    return (
+        f"{sources.measured} of {sources.total} measured ({name}), {sources.interpolated} interpolated, "
+        f"{sources.estimated}"
+    )
+
+
+def _contents(profile: Profile) -> str:
+    """What a profile knows, in a few words."""
+    if not profile.blocks and not profile.collectives:
+        return "it has no points"
+    blocks = len({time.block for time in profile.blocks})
+    said = []
+    if blocks:
+        kinds = _names({f"{time.device} in {time.precision}" for time in profile.blocks})
+        said.append(f"{blocks} block{'s' if blocks > 1 else ''} on {kinds}")
+    if profile.collectives:
+        said.append(f"collectives among {_names({host for time in profile.collectives for host in time.hosts})}")
+    return f"it has {' and '.join(said)}"
+
+
+def _names(names: set[str]) -> str:
+    shown = sorted(names)[:_MOST_NAMES]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")

@@ -1,0 +1,120 @@
+"""Profile files, and what lies between measured points. Nasty files: tests/fuzz/corpus/profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isthmus.cluster.spec import PRECISIONS
+from isthmus.errors import ProfileError
+from isthmus.model.profile import BlockTime, CollectiveTime, Profile, along, load_profile, profile_digest, save_profile
+
+seconds = st.floats(0.0, 1e6)
+names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,9}", fullmatch=True)
+block_times = st.builds(
+    BlockTime,
+    block=st.sampled_from(("aa", "bb", "digest of a block")),
+    name=st.sampled_from(("", "h.0", "Größe")),
+    device=names,
+    precision=st.sampled_from(PRECISIONS),
+    samples=st.integers(1, 10**9),
+    tensor=st.integers(1, 64),
+    forward_seconds=seconds,
+    backward_seconds=seconds,
+)
+collective_times = st.builds(
+    CollectiveTime,
+    how=st.sampled_from(("ring", "tree")),
+    hosts=st.lists(names, min_size=2, max_size=4).map(tuple),
+    bytes=st.floats(1e-3, 1e18),
+    seconds=seconds,
+) | st.builds(
+    CollectiveTime, how=st.just("server"), hosts=st.just(("a", "b")), bytes=st.floats(1, 9), seconds=seconds, root=names
+)
+profiles = st.builds(
+    Profile,
+    origin=st.text(st.characters(categories=("L", "N", "P")), max_size=20),
+    blocks=st.lists(block_times, max_size=4, unique_by=lambda t: t.samples).map(tuple),
+    collectives=st.lists(collective_times, max_size=4, unique_by=lambda t: t.bytes).map(tuple),
+)
+points = st.dictionaries(st.integers(1, 60), st.floats(0, 100), min_size=2, max_size=5).map(
+    lambda found: tuple((float(x), y) for x, y in sorted(found.items()))
+)
+
+
+@settings(max_examples=60)
+@given(profiles)
+def test_a_profile_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, profile: Profile) -> None:
+    path = tmp_path_factory.mktemp("profile") / "profile.json"
+    save_profile(profile, path)
+    assert load_profile(path) == profile
+    assert profile_digest(load_profile(path)) == profile_digest(profile)
+    assert json.loads(path.read_text())["kind"] == "profile"
+
+
+@given(points, st.integers(1, 200))
+def test_between_points_it_is_straight_and_outside_it_never_falls(
+    found: tuple[tuple[float, float], ...], x: int
+) -> None:
+    xs, ys = (list(column) for column in zip(*found, strict=True))
+    value = along(found, x)
+    if xs[0] <= x <= xs[-1]:
+        assert value == pytest.approx(np.interp(x, xs, ys), rel=1e-12, abs=1e-12)
+    elif x < xs[0]:
+        assert ys[0] * x / xs[0] * (1 - 1e-12) <= value <= ys[0]
+    else:
+        assert value >= ys[-1]
+    assert value >= 0.0
+    assert all(along(found, a) == b for a, b in found)
+    if x + 1 <= xs[0] or x >= xs[-1]:
+        assert along(found, x + 1) >= value * (1 - 1e-12)
+
+
+@given(points, st.integers(1, 200))
+def test_no_number_of_samples_is_cheaper_than_a_point_or_the_last(
+    found: tuple[tuple[float, float], ...], most: int
+) -> None:
+    """Each sample's part of the time is least where something was measured, or at the most samples."""
+    least = min(along(found, x) / x for x in range(1, most + 1))
+    ends = [x for x, _ in found if x <= most] + [most]
+    assert least >= min(along(found, x) / x for x in ends) * (1 - 1e-9)
+
+
+def test_straight_lines_by_hand() -> None:
+    found = ((2.0, 6.0), (4.0, 8.0), (8.0, 24.0))
+    assert [along(found, x) for x in (1, 2, 3, 4, 6, 8, 10)] == [5.0, 6.0, 7.0, 8.0, 16.0, 24.0, 32.0]
+    steep = ((4.0, 4.0), (8.0, 24.0))  # the line would be below 0 at 1: in proportion instead
+    assert along(steep, 1) == 1.0
+    falling = ((4.0, 8.0), (8.0, 4.0))  # a measurement may fall; what lies outside of it may not
+    assert [along(falling, x) for x in (1, 6, 100)] == [8.0, 6.0, 4.0]
+
+
+def test_collectives_are_known_by_their_hosts_in_any_order() -> None:
+    one = CollectiveTime(how="ring", hosts=("a", "b", "a"), bytes=100.0, seconds=2.0)
+    profile = Profile(collectives=(one,))
+    assert profile.collective("ring", ("b", "a", "a"), None, 100.0) == (2.0, True)
+    assert profile.collective("ring", ("a", "a", "b"), None, 300.0) == (6.0, False)
+    assert profile.collective("ring", ("a", "b", "a"), None, 1.0) == (2.0, False)
+    assert profile.collective("ring", ("a", "b"), None, 100.0) is None
+    assert profile.collective("tree", ("a", "b", "a"), None, 100.0) is None
+    more = Profile(collectives=(one, CollectiveTime(how="ring", hosts=("b", "a", "a"), bytes=200.0, seconds=3.0)))
+    assert more.collective("ring", ("a", "a", "b"), None, 150.0) == (2.5, False)
+    assert more.collective("ring", ("a", "a", "b"), None, 400.0) == (5.0, False)
+
+
+def test_errors_say_where_and_what(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    point = {
+        "block": "b", "device": "T4", "precision": "fp32", "samples": 0, "forward_seconds": 1, "backward_seconds": 1
+    }  # fmt: skip
+    path.write_text(json.dumps({"kind": "profile", "version": 1, "blocks": [point]}))
+    with pytest.raises(ProfileError) as caught:
+        load_profile(path)
+    assert str(caught.value) == (
+        f"{path} at blocks[0].samples: blocks[0].samples cannot be. Found 0. Expected 1 to 1000000000."
+    )
