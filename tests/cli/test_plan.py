@@ -129,7 +129,7 @@ def test_other_inputs_than_the_plan_was_made_from_are_said(
     assert "made from another" not in isthmus("simulate", file).out
     faster.write_text(box.read_text().replace("devices: {RTX", "bandwidth: 90 GB/s, devices: {RTX"))
     assert isthmus("simulate", file, "--cluster", faster, "--json").values["inputs_match"] is False
-    assert "made from another cluster, job or model" in isthmus("simulate", file, "--cluster", faster).out
+    assert "made from another cluster, job, model or profile" in isthmus("simulate", file, "--cluster", faster).out
     text = tmp_path / "mine.plan"
     isthmus("plan", saved_model, "--cluster", box, "-o", text)
     assert isthmus("simulate", text, "--cluster", box, "--json").values["inputs_match"] is None

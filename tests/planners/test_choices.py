@@ -84,7 +84,7 @@ def test_pruned_jobs_have_masks_and_send_kept_values() -> None:
     assert max(pruned.price.memory.values()) < max(dense.price.memory.values())
 
 
-@pytest.mark.parametrize("planner", ["data", "pipeline", "grid"])
+@pytest.mark.parametrize("planner", ["data", "pipeline", "tensor", "fsdp", "grid", "region", "classes"])
 def test_places_bind_every_planner(planner: str) -> None:
     task = problem(two_regions(), chain(8, width=256), place={"h.6": "west"})
     choice = choose_plan(task, planner=planner)
@@ -163,7 +163,7 @@ def test_very_many_devices() -> None:
     plan = make_plan(task, build_stages(task, [0], [members], Way()), 1)
     notes = notes_on(task, plan, Timeline(1.0, (), (), ()), spent=False, crowded=0)
     assert sync_messages(plan) == 2 * 720 * 719 and any("720 devices were tried in one bucket only" in n for n in notes)
-    large = problem(parse_cluster(text.replace("HOSTS", "125")), graph, batch=1000)
+    large = problem(parse_cluster(text.replace("HOSTS", "125")), chain(6, width=256, rows=2**22), batch=1000)
     few = choose_plan(large, planner="data-even", calls=1, budget=1.5)
     assert any("rings of 1000 devices were passed over" in note for note in few.notes)
 

@@ -61,7 +61,7 @@ def devices_of(choice: Choice) -> list[str]:
 @pytest.mark.parametrize(("tied", "sparsity"), [(False, None), (True, None), (True, 0.5)])
 def test_every_plan_of_every_scheme_is_valid_and_not_below_its_bounds(tied: bool, sparsity: float | None) -> None:
     """And the search, which leaves out what its bounds tell it to, finds the best of all of them."""
-    task = problem(two_regions(), chain(8, tied=tied, width=256), sparsity=sparsity)
+    task = problem(two_regions(), chain(6, tied=tied, width=256), batch=8, sparsity=sparsity)
     bound, room = lower_bound(task), Room(task)
     for name, scheme in SCHEMES.items():
         fastest = float("inf")
@@ -79,6 +79,9 @@ def test_every_plan_of_every_scheme_is_valid_and_not_below_its_bounds(tied: bool
 @settings(max_examples=15)
 @given(st.integers(3, 12), st.integers(1, 64), st.booleans(), st.sampled_from(PLANNERS))
 def test_any_model_and_batch(blocks: int, batch: int, tied: bool, planner: str) -> None:
+    batch = (
+        max(batch, 2) if planner == "fsdp" else batch
+    )  # state is sharded over two devices or more, each with samples
     task = problem(two_regions(), chain(blocks, tied=tied), batch)
     choice = choose_plan(task, planner=planner, calls=40)
     assert choice.price.fits

@@ -8,7 +8,7 @@ import numpy as np
 
 from isthmus.planners.problem import Bools, Floats
 
-__all__ = ["balanced_cut", "best_cut", "pipeline_seconds", "stage_sums"]
+__all__ = ["balanced_cut", "best_cut", "even_limits", "pipeline_seconds", "span_sums", "stage_sums"]
 
 
 def best_cut(costs: Iterable[Floats]) -> list[int] | None:
@@ -47,12 +47,24 @@ def balanced_cut(weights: Sequence[Floats], fits: Sequence[Bools] | None = None)
     """
     blocks = len(weights[0])
     ordered = np.arange(blocks)[:, None] < np.arange(blocks + 1)
+    sums = {id(row): span_sums(row) for row in weights}
     return best_cut(
-        np.where(ordered if fits is None else fits[s], _span_sums(row), np.inf) for s, row in enumerate(weights)
+        np.where(ordered if fits is None else fits[s], sums[id(row)], np.inf) for s, row in enumerate(weights)
     )
 
 
-def _span_sums(row: Floats) -> Floats:
+def even_limits(row: Floats) -> Floats:
+    """The weight of the heaviest stage in the most even cut into 1, 2, ... stages, up to one a block."""
+    sums, blocks = span_sums(row), len(row)
+    best, limits = np.append(0.0, np.full(blocks, np.inf)), []
+    cost = np.where(np.arange(blocks)[:, None] < np.arange(blocks + 1), sums, np.inf)
+    for _ in range(blocks):
+        best = np.maximum(best[:-1, None], cost).min(axis=0)
+        limits.append(best[-1])
+    return np.array(limits)
+
+
+def span_sums(row: Floats) -> Floats:
     """[a, b]: the sum over blocks a .. b - 1."""
     sums = np.concatenate(([0.0], np.cumsum(row)))
     return np.asarray(sums[None, :] - sums[:-1, None])
@@ -63,11 +75,20 @@ def stage_sums(row: Floats, firsts: Sequence[int]) -> Floats:
     return np.asarray(np.add.reduceat(row, firsts))
 
 
-def pipeline_seconds(stages: Floats, micro_batches: int) -> float:
-    """What a pipeline needs at least, for stages that compute a micro-batch, both ways, in so many seconds.
+def pipeline_seconds(
+    most: Floats, micro_batches: int, least: Floats | None = None, hops: Floats | None = None, ahead: int = 0
+) -> float:
+    """What a pipeline by 1f1b needs at least (`staged` says why); a row that must wait for nothing has no `hops`.
 
-    One micro-batch goes through all stages and back; and every stage waits for those before it, before its first
-    forward and after its last backward.
+    `most` and `least` are the seconds of each stage's slowest and quickest replica for a micro-batch, both ways;
+    `hops` those of messages to the next stage and back.
     """
-    before = np.cumsum(stages) - stages
-    return float(max(stages.sum(), (micro_batches * stages + before).max()))
+    least = most if least is None else least
+    after = np.append(np.zeros(len(most) - 1) if hops is None else hops, 0.0)
+    way = np.concatenate(([0.0], np.cumsum(least + after)))  # to each stage and back; then to the end and back
+    if not way[-1] < np.inf:
+        return float("inf")
+    flight = np.arange(len(most), 0, -1) + ahead
+    around = most - least + way[-1] - way[:-1]
+    busy = np.maximum(micro_batches * most, -(-micro_batches // flight) * around)
+    return float(max(way[-1], (way[:-1] + busy).max()))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations, groupby
 
+from isthmus.cluster.spec import Cluster
 from isthmus.planners.problem import Problem
 
-__all__ = ["device_sets", "fastest", "largest_host", "tensor_groups"]
+__all__ = ["best_link", "device_sets", "fastest", "largest_host", "tensor_groups"]
 
 
 def device_sets(problem: Problem) -> list[tuple[str, ...]]:
@@ -19,7 +21,7 @@ def device_sets(problem: Problem) -> list[tuple[str, ...]]:
     by_host: dict[str, list[str]] = {}
     for device in usable:
         by_host.setdefault(cluster.devices[device].host, []).append(device)
-    ranked = sorted(by_host, key=lambda host: -sum(_speed(problem, device) for device in by_host[host]))
+    ranked = sorted(by_host, key=lambda host: -sum(problem.speed(device) for device in by_host[host]))
     leading = [set(ranked[: 2**i]) for i in range(len(ranked).bit_length())]
     shapes = {_shape(problem, host): host for host in reversed(by_host)}
     sets = [
@@ -40,17 +42,11 @@ def _shape(problem: Problem, host: str) -> tuple[object, ...]:
     return (it.region, tuple(it.devices.items()), it.bandwidth, it.latency, it.bus, it.memory, it.cores, places)
 
 
-def _speed(problem: Problem, device: str) -> float:
-    """Samples of the whole model in a second, where nothing but the work counts."""
-    seconds = float(problem.table.least(problem.cluster.devices[device].kind).sum())
-    return 1.0 / seconds if seconds > 0.0 else 1.0
-
-
 def fastest(problem: Problem, devices: Sequence[str], count: int) -> tuple[str, ...]:
     """So many of the devices, the fastest, in the order in which they are given."""
     if len(devices) <= count:
         return tuple(devices)
-    chosen = set(sorted(devices, key=lambda device: -_speed(problem, device))[:count])
+    chosen = set(sorted(devices, key=lambda device: -problem.speed(device))[:count])
     return tuple(device for device in devices if device in chosen)
 
 
@@ -59,9 +55,19 @@ def largest_host(problem: Problem) -> int:
     return max(max(host.devices.values(), default=0) for host in problem.cluster.hosts.values())
 
 
+def best_link(cluster: Cluster, a: str, b: str) -> tuple[float, float] | None:
+    """The largest bandwidth and, as a negative number, the least latency of links between hosts of two regions."""
+    where = {name: host.region for name, host in cluster.hosts.items()}
+    links = [link for link in cluster.links if sorted(where.get(end, end) for end in link.between) == sorted((a, b))]
+    if not links:
+        return None
+    return max(float(link.bandwidth) for link in links), -min(float(link.latency) for link in links)
+
+
 def tensor_groups(problem: Problem, devices: Sequence[str], degree: int) -> list[tuple[str, ...]]:
     """Groups of equal devices of one host, or of several hosts if none is large enough; a rest stays idle."""
-    cluster, wide = problem.cluster, degree > largest_host(problem)
+    cluster = problem.cluster
+    wide = degree > max(Counter(device.rpartition("/")[0] for device in devices).values())
     groups: list[tuple[str, ...]] = []
     for _, members in groupby(devices, key=lambda d: cluster.devices[d].kind if wide else d.rpartition("/")[0]):
         row = list(members)

@@ -1,7 +1,7 @@
 """Equal tensor x pipeline x data degrees, as Megatron lays them out: one cut and one share for all.
 
 Tensor groups inside, data next, pipeline outermost. The cut gives even layers (what comes once, an embedding or a head,
-is not counted) or even times, as far as memory lets it.
+is not counted) or even times, as far as memory lets it. `tensor` is the same with one stage, and tensor groups only.
 """
 
 from __future__ import annotations
@@ -14,19 +14,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from isthmus.cost.compute import Group
-from isthmus.cost.flat import group_of
 from isthmus.errors import NoPlanError, UsageError
 from isthmus.plan.types import Plan
-from isthmus.planners.cuts import balanced_cut, best_cut, pipeline_seconds, stage_sums
+from isthmus.planners.cuts import balanced_cut
 from isthmus.planners.devices import device_sets, largest_host, tensor_groups
 from isthmus.planners.ideas import Idea, Version
-from isthmus.planners.pieces import build_stages, make_plan, ring_seconds
-from isthmus.planners.problem import Bools, Floats, Problem
-from isthmus.planners.room import Need, Room, Way
+from isthmus.planners.pieces import least_ring
+from isthmus.planners.problem import Fact, Floats, Problem
+from isthmus.planners.room import Room, Way
 from isthmus.planners.shares import divisors, micro_batch_counts
+from isthmus.planners.staged import Staged, least_seconds, nearest, staged_plan, versions
 
-__all__ = ["Fix", "cannot_have", "grid", "megatron_plan", "parse_fix"]
+__all__ = [
+    "Fix",
+    "cannot_have",
+    "divides_heads",
+    "even_layers",
+    "grid",
+    "megatron_plan",
+    "micro_sizes",
+    "parse_fix",
+    "tensor",
+    "ways_of",
+]
 
 
 class Fix(NamedTuple):
@@ -45,7 +55,7 @@ class _Layout(NamedTuple):
     """Degrees with the groups that fill them, stage by stage."""
 
     groups: tuple[tuple[str, ...], ...]
-    facts: tuple[tuple[str, Group], ...]  # kind and links of each group
+    facts: tuple[Fact, ...]  # kind and links of each group
     tp: int
     pp: int
     dp: int
@@ -70,42 +80,51 @@ def parse_fix(text: str) -> Fix:
 
 def grid(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
     """Every layout that the devices, the heads and the batch allow."""
-    return (_idea(problem, room, layout, fix) for layout in _layouts(problem, fix))
+    return (_idea(problem, room, layout, fix) for layout in _layouts(problem, fix, _tensor_degrees(problem, fix)))
+
+
+def tensor(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
+    """The model as one stage of tensor groups of any size, which may span hosts; data parallel over the rest."""
+    one = Fix(pp=1)
+    most = max(Counter(problem.cluster.devices[device].kind for device in problem.usable).values())
+    degrees = [tp for tp in range(2, most + 1) if divides_heads(problem, tp)]
+    return (_idea(problem, room, layout, one) for layout in _layouts(problem, one, degrees))
 
 
 def megatron_plan(problem: Problem, fix: Fix) -> Plan:
     """The plain layout of pinned degrees, whether it fits or not: even layers, replicated, nothing recomputed."""
-    layout = next(_layouts(problem, fix))
-    weights = _weights(problem, layout, fix)[0]
-    firsts = balanced_cut([weights] * layout.pp, [_can_split(problem, layout.tp)] * layout.pp)
+    layout = next(_layouts(problem, fix, _tensor_degrees(problem, fix)))
+    weights, room = _weights(problem, layout, fix)[0], Room(problem)
+    firsts = balanced_cut([weights] * layout.pp, [room.splits(layout.tp)] * layout.pp)
     if firsts is None:
         raise cannot_have(problem, fix)
-    return _plan(problem, layout, firsts, Way())
+    return staged_plan(problem, _staged(layout), firsts, Way())
 
 
-def _layouts(problem: Problem, fix: Fix) -> Iterator[_Layout]:
+def _layouts(problem: Problem, fix: Fix, degrees: Sequence[int]) -> Iterator[_Layout]:
     seen = set()
     for devices in device_sets(problem):
-        for tp in _tensor_degrees(problem, fix):
+        for tp in degrees:
             groups = tensor_groups(problem, devices, tp)
-            facts = [(problem.cluster.devices[group[0]].kind, group_of(problem.cluster, group)) for group in groups]
+            facts = [problem.fact(group) for group in groups]
             for pp, dp in _degrees(problem, len(groups), tp, fix):
                 used, known = tuple(groups[: pp * dp]), tuple(facts[: pp * dp])
                 if (used, pp) in seen:
                     continue
                 seen.add((used, pp))
-                for micro in _micro_sizes(problem, dp, fix):
+                for micro in micro_sizes(problem, dp, fix.micro):
                     yield _Layout(used, known, tp, pp, dp, micro, problem.job.batch // (dp * micro))
 
 
 def _tensor_degrees(problem: Problem, fix: Fix) -> list[int]:
     """Degrees that the model's heads and the largest host allow; a pinned one may span hosts."""
     if fix.tp is not None:
-        return [fix.tp] if fix.tp == 1 or _divides_heads(problem, fix.tp) else []
-    return [tp for tp in range(1, largest_host(problem) + 1) if tp == 1 or _divides_heads(problem, tp)]
+        return [fix.tp] if fix.tp == 1 or divides_heads(problem, fix.tp) else []
+    return [tp for tp in range(1, largest_host(problem) + 1) if tp == 1 or divides_heads(problem, tp)]
 
 
-def _divides_heads(problem: Problem, tp: int) -> bool:
+def divides_heads(problem: Problem, tp: int) -> bool:
+    """Whether every block that can be split can be split so many ways, and there is one."""
     heads = {block.tensor.heads for block in problem.graph.blocks if block.tensor is not None}
     return bool(heads) and all(head % tp == 0 for head in heads)
 
@@ -126,105 +145,78 @@ def _degrees(problem: Problem, groups: int, tp: int, fix: Fix) -> Iterator[tuple
                 yield pp, dp
 
 
-def _micro_sizes(problem: Problem, dp: int, fix: Fix) -> list[int]:
+def micro_sizes(problem: Problem, dp: int, pinned: int | None = None) -> list[int]:
+    """Samples of a micro-batch on one of so many equal replicas."""
     share = problem.job.batch // dp
-    if fix.micro is not None:
-        return [fix.micro] if share % fix.micro == 0 else []
+    if pinned is not None:
+        return [pinned] if share % pinned == 0 else []
     return [share // count for count in micro_batch_counts(share, 1, most=5)]
 
 
 def _idea(problem: Problem, room: Room, layout: _Layout, fix: Fix) -> Idea:
     """A layout; no cut of it is faster than one whose stages grow so that all are busy to the end.
 
-    With T seconds for the whole model, m micro-batches and p stages that is T / (1 - (1 - 1 / m)^p).
+    With T seconds for the whole model, m micro-batches and p stages that is T / (1 - (1 - 1 / m)^p), or m T / p where
+    stages need not wait for each other.
     """
-    rows = {fact: problem.block_seconds(*fact, layout.micro) for fact in dict.fromkeys(layout.facts)}
-    whole = min(float(row.sum()) for row in rows.values())
-    seconds = whole / (1.0 - (1.0 - 1.0 / layout.micro_batches) ** layout.pp)
-    memory = sum(problem.cluster.kinds[kind].memory for kind, _ in layout.facts) * layout.tp
+    whole = min(float(problem.block_seconds(*fact, layout.micro).sum()) for fact in dict.fromkeys(layout.facts))
+    busy = 1.0 - (1.0 - 1.0 / layout.micro_batches) ** layout.pp if problem.serial else layout.pp / layout.micro_batches
     return Idea(
-        seconds,
-        memory,
-        layout.micro,
-        partial(_versions, problem, room, layout, fix),
-        partial(_nearest, problem, room, layout),
+        seconds=max(whole / busy, _slow_links(problem, layout)),
+        memory=sum(problem.cluster.kinds[kind].memory for kind, _ in layout.facts) * layout.tp,
+        samples=layout.micro,
+        versions=partial(_versions, problem, room, layout, fix),
+        nearest=lambda: nearest(problem, room, _staged(layout), ways_of(layout.dp)[-1]),
     )
 
 
-def _ways(layout: _Layout) -> list[Way]:
+def _slow_links(problem: Problem, layout: _Layout) -> float:
+    """Seconds that a layout over several regions, or of one stage, needs at least for its messages."""
+    regions = [problem.cluster.host_of(group[0]).region for group in layout.groups]
+    borders = [s for s in range(layout.pp - 1) if regions[s * layout.dp] != regions[(s + 1) * layout.dp]]
+    if layout.pp == 1:
+        elements = problem.table.span(0, len(problem.graph.blocks) - 1).elements * (problem.kept or 1.0)
+        return least_ring(problem, [group[0] for group in layout.groups], elements / layout.tp).sending
+    return least_seconds(problem, _staged(layout), borders) if borders else 0.0
+
+
+def ways_of(dp: int) -> list[Way]:
+    """How so many equal replicas may hold their state."""
     ways = [Way(recompute=recompute) for recompute in (False, True)]
-    sharded = [Way(way.recompute, "sharded-optimizer") for way in ways] if layout.dp > 1 else []
+    sharded = [Way(way.recompute, "sharded-optimizer") for way in ways] if dp > 1 else []
     return [*ways, *sharded]
 
 
-def _stage(layout: _Layout, s: int) -> slice:
-    return slice(s * layout.dp, (s + 1) * layout.dp)
-
-
-def _needs(layout: _Layout) -> list[Need]:
-    stages = [tuple(d for group in layout.groups[_stage(layout, s)] for d in group) for s in range(layout.pp)]
-    return [
-        Need(devices, layout.tp, layout.dp, layout.micro, min(layout.pp - s, layout.micro_batches))
-        for s, devices in enumerate(stages)
-    ]
+def _staged(layout: _Layout) -> Staged:
+    members = [(group, layout.micro) for group in layout.groups]
+    stages = tuple(tuple(members[s * layout.dp : (s + 1) * layout.dp]) for s in range(layout.pp))
+    return Staged(stages, layout.micro_batches)
 
 
 def _versions(problem: Problem, room: Room, layout: _Layout, fix: Fix) -> list[Version]:
     """Each way to hold the state, with each cut that fits so."""
-    rows = {fact: problem.block_seconds(*fact, layout.micro) for fact in dict.fromkeys(layout.facts)}
-    needs, found = _needs(layout), {}
-    split = _can_split(problem, layout.tp)
-    for way in _ways(layout):
-        fits = [room.fits(need, way) & split for need in needs]
-        for weights in _weights(problem, layout, fix):
-            firsts = balanced_cut([weights] * layout.pp, fits)
-            if firsts is not None and (way, tuple(firsts)) not in found:
-                seconds = _seconds(problem, layout, rows, firsts, way)
-                found[way, tuple(firsts)] = Version(seconds, partial(_plan, problem, layout, firsts, way))
-    return sorted(found.values(), key=lambda version: version.seconds)
+    rows = [[weights] * layout.pp for weights in _weights(problem, layout, fix)]
+    cuts = [lambda _, row=row: row for row in rows]
+    return versions(problem, room, _staged(layout), cuts, ways_of(layout.dp))
 
 
-def _nearest(problem: Problem, room: Room, layout: _Layout) -> Plan | None:
-    way, split = _ways(layout)[-1], _can_split(problem, layout.tp)
-    firsts = best_cut(np.where(split, room.filled(need, way), np.inf) for need in _needs(layout))
-    return None if firsts is None else _plan(problem, layout, firsts, way)
+def even_layers(problem: Problem) -> Floats:
+    """What Megatron counts: work that comes more than once, block by block. All 0 where none does.
 
-
-def _can_split(problem: Problem, tp: int) -> Bools:
-    """Which runs of blocks have something that a tensor group can split; one device can have any."""
-    able = [tp == 1 or block.tensor is not None for block in problem.graph.blocks]
-    sums = np.concatenate(([0], np.cumsum(able)))
-    return np.asarray(sums[None, :] > sums[:-1, None])
+    By FLOPs, not by digest: the last layer has the model's last norm in it and is a layer all the same.
+    """
+    work = [block.forward_flops for block in problem.graph.blocks]
+    often = Counter(work)
+    return np.array([flops if often[flops] > 1 else 0.0 for flops in work])
 
 
 def _weights(problem: Problem, layout: _Layout, fix: Fix) -> list[Floats]:
     """What is to be even: layers, as Megatron cuts and, if all is free, times."""
-    often = Counter(block.digest for block in problem.graph.blocks)
-    layers = np.array([block.forward_flops if often[block.digest] > 1 else 0.0 for block in problem.graph.blocks])
+    layers = even_layers(problem)
     times = problem.block_seconds(*layout.facts[0], 1).sum(axis=0)
     if not layers.any():
         return [times]
     return [layers] if fix != Fix() else [layers, times]
-
-
-def _seconds(
-    problem: Problem, layout: _Layout, rows: dict[tuple[str, Group], Floats], firsts: Sequence[int], way: Way
-) -> float:
-    """What the layout needs at least with this cut: its slowest replicas' computing, or its slowest ring."""
-    sums = {fact: stage_sums(row[0] * (2 if way.recompute else 1) + row[1], firsts) for fact, row in rows.items()}
-    slowest = [max(sums[fact][s] for fact in layout.facts[_stage(layout, s)]) for s in range(layout.pp)]
-    sending = 0.0
-    for s, (a, b) in enumerate(zip(firsts, (*firsts[1:], len(problem.graph.blocks)), strict=True)):
-        span = problem.table.span(a, b - 1)
-        elements = (span.elements - span.split_elements * (1.0 - 1.0 / layout.tp)) * (problem.kept or 1.0)
-        members = [group[0] for group in layout.groups[_stage(layout, s)]]
-        sending = max(sending, ring_seconds(problem, members, elements))
-    return max(sending, pipeline_seconds(np.array(slowest), layout.micro_batches))
-
-
-def _plan(problem: Problem, layout: _Layout, firsts: Sequence[int], way: Way) -> Plan:
-    members = [[(group, layout.micro) for group in layout.groups[_stage(layout, s)]] for s in range(layout.pp)]
-    return make_plan(problem, build_stages(problem, firsts, members, way), layout.micro_batches)
 
 
 def cannot_have(problem: Problem, fix: Fix) -> NoPlanError:
@@ -232,8 +224,8 @@ def cannot_have(problem: Problem, fix: Fix) -> NoPlanError:
     tp, pp, dp, batch = fix.tp or 1, fix.pp or 1, fix.dp or 1, problem.job.batch
     most = max(Counter(problem.cluster.devices[device].kind for device in problem.usable).values())
     groups = len(tensor_groups(problem, problem.usable, tp))
-    degrees = [1, *(d for d in range(2, most + 1) if _divides_heads(problem, d))]
-    if tp > 1 and not _divides_heads(problem, tp):
+    degrees = [1, *(d for d in range(2, most + 1) if divides_heads(problem, d))]
+    if tp > 1 and not divides_heads(problem, tp):
         what, expected = f"the model cannot be split {tp} ways", f"tp one of {', '.join(map(str, degrees))}"
     elif not groups:
         what, expected = f"there are no {tp} equal devices that can talk", f"tp at most {max(degrees)}"

@@ -23,5 +23,5 @@ class Idea(NamedTuple):
     seconds: float  # no plan of it is faster
     memory: float  # bytes of all its devices together
     samples: int  # of a micro-batch on one replica
-    versions: Callable[[], list[Version]]  # fastest first: the first that fits is the best of them
+    versions: Callable[[], list[Version]]  # best bound first
     nearest: Callable[[], Plan | None]  # what misses least where none fits; None where places forbid all

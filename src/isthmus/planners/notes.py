@@ -16,6 +16,13 @@ from isthmus.units import format_bandwidth, format_bytes, format_seconds
 __all__ = ["missing_bytes", "notes_on", "nothing_fits"]
 
 
+_NEEDS = {
+    "tensor": "blocks that can be split, and as many equal devices that can talk",
+    "fsdp": "two devices or more that can talk",
+    "region": "two regions or more",
+}  # what a scheme cannot do without
+
+
 def notes_on(problem: Problem, plan: Plan, timeline: Timeline, *, spent: bool, crowded: int) -> tuple[str, ...]:
     """What the plan rests on. `spent`: the budget ended the search; `crowded`: size of a ring that was passed over."""
     notes = [f"{kind} is left out: it lacks {problem.precision} or is slow in it" for kind in problem.left_out]
@@ -91,12 +98,13 @@ def nothing_fits(
             expected="places that a run of blocks in the model's order can keep, on devices that can talk",
             next="Leave out a place, or give a larger one: a region instead of a host",
         )
+    needs = _NEEDS.get(wanted[0]) if len(wanted) == 1 else None
     return NoPlanError(
         f"{_schemes(wanted)} can run",
         where=where,
         found=f"{len(problem.usable)} devices",
-        expected="devices that can talk",
-        next="Add links to the cluster file",
+        expected=needs or "devices that can talk",
+        next="Choose another --planner, or leave it out" if needs else "Add links to the cluster file",
     )
 
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
+from isthmus.cost.memory import moment_bytes
 from isthmus.cost.tables import ModelTable
 from isthmus.plan.types import How, Pipeline, Plan, Replica, Schedule, Stage, Sync
 from isthmus.planners.problem import Problem
 from isthmus.planners.room import BUCKET, Way
 
-__all__ = ["ONE_BUCKET", "build_stages", "make_plan", "make_syncs", "ring_seconds", "sync_messages"]
+__all__ = [
+    "ONE_BUCKET",
+    "Ring",
+    "build_stages",
+    "least_ring",
+    "least_update",
+    "make_plan",
+    "make_syncs",
+    "sync_messages",
+]
 
 Members = Sequence[Sequence[tuple[tuple[str, ...], int]]]  # stage by stage: devices and share of each replica
 
@@ -26,9 +37,15 @@ def make_plan(
     schedule: Schedule = "1f1b",
     how: How = "ring",
     ahead: int = 0,
+    bucket: float = BUCKET,
 ) -> Plan:
-    """A plan of one pipeline with its syncs; where there is a mask, rings send kept values only."""
-    if problem.kept is not None and how == "ring":
+    """A plan of one pipeline with its syncs; where there is a mask, rings send kept values only.
+
+    `bucket`: bytes of each sync at least. Where state is sharded whole, a bucket is also what is gathered at a time,
+    and rings send all values.
+    """
+    gathered = any(stage.state == "sharded-all" for stage in stages)
+    if problem.kept is not None and how == "ring" and not gathered:
         how = "sparse"
     pipeline = Pipeline(
         job=problem.job,
@@ -36,15 +53,20 @@ def make_plan(
         precision=problem.precision,
         micro_batches=micro_batches,
         stages=tuple(stages),
-        syncs=make_syncs(problem.table, stages, how),
+        syncs=make_syncs(problem.table, stages, how, bucket, micro_batches if gathered else 0),
         schedule=schedule,
         ahead=ahead,
     )
     return Plan(cluster=problem.cluster.name, parts=(pipeline,))
 
 
-def make_syncs(table: ModelTable, stages: Sequence[Stage], how: How) -> tuple[Sync, ...]:
-    """Buckets of about BUCKET bytes in every stage with several replicas, last blocks first; ties get their own."""
+def make_syncs(
+    table: ModelTable, stages: Sequence[Stage], how: How, bucket: float = BUCKET, gathers: int = 0
+) -> tuple[Sync, ...]:
+    """Buckets of so many bytes or more in every stage with several replicas, last blocks first; ties get their own.
+
+    `gathers`: how often their weights are gathered and their gradients reduced; 0: they are reduced once.
+    """
     graph = table.graph
     spans = [(graph.by_name[stage.first], graph.by_name[stage.last]) for stage in stages]
     syncs = []
@@ -61,12 +83,19 @@ def make_syncs(table: ModelTable, stages: Sequence[Stage], how: How) -> tuple[Sy
             syncs.append(Sync(bucket=name, how=ring, parameters=(name,), participants=tuple(dict.fromkeys(holders))))
     for s, (stage, span) in enumerate(zip(stages, spans, strict=True)):
         if len(stage.replicas) > 1:
-            syncs.extend(_stage_syncs(table, stage, s, span, how, tied))
+            syncs.extend(_stage_syncs(table, stage, s, span, how, tied, bucket, gathers))
     return tuple(syncs)
 
 
 def _stage_syncs(
-    table: ModelTable, stage: Stage, number: int, span: tuple[int, int], how: How, tied: set[str]
+    table: ModelTable,
+    stage: Stage,
+    number: int,
+    span: tuple[int, int],
+    how: How,
+    tied: set[str],
+    bucket: float,
+    gathers: int,
 ) -> Iterable[Sync]:
     graph, replicas = table.graph, len(stage.replicas)
     own = [
@@ -74,7 +103,7 @@ def _stage_syncs(
         for block in reversed(graph.blocks[span[0] : span[1] + 1])
     ]
     total = sum(elements for _, elements in own) * table.width
-    size = max(BUCKET, total * 2 * replicas**2 / _MESSAGES)
+    size = max(bucket, total * _rounds(gathers) * replicas**2 / _MESSAGES)
     participants = tuple(replica.devices[0] for replica in stage.replicas)
     words: list[str] = []
     held, count = 0.0, 0
@@ -103,27 +132,60 @@ def build_stages(problem: Problem, firsts: Sequence[int], replicas: Members, way
     ]
 
 
+def _rounds(gathers: int) -> int:
+    """How often a ring of n goes round, in n - 1 steps: to reduce and to gather or, each time, to gather twice too."""
+    return 3 * gathers or 2
+
+
 def sync_messages(plan: Plan) -> int:
-    """Messages of all rings of a plan: a ring of n passes 2 (n - 1) parts from each of its n members to the next."""
-    syncs = [sync for part in plan.parts if isinstance(part, Pipeline) for sync in part.syncs]
-    return sum(2 * len(sync.participants) * (len(sync.participants) - 1) * sync.segments for sync in syncs)
+    """Messages of all rings of a plan: a ring of n passes n - 1 parts from each of its n members to the next.
+
+    Members of equal tensor groups have rings of their own.
+    """
+    messages = 0
+    for part in plan.parts:
+        if isinstance(part, Pipeline):
+            gathered = any(stage.state == "sharded-all" for stage in part.stages)
+            rounds = _rounds(part.micro_batches if gathered else 0)
+            degree = {replica.devices[0]: len(replica.devices) for stage in part.stages for replica in stage.replicas}
+            for sync in part.syncs:
+                degrees, n = {degree[member] for member in sync.participants}, len(sync.participants)
+                messages += rounds * n * (n - 1) * sync.segments * (degrees.pop() if len(degrees) == 1 else 1)
+    return messages
 
 
-def ring_seconds(problem: Problem, members: Sequence[str], elements: float) -> float:
-    """What a ring of gradients needs at least: each member passes 2 (n - 1) n-th parts of all bytes to the next.
+class Ring(NamedTuple):
+    """What a ring of gradients needs at least."""
 
-    Between two hosts they pass a link and both nics; a pair of hosts that cannot talk gives infinity.
+    sending: float  # seconds in which its slowest member passes on all that it has to
+    travel: float  # seconds in which the last part goes around, to be summed up and to be spread
+
+
+def least_ring(problem: Problem, members: Sequence[str], elements: float, rings: int = 1) -> Ring:
+    """Of n members each passes 2 (n - 1) n-th parts of all bytes to the next; a part passes 2 (n - 1) members.
+
+    Between two hosts they pass a link and both nics, which all `rings` of equal tensor groups share. Infinite where two
+    hosts cannot talk. Nothing where collectives were measured: those may take any time.
     """
     count = len(members)
-    if count < 2:
-        return 0.0
-    cluster, slowest = problem.cluster, float("inf")
+    if count < 2 or (problem.profile is not None and problem.profile.collectives):
+        return Ring(0.0, 0.0)
+    cluster, slowest, latencies = problem.cluster, float("inf"), list[float]()
     for a, b in pairwise((*members, members[0])):
         host, other = cluster.host_of(a), cluster.host_of(b)
         if host.name == other.name:
             slowest = min(slowest, host.bandwidth)
+            latencies.append(host.latency)
         elif (link := cluster.link(host.name, other.name)) is not None:
-            slowest = min(slowest, link.bandwidth, host.nic, other.nic)
+            slowest = min(slowest, min(link.bandwidth, host.nic, other.nic) / rings)
+            latencies.append(link.latency)
         else:
-            return float("inf")
-    return 2.0 * (count - 1) / count * elements * problem.table.width / slowest
+            return Ring(float("inf"), float("inf"))
+    sending = 2.0 * (count - 1) / count * elements * problem.table.width / slowest
+    return Ring(sending, 2.0 * (sum(latencies) - max(latencies)))
+
+
+def least_update(problem: Problem, kind: str, elements: float) -> float:
+    """Seconds in which a device of this kind at least reads and writes what an update of so many elements takes."""
+    moved = 12.0 + 2 * moment_bytes(problem.job.optimizer)
+    return elements * (problem.kept or 1.0) * moved / problem.cluster.kinds[kind].memory_bandwidth

@@ -31,6 +31,7 @@ Progress = Callable[[str, int], None]  # the scheme being tried, plans priced so
 
 _MOST_IDEAS = 400  # of one scheme
 _MOST_NEAREST = 24  # plans priced only to say what is missing
+_NEAR = 1.05  # times the best plan so far: how far apart an idea's versions are taken to be
 _MOST_MESSAGES = 10_000_000  # of one plan: about ten seconds
 _SCHEME_MESSAGES = 25_000_000  # of all plans of one scheme
 _MESSAGES_A_SECOND = 1e6  # that the simulator plays, at least
@@ -146,14 +147,20 @@ def _best(search: _Search, ideas: Sequence[Idea], name: str) -> Candidate | None
 
 
 def _tried(search: _Search, idea: Idea, best: Candidate | None) -> Candidate | None:
-    """The best so far, or the idea's first version that fits if that is faster."""
+    """The best so far, or the idea's best version that fits if that is faster.
+
+    Versions differ little: where the first that fits is not near to the best so far, the others are left out.
+    """
     for version in idea.versions():
         if search.spent() or (best is not None and version.seconds >= best.price.step_seconds):
             return best
         candidate = search.price(version.make())
-        if candidate is not None and candidate.price.fits:
-            faster = best is None or candidate.price.step_seconds < best.price.step_seconds
-            return candidate if faster and _sound(search.problem, candidate.plan) else best
+        if candidate is None or not candidate.price.fits:
+            continue
+        if best is not None and candidate.price.step_seconds > _NEAR * best.price.step_seconds:
+            return best
+        faster = best is None or candidate.price.step_seconds < best.price.step_seconds
+        best = candidate if faster and _sound(search.problem, candidate.plan) else best
     return best
 
 

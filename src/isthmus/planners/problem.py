@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from isthmus.cluster.spec import PRECISIONS, Cluster, Precision
 from isthmus.cost.compute import Group
+from isthmus.cost.flat import group_of
 from isthmus.cost.simulate import Price, Simulator
 from isthmus.cost.tables import ModelTable
 from isthmus.errors import NoPlanError, UsageError
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
+from isthmus.model.profile import Profile
 from isthmus.plan.rules.stages import placed_blocks
 from isthmus.plan.types import Plan
 
-__all__ = ["Candidate", "Problem", "build_problem", "divided_work", "lower_bound", "pick_precision"]
+__all__ = ["Candidate", "Fact", "Problem", "build_problem", "divided_work", "lower_bound", "pick_precision"]
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
+Fact = tuple[str, Group]  # what a replica's time depends on besides its samples: kind and links of its devices
+_Sort = TypeVar("_Sort", bound=Hashable)
 
 
 class Candidate(NamedTuple):
@@ -36,14 +40,24 @@ class Candidate(NamedTuple):
 class Problem:
     """One job on one cluster, with the simulator that judges plans for it; counts its calls."""
 
-    def __init__(self, cluster: Cluster, job: Job, graph: BlockGraph, precision: Precision, seed: int) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        job: Job,
+        graph: BlockGraph,
+        precision: Precision,
+        seed: int,
+        profile: Profile | None = None,
+    ) -> None:
         self.cluster, self.job, self.graph, self.precision, self.seed = cluster, job, graph, precision, seed
-        self.simulator = Simulator(cluster, {job.name: graph})
+        self.profile = profile
+        self.simulator = Simulator(cluster, {job.name: graph}, profile=profile)
         self.calls = 0
         able = {name for name, kind in cluster.kinds.items() if kind.computes_in(precision, job.mixed) is not None}
         self.usable = tuple(device.name for device in cluster.devices.values() if device.kind in able)
         self.places = placed_blocks(job, graph, cluster, f"job {job.name}")
         self._seconds: dict[tuple[str, Group, int], Floats] = {}
+        self._facts: dict[tuple[str, ...], Fact] = {}
         if not self.usable:
             raise NoPlanError(
                 f"no device computes in {precision}",
@@ -68,6 +82,38 @@ class Problem:
         """Kinds that do not take part because they lack the precision or are slow in it."""
         used = {self.cluster.devices[name].kind for name in self.usable}
         return tuple(kind for kind in self.cluster.kinds if kind not in used)
+
+    @cached_property
+    def serial(self) -> bool:
+        """Whether every block feeds the next and gets a gradient back: then no two stages are ever independent."""
+        tensors = [tensor for tensor in self.graph.tensors if tensor.grad and tensor.elements]
+        steps = {(tensor.source, target) for tensor in tensors for target in tensor.targets}
+        return all((b, b + 1) in steps for b in range(len(self.graph.blocks) - 1))
+
+    @cached_property
+    def thinnest(self) -> float:
+        """Bytes a sample that at least pass between neighbouring blocks, each way; 0 where they are not serial."""
+        steps, table = np.zeros(len(self.graph.blocks) - 1), self.table.tensors
+        for i, source in enumerate(table.source):
+            if source + 1 in table.target[table.first[i] : table.first[i + 1]] and table.grad[i]:
+                steps[source] += table.per_sample[i]
+        return float(steps.min(initial=np.inf)) if len(steps) else 0.0
+
+    @cached_property
+    def _speeds(self) -> Mapping[str, float]:
+        kinds = dict.fromkeys(self.cluster.devices[device].kind for device in self.usable)
+        seconds = {kind: float(self.table.work(kind, self.job.batch).sum()) for kind in kinds}
+        return {kind: 1.0 / spent if spent > 0.0 else 1.0 for kind, spent in seconds.items()}
+
+    def speed(self, device: str) -> float:
+        """Samples of the whole model in a second, where nothing but the work counts (or was measured)."""
+        return self._speeds[self.cluster.devices[device].kind]
+
+    def fact(self, devices: tuple[str, ...]) -> Fact:
+        """Kind and links of devices that act as one replica."""
+        if devices not in self._facts:
+            self._facts[devices] = self.cluster.devices[devices[0]].kind, group_of(self.cluster, devices)
+        return self._facts[devices]
 
     def block_seconds(self, kind: str, group: Group, samples: int) -> Floats:
         """Seconds of every block on so many samples, [2, blocks]: forward and backward."""
@@ -100,8 +146,14 @@ def pick_precision(cluster: Cluster, job: Job) -> Precision:
     return max(offered, key=lambda p: sum(rates[p] for rates in kinds), default="fp32")
 
 
-def build_problem(cluster: Cluster, jobs: tuple[Job, ...], models: Mapping[str, BlockGraph], seed: int = 0) -> Problem:
-    """The problem of training one job on a cluster."""
+def build_problem(
+    cluster: Cluster,
+    jobs: tuple[Job, ...],
+    models: Mapping[str, BlockGraph],
+    seed: int = 0,
+    profile: Profile | None = None,
+) -> Problem:
+    """The problem of training one job on a cluster, with measured times where there are any."""
     if len(jobs) != 1:
         raise UsageError(
             "planning several jobs at once is not offered yet",
@@ -110,28 +162,29 @@ def build_problem(cluster: Cluster, jobs: tuple[Job, ...], models: Mapping[str, 
             next="Plan each job on its own part of the cluster; `isthmus simulate` prices a plan of several jobs",
         )
     job = jobs[0]
-    return Problem(cluster, job, models[job.name], pick_precision(cluster, job), seed)
+    return Problem(cluster, job, models[job.name], pick_precision(cluster, job), seed, profile)
 
 
-def divided_work(seconds: Mapping[str, Floats], counts: Mapping[str, int]) -> float:
-    """Seconds below which no division of blocks among so many devices of each kind can go.
+def divided_work(seconds: Mapping[_Sort, Floats], counts: Mapping[_Sort, int]) -> float:
+    """Seconds below which no division of blocks among so many devices of each sort can go.
 
     With x[d, b] the part of block b on device d, and c[d, b] its seconds there, the least T with sum_d x[d, b] = 1 and
     sum_b c[d, b] x[d, b] <= T is a linear programme. Its dual gives a bound for any weights z[d] that add up to 1:
 
         T >= sum_b min_d z[d] c[d, b]
 
-    With z[d] in proportion to 1 / sum_b c[d, b] this is the optimum itself when kinds differ by one factor. A kind on
+    With z[d] in proportion to 1 / sum_b c[d, b] this is the optimum itself when sorts differ by one factor. A sort on
     which the whole model takes no time takes all of it: the bound is 0.
     """
-    totals = {kind: float(seconds[kind].sum()) for kind in counts}
+    totals = {sort: float(seconds[sort].sum()) for sort in counts}
     if min(totals.values()) <= 0.0:
         return 0.0
-    speed = sum(count / totals[kind] for kind, count in counts.items())
-    return float(np.min([seconds[kind] / totals[kind] for kind in counts], axis=0).sum()) / speed
+    speed = sum(count / totals[sort] for sort, count in counts.items())
+    return float(np.min([seconds[sort] / totals[sort] for sort in counts], axis=0).sum()) / speed
 
 
 def lower_bound(problem: Problem) -> float:
     """Seconds that no plan for these devices can go below: perfectly divided computing, nothing else."""
     counts = Counter(problem.cluster.devices[name].kind for name in problem.usable)
-    return problem.job.batch * divided_work({kind: problem.table.least(kind) for kind in counts}, counts)
+    least = {kind: problem.table.least(kind, problem.job.batch) for kind in counts}
+    return problem.job.batch * divided_work(least, counts)

@@ -4,8 +4,9 @@ For blocks a .. b - 1 on a replica of a stage, on each of its devices, in bytes 
 
     state + share * (in flight * saved + transient) + sync buffer + buffers + context
 
-All are matrices over (a, b). The estimate leaves out nothing but the size of sync buckets beyond the usual one, so what
-it refuses does not fit; what it lets pass is judged by the simulator.
+All are matrices over (a, b). State that is sharded whole is gathered in parts of one block or more. The estimate leaves
+out nothing but the size of sync buckets, and of such parts, beyond the usual one, so what it refuses does not fit; what
+it lets pass is judged by the simulator.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class _Spans(NamedTuple):
     inputs: Floats
     largest_saved: Floats
     workspace: Floats
+    largest_elements: Floats
 
 
 class Room:
@@ -65,19 +67,26 @@ class Room:
         self._parts: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
 
     def fits(self, need: Need, way: Way) -> Bools:
-        """For which runs of blocks the stage fits on all its devices, and is where the job's places want it."""
+        """For which runs of blocks the stage fits on all its devices, can be split, and is where places want it."""
         kinds = {self.problem.cluster.devices[device].kind for device in need.devices}
-        fits = self.allowed(need.devices)
+        fits = self.allowed(need.devices) & self.splits(need.degree)
         for kind in sorted(kinds):
             fits &= self._bytes(need, way, kind) <= self.problem.cluster.kinds[kind].memory
         return fits
 
     def filled(self, need: Need, way: Way) -> Floats:
-        """Bytes of the neediest device, as a part of its memory; infinite where a place forbids the run."""
+        """Bytes of the neediest device, as a part of its memory; infinite where a run cannot be."""
         kinds = {self.problem.cluster.devices[device].kind for device in need.devices}
         memory = self.problem.cluster.kinds
         parts = [self._bytes(need, way, kind) / memory[kind].memory for kind in sorted(kinds)]
-        return np.where(self.allowed(need.devices), np.max(parts, axis=0), np.inf)
+        return np.where(self.allowed(need.devices) & self.splits(need.degree), np.max(parts, axis=0), np.inf)
+
+    def splits(self, degree: int) -> Bools:
+        """Which runs of blocks have something that a tensor group can split; one device can have any."""
+        if degree == 1:
+            return self.ordered
+        sums = np.concatenate(([0], np.cumsum([block.tensor is not None for block in self.problem.graph.blocks])))
+        return np.asarray(sums[None, :] > sums[:-1, None])
 
     def allowed(self, devices: Sequence[str]) -> Bools:
         """Which runs of blocks the job's places let be on all these devices."""
@@ -103,16 +112,19 @@ class Room:
         problem, spans = self.problem, self._sums(kind)
         elements = spans.elements - spans.split_elements * (1.0 - 1.0 / need.degree)
         dense = state_bytes(problem.precision, problem.job.optimizer)
-        parts = need.replicas if way.state != "replicated" else 1
-        if problem.kept is None:
-            state = elements * (dense.weight + dense.gradient + dense.optimizer / parts)
-        else:
+        width, gradient, optimizer = dense.weight, dense.gradient * np.ones(()), dense.optimizer * np.ones(())
+        if problem.kept is not None:
             masked = state_bytes(problem.precision, problem.job.optimizer, 1.0, True)
             whole = np.maximum(spans.elements, 1.0)
             kept = (spans.elements - (1.0 - problem.kept) * spans.pruned) / whole
-            state = elements * (masked.weight + kept * (masked.gradient + masked.optimizer / parts))
-        if kind in problem.table.wide:
-            state = state + 4.0 * elements
+            gradient, optimizer = kept * masked.gradient, kept * masked.optimizer
+        copy = 4.0 if kind in problem.table.wide else 0.0
+        if way.state == "sharded-all":
+            gathered = 2 * spans.largest_elements / need.degree
+            state = elements * (width + gradient + optimizer) / need.replicas + gathered * (width + gradient + copy)
+        else:
+            parts = need.replicas if way.state == "sharded-optimizer" else 1
+            state = elements * (width + gradient + optimizer / parts + copy)
         transient = spans.workspace + (spans.largest_saved if way.recompute else 0.0)
         context = (CONTEXT if kind != "CPU" else 0.0) + 4.0 * problem.graph.buffers
         return state + need.share * transient + self._buffer(need, elements) + context
@@ -136,13 +148,13 @@ class Room:
         wide = kind in self.problem.table.wide
         if wide not in self._spans:
             blocks = len(self.problem.graph.blocks)
-            sums = np.zeros((8, blocks, blocks + 1))
+            sums = np.zeros((9, blocks, blocks + 1))
             for a in range(blocks):
                 for b in range(a + 1, blocks + 1):
                     s = self.problem.table.span(a, b - 1, wide)
                     sums[:, a, b] = (
                         s.elements, s.split_elements, s.pruned, s.saved, s.split_saved, s.inputs, s.largest_saved,
-                        s.largest_workspace,
+                        s.largest_workspace, s.largest_elements,
                     )  # fmt: skip
             self._spans[wide] = _Spans(*sums)
         return self._spans[wide]

@@ -3,29 +3,33 @@
 - `data-even`: every device that holds the model has all of it and takes an equal share; gradients by ring.
 - `data`: the same with shares that make all finish together, gradients by ring or tree.
 - `pipeline`: one chain of stages, cut so that the slowest stage is as fast as can be and every stage fits.
-- `grid`: equal tensor x pipeline x data degrees (Megatron): the same cut and shares for all (see `grid`).
+- `tensor`: the whole model on tensor groups, data parallel over several of them (`grid`).
+- `fsdp`: the whole model on every device, state sharded over all of them (`fsdp`).
+- `grid`: equal tensor x pipeline x data degrees (Megatron): the same cut and shares for all (`grid`).
+- `region`: a pipeline of regions along the best links, each with a few stages and shares by speed (`region`).
+- `classes`: stages of one kind and region each, even layers, equal replicas (`classes`).
 
-Each tries the device sets of `devices`, several micro-batch sizes, and recompute on and off.
+Each tries the device sets of `devices` or parts of its own, several micro-batch sizes, and recompute on and off.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
-import numpy as np
-
 from isthmus.cost.tables import ALONE
 from isthmus.plan.types import How, Plan
-from isthmus.planners.cuts import balanced_cut, best_cut, pipeline_seconds, stage_sums
+from isthmus.planners.classes import classes
 from isthmus.planners.devices import device_sets, fastest
-from isthmus.planners.grid import Fix, grid
+from isthmus.planners.fsdp import fsdp
+from isthmus.planners.grid import Fix, grid, tensor
 from isthmus.planners.ideas import Idea, Version
-from isthmus.planners.pieces import build_stages, make_plan, ring_seconds
-from isthmus.planners.problem import Floats, Problem, divided_work
+from isthmus.planners.pieces import Ring, build_stages, least_ring, least_update, make_plan
+from isthmus.planners.problem import Floats, Problem
+from isthmus.planners.region import region
 from isthmus.planners.room import Need, Room, Way
 from isthmus.planners.shares import even_shares, fair_shares, micro_batch_counts
+from isthmus.planners.staged import Staged, own_times, staged_idea, way_seconds
 
 __all__ = ["SCHEMES", "Scheme", "data", "data_even", "pipeline"]
 
@@ -81,10 +85,11 @@ def _replicated(
     most: dict[str, tuple[int, str]] = {}
     for kind, share, device in zip(kinds, shares, devices, strict=True):
         most[kind] = max(most.get(kind, (0, "")), (share, device))
-    forward = {kind: problem.block_seconds(kind, ALONE, share).sum(axis=1) for kind, (share, _) in most.items()}
-    elements = problem.table.span(0, len(problem.graph.blocks) - 1).elements * (problem.kept or 1.0)
-    sending = ring_seconds(problem, devices, elements) if how == "ring" else 0.0
-    seconds = {way: max(sending, *(count * _both(f, way) for f in forward.values())) for way in _WAYS}
+    rows = {kind: problem.block_seconds(kind, ALONE, share).sum(axis=1) for kind, (share, _) in most.items()}
+    elements = problem.table.span(0, len(problem.graph.blocks) - 1).elements
+    ring = least_ring(problem, devices, elements * (problem.kept or 1.0)) if how == "ring" else Ring(0.0, 0.0)
+    update = min(least_update(problem, kind, elements) for kind in rows)
+    seconds = {way: _least(list(rows.values()), count, way, ring) + update for way in _WAYS}
     members = [[((device,), share) for device, share in zip(devices, shares, strict=True)]]
 
     def make(way: Way) -> Plan:
@@ -99,9 +104,11 @@ def _replicated(
     return Idea(seconds[_WAYS[0]], memory, max(shares), versions, partial(make, _WAYS[-1]))
 
 
-def _both(seconds: Floats, way: Way) -> float:
-    """Forward and backward; forward again where activations are recomputed."""
-    return float((2 if way.recompute else 1) * seconds[0] + seconds[1])
+def _least(rows: Sequence[Floats], count: int, way: Way, ring: Ring) -> float:
+    """What replicas need at least: the slowest computes, or the quickest has come to its last gradients and syncs."""
+    both = [float(way_seconds(row, way)) for row in rows]
+    first = min((count - 1) * whole + float(row[0]) for whole, row in zip(both, rows, strict=True))
+    return max(count * max(both), first + ring.sending, count * min(both) + ring.travel)
 
 
 def pipeline(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
@@ -109,38 +116,17 @@ def pipeline(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
     chains = [fastest(problem, devices, len(problem.graph.blocks)) for devices in device_sets(problem)]
     for chain in dict.fromkeys(chains):
         for count in micro_batch_counts(problem.job.batch, 1):
-            yield _chain(problem, room, chain, count)
+            staged = Staged(tuple((((device,), problem.job.batch // count),) for device in chain), count)
+            yield staged_idea(problem, room, staged, [own_times(problem, staged)], _WAYS, range(len(chain) - 1))
 
 
-def _chain(problem: Problem, room: Room, chain: tuple[str, ...], count: int) -> Idea:
-    size = problem.job.batch // count
-    kinds = [problem.cluster.devices[device].kind for device in chain]
-    both = {kind: problem.block_seconds(kind, ALONE, size) for kind in kinds}
-    sums = {kind: rows.sum(axis=0) for kind, rows in both.items()}
-    least = min(float(row.sum()) for row in sums.values())
-    needs = [Need((device,), 1, 1, size, min(len(chain) - s, count)) for s, device in enumerate(chain)]
-    members = [[((device,), size)] for device in chain]
-
-    def make(firsts: list[int], way: Way) -> Plan:
-        return make_plan(problem, build_stages(problem, firsts, members, way), count)
-
-    def versions() -> list[Version]:
-        found = []
-        for way in _WAYS:
-            rows = {kind: sums[kind] + (both[kind][0] if way.recompute else 0.0) for kind in sums}
-            firsts = balanced_cut([rows[kind] for kind in kinds], [room.fits(need, way) for need in needs])
-            if firsts is not None:
-                stages = np.array([stage_sums(rows[kind], firsts)[s] for s, kind in enumerate(kinds)])
-                found.append(Version(pipeline_seconds(stages, count), partial(make, firsts, way)))
-        return found
-
-    def nearest() -> Plan | None:
-        firsts = best_cut(room.filled(need, _WAYS[-1]) for need in needs)
-        return None if firsts is None else make(firsts, _WAYS[-1])
-
-    seconds = max(least, count * divided_work(sums, Counter(kinds)))
-    memory = sum(problem.cluster.kinds[kind].memory for kind in kinds)
-    return Idea(seconds, memory, size, versions, nearest)
-
-
-SCHEMES: dict[str, Scheme] = {"data-even": data_even, "data": data, "pipeline": pipeline, "grid": grid}
+SCHEMES: dict[str, Scheme] = {
+    "data-even": data_even,
+    "data": data,
+    "pipeline": pipeline,
+    "tensor": tensor,
+    "fsdp": fsdp,
+    "grid": grid,
+    "region": region,
+    "classes": classes,
+}

@@ -1,0 +1,281 @@
+"""Pipelines whose devices and shares are settled: which blocks each stage has, and how it holds them, is still open.
+
+What such a pipeline needs at least, for m micro-batches, with S[s] seconds in which a replica of stage s computes one
+micro-batch both ways (the slowest replica's, or the quickest's: s[s]) and h[s] seconds that messages to the next stage
+and back need:
+
+    one micro-batch goes through all stages and back                  sum s + sum h
+    every stage waits for those before it, at both ends               m S[s] + sum over j < s of s[j] + h[j]
+    1f1b lets k = p - s + ahead micro-batches into stage s: one comes
+    in when another has been to the end and back                      the same with ceil(m / k) (S[s] + sum over j > s
+                                                                      of s[j] + sum over j >= s of h[j]) for m S[s]
+    all samples cross the links, nics and trunks between stages
+    gradients are summed up around a ring, none of them before the
+    last backward of a replica; weights are updated after that        (m - 1) s[s] + its forward + ring + update
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from isthmus.cost.compute import Group
+from isthmus.cost.tables import stage_links
+from isthmus.plan.types import Plan
+from isthmus.planners.cuts import balanced_cut, best_cut, pipeline_seconds, stage_sums
+from isthmus.planners.ideas import Idea, Version
+from isthmus.planners.pieces import Ring, build_stages, least_ring, least_update, make_plan
+from isthmus.planners.problem import Bools, Floats, Problem, divided_work
+from isthmus.planners.room import Need, Room, Way
+
+__all__ = [
+    "Cut",
+    "Stage",
+    "Staged",
+    "least_seconds",
+    "nearest",
+    "own_times",
+    "staged_idea",
+    "staged_plan",
+    "versions",
+    "way_seconds",
+]
+
+Stage = tuple[tuple[tuple[str, ...], int], ...]  # devices and share of each replica
+_Timed = tuple[str, Group, int]  # kind and links of a replica, and its share
+Cut = Callable[[Way], Sequence[Floats]]  # what is to be even: for each stage what every block weighs on it
+
+
+class Staged(NamedTuple):
+    """Who computes each stage, and how many samples of a micro-batch."""
+
+    stages: tuple[Stage, ...]
+    micro_batches: int
+    ahead: int = 0
+
+
+class _Crossing(NamedTuple):
+    """What messages between two stages meet, for one byte a sample."""
+
+    latency: float  # least of all pairs that talk
+    message: float  # seconds of the shortest message
+    total: float  # seconds that one micro-batch takes of the busiest link, nic or trunk
+
+
+def staged_idea(
+    problem: Problem, room: Room, staged: Staged, cuts: Sequence[Cut], ways: Sequence[Way], borders: Sequence[int] = ()
+) -> Idea:
+    """An idea whose stages are cut in one of several ways; the last way to hold state needs least memory.
+
+    `borders`: stages after which messages are slow, so that the idea's bound should count them.
+    """
+    devices = [device for stage in staged.stages for group, _ in stage for device in group]
+    return Idea(
+        seconds=least_seconds(problem, staged, borders),
+        memory=sum(problem.cluster.kind_of(device).memory for device in devices),
+        samples=max(share for stage in staged.stages for _, share in stage),
+        versions=partial(versions, problem, room, staged, cuts, ways),
+        nearest=partial(nearest, problem, room, staged, ways[-1]),
+    )
+
+
+def versions(
+    problem: Problem,
+    room: Room,
+    staged: Staged,
+    cuts: Sequence[Cut],
+    ways: Sequence[Way],
+    allowed: Bools | None = None,
+) -> list[Version]:
+    """Each way to hold the state, with each cut that fits so. `allowed`: runs of blocks that a stage may have."""
+    needs, found = list(_needs(problem, staged)), dict[tuple[Way, tuple[int, ...]], Version]()
+    crossings = [_crossing(problem, a, b) for a, b in pairwise(staged.stages)]
+    for way in ways:
+        fits = [_fits(room, stage, way, allowed) for stage in needs]
+        if not all(matrix.any() for matrix in fits):
+            continue
+        for cut in cuts:
+            firsts = balanced_cut(cut(way), fits)
+            if firsts is not None and (way, tuple(firsts)) not in found:
+                seconds = _seconds(problem, staged, crossings, firsts, way)
+                found[way, tuple(firsts)] = Version(seconds, partial(staged_plan, problem, staged, firsts, way))
+    return sorted(found.values(), key=lambda version: version.seconds)
+
+
+def nearest(problem: Problem, room: Room, staged: Staged, way: Way) -> Plan | None:
+    """The plan that misses least where none fits."""
+    firsts = best_cut(np.max([room.filled(need, way) for need in stage], axis=0) for stage in _needs(problem, staged))
+    return None if firsts is None else staged_plan(problem, staged, firsts, way)
+
+
+def own_times(problem: Problem, staged: Staged) -> Cut:
+    """What a block weighs on a stage is the time of the stage's slowest replica."""
+
+    def weights(way: Way) -> list[Floats]:
+        facts = [_facts(problem, stage) for stage in staged.stages]
+        rows = {fact: way_seconds(problem.block_seconds(*fact), way) for stage in facts for fact in stage}
+        return [rows[max(stage, key=lambda fact: float(rows[fact].sum()))] for stage in facts]
+
+    return weights
+
+
+def way_seconds(seconds: Floats, way: Way) -> Floats:
+    """Both ways together of [2, ...]: forward again where activations are recomputed."""
+    return np.asarray(seconds[0] * (2 if way.recompute else 1) + seconds[1])
+
+
+def least_seconds(problem: Problem, staged: Staged, borders: Sequence[int] = ()) -> float:
+    """What the pipeline needs at least, however it is cut: evenly divided work, or round trips of all blocks."""
+    count, depth = staged.micro_batches, len(staged.stages)
+    slowest, quickest, counts = dict[_Timed, Floats](), dict[_Timed, Floats](), dict[_Timed, int]()
+    for stage in staged.stages:
+        rows = {fact: problem.block_seconds(*fact).sum(axis=0) for fact in _facts(problem, stage)}
+        most = max(rows, key=lambda fact: float(rows[fact].sum()))
+        slowest[most], counts[most] = rows[most], counts.get(most, 0) + 1
+        quickest.update(rows)
+    seconds = max(count * divided_work(slowest, counts), _tied_ends(problem, staged))
+    if problem.serial:
+        around = float(np.min(list(quickest.values()), axis=0).sum())
+        for crossing in (_crossing(problem, staged.stages[s], staged.stages[s + 1]) for s in borders):
+            around += 2 * (crossing.latency + crossing.message * problem.thinnest)
+            seconds = max(seconds, count * crossing.total * problem.thinnest)
+        seconds = max(seconds, -(-count // (depth + staged.ahead)) * around)
+    return seconds
+
+
+def _tied_ends(problem: Problem, staged: Staged) -> float:
+    """Seconds of the rings of weights that the first block and the last share, all around both their stages."""
+    ends, edges = {0, len(problem.graph.blocks) - 1}, (staged.stages[0], staged.stages[-1])
+    shared = sum(count for users, count in problem.table.tied if ends <= set(users))
+    if len(staged.stages) < 2 or not shared:
+        return 0.0
+    degrees = {len(devices) for stage in edges for devices, _ in stage}
+    whole = shared * (problem.kept or 1.0) / (degrees.pop() if len(degrees) == 1 else 1)
+    return least_ring(problem, [devices[0] for stage in edges for devices, _ in stage], whole).sending
+
+
+def _facts(problem: Problem, stage: Stage) -> list[_Timed]:
+    """What tells the stage's replicas apart, as far as time goes."""
+    return list(dict.fromkeys((*problem.fact(devices), share) for devices, share in stage))
+
+
+def _needs(problem: Problem, staged: Staged) -> Iterator[list[Need]]:
+    """For each stage, what its replicas need that are alike in kind, degree and share."""
+    depth = len(staged.stages)
+    for s, stage in enumerate(staged.stages):
+        alike: dict[tuple[str, int, int], list[str]] = {}
+        for devices, share in stage:
+            key = problem.cluster.devices[devices[0]].kind, len(devices), share
+            alike.setdefault(key, []).extend(devices)
+        flight = min(depth - s + staged.ahead, staged.micro_batches)
+        yield [Need(tuple(devices), degree, len(stage), share, flight) for (_, degree, share), devices in alike.items()]
+
+
+def _fits(room: Room, needs: Sequence[Need], way: Way, allowed: Bools | None) -> Bools:
+    fits = room.fits(needs[0], way)
+    for need in needs[1:]:
+        fits &= room.fits(need, way)
+    return fits if allowed is None else fits & allowed
+
+
+def staged_plan(problem: Problem, staged: Staged, firsts: Sequence[int], way: Way) -> Plan:
+    """The plan in which stages start at these blocks."""
+    return make_plan(
+        problem, build_stages(problem, firsts, staged.stages, way), staged.micro_batches, ahead=staged.ahead
+    )
+
+
+def _seconds(
+    problem: Problem, staged: Staged, crossings: Sequence[_Crossing], firsts: Sequence[int], way: Way
+) -> float:
+    """What the pipeline needs at least with this cut."""
+    facts, count = [_facts(problem, stage) for stage in staged.stages], staged.micro_batches
+    rows = {fact: problem.block_seconds(*fact) for stage in facts for fact in stage}
+    both = {fact: stage_sums(way_seconds(row, way), firsts) for fact, row in rows.items()}
+    forth = {fact: stage_sums(row[0], firsts) for fact, row in rows.items()}
+    most = np.array([max(both[fact][s] for fact in stage) for s, stage in enumerate(facts)])
+    least = np.array([min(both[fact][s] for fact in stage) for s, stage in enumerate(facts)])
+    start = np.array([min(forth[fact][s] for fact in stage) for s, stage in enumerate(facts)])
+    seconds = float((count * most).max())
+    for s, (ring, update) in enumerate(_ends(problem, staged, firsts, way)):
+        gather = ring.sending / 2 if way.state == "sharded-optimizer" else 0.0
+        ready = max(count * least[s] + max(ring.travel, gather), (count - 1) * least[s] + start[s] + ring.sending)
+        seconds = max(seconds, ready + update)
+    links = stage_links(np.array(firsts, np.int32), problem.table.tensors)
+    there, back = np.diagonal(links[0], 1), np.diagonal(links[2], 1)
+    for c, to, fro in zip(crossings, there, back, strict=True):
+        seconds = max(seconds, count * c.total * max(to, fro))
+    if not (there.all() and back.all()):  # stages that do not wait for each other
+        return float(seconds)
+    hops = np.array([2 * c.latency + c.message * (to + fro) for c, to, fro in zip(crossings, there, back, strict=True)])
+    return max(seconds, pipeline_seconds(most, count, least=least, hops=hops, ahead=staged.ahead))
+
+
+def _ends(problem: Problem, staged: Staged, firsts: Sequence[int], way: Way) -> Iterator[tuple[Ring, float]]:
+    """Of each stage the ring of gradients and the seconds of the update; tied weights have rings of their own."""
+    for stage, (a, b) in zip(staged.stages, pairwise((*firsts, len(problem.graph.blocks))), strict=True):
+        degrees, kinds = {len(devices) for devices, _ in stage}, {problem.fact(devices)[0] for devices, _ in stage}
+        degree, span = max(degrees), problem.table.span(a, b - 1)
+        elements = span.elements - span.split_elements * (1.0 - 1.0 / degree)
+        parts = len(stage) if way.state == "sharded-optimizer" else 1
+        update = min(least_update(problem, kind, elements / parts) for kind in kinds)
+        tied = sum(count for users, count in problem.table.tied if any(a <= user < b for user in users))
+        synced = max(0.0, elements - tied if len(firsts) > 1 else elements) if len(degrees) == 1 else 0.0
+        rings = 1 if any(_spans(problem, devices) for devices, _ in stage) else degree
+        leads = [devices[0] for devices, _ in stage]
+        yield least_ring(problem, leads, synced * (problem.kept or 1.0), rings), update
+
+
+def _spans(problem: Problem, devices: Sequence[str]) -> bool:
+    """Whether a tensor group is on several hosts."""
+    return len(devices) > 1 and len({problem.cluster.devices[device].host for device in devices}) > 1
+
+
+def _crossing(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
+    """Replicas talk where their samples meet. Inside a host, and for groups of several, only the latency is counted."""
+    if any(_spans(problem, devices) for devices, _ in (*senders, *receivers)):
+        return _Crossing(0.0, 0.0, 0.0)
+    cluster, latency, message = problem.cluster, float("inf"), float("inf")
+    load = dict[tuple[str, ...], float]()
+    room = dict[tuple[str, ...], float]()
+    for a, b, samples in _meetings(senders, receivers):
+        host, other = cluster.host_of(a), cluster.host_of(b)
+        if host.name == other.name:
+            latency, message = min(latency, host.latency), 0.0
+            continue
+        link = cluster.link(host.name, other.name)
+        if link is None:
+            return _Crossing(float("inf"), 0.0, 0.0)
+        latency = min(latency, link.latency)
+        trunk = cluster.trunk(host.region, other.region)
+        passed: dict[tuple[str, ...], float] = {("out", host.name): host.nic, ("in", other.name): other.nic}
+        passed["pair", host.name, other.name] = link.bandwidth
+        if trunk is not None:
+            passed["trunk", host.region, other.region] = trunk
+        room.update(passed)
+        message = min(message, samples / min(passed.values()))
+        for resource in passed:
+            load[resource] = load.get(resource, 0.0) + samples
+    return _Crossing(latency, message, max((load[name] / room[name] for name in load), default=0.0))
+
+
+def _meetings(senders: Stage, receivers: Stage) -> Iterator[tuple[str, str, int]]:
+    """First devices of a sender and a receiver, and how many samples both have."""
+    i = j = 0
+    left, right = senders[0][1], receivers[0][1]
+    while True:
+        both = min(left, right)
+        yield senders[i][0][0], receivers[j][0][0], both
+        left, right = left - both, right - both
+        if not left:
+            i += 1
+            if i == len(senders):
+                return
+            left = senders[i][1]
+        if not right:
+            j += 1
+            right = receivers[j][1]
