@@ -65,7 +65,7 @@ def test_attention_and_mlp_can_be_split(gpt: BlockGraph) -> None:
     assert (attention.tensor.heads, attention.tensor.reduces, attention.tensor.elements) == (4, 1, 16 * 32)
     assert attention.tensor.flops == attention.forward_flops
     assert mlp.tensor.parameters == ("h.0.mlp.up.weight", "h.0.mlp.up.bias", "h.0.mlp.down.weight")
-    assert (mlp.tensor.heads, mlp.tensor.saved) == (0, 2 * 16 * 128)  # before and after the activation
+    assert (mlp.tensor.heads, mlp.tensor.saved) == (128, 2 * 16 * 128)  # its width; before and after the activation
     assert gpt.blocks[0].tensor is None and gpt.blocks[-1].tensor is None
 
 

@@ -202,7 +202,7 @@ def test_transformers_architectures(name: str) -> None:
         with torch.device("meta"):
             assert capture(build(), one(**kwargs), name=name) == pieces.graph
     if name in ("llama", "mixtral"):
-        assert {b.tensor.heads for b in pieces.graph.blocks if b.tensor and b.tensor.heads} == {2}  # key-value heads
+        assert {b.tensor.heads for b in pieces.graph.blocks if b.tensor} == {2, 64}  # key-value heads, width inside
 
 
 class Drawn(nn.Module):
@@ -255,3 +255,56 @@ def test_random_graphs(drawn: list[tuple[str, int, int]], limit: int) -> None:
     assert 1 <= len(pieces.blocks) <= limit
     assert_same(model, pieces, (x,))
     assert_passes_only_listed_tensors(pieces)
+
+
+class Odds(nn.Module):
+    """A layer dropped with probability p, by a number that may be changed; a parameter and a buffer nobody reads."""
+
+    def __init__(self, p: float, *, moved: bool = False) -> None:
+        super().__init__()
+        self.first, self.second, self.frozen = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+        self.unused, self.p, self.moved = nn.Parameter(torch.ones(3)), p, moved
+        self.register_buffer("unread", torch.ones(2))
+        self.register_buffer("passing", torch.ones(2), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.frozen(self.first(x)) + x.new_ones(4)
+        coin = torch.rand([])
+        if self.moved:
+            coin.sub_(1)
+        return x if coin < self.p else self.second(x)
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_a_coin_that_falls_on_one_side_is_followed(p: float) -> None:
+    model, x = Odds(p), torch.randn(3, 4)
+    pieces = cut(model, one(x), name="odds")
+    assert_same(model, pieces, (x,))
+    used = {"first.weight", "first.bias"} | ({"second.weight", "second.bias"} if p == 0 else set())
+    assert pieces.graph.how == "export" and set(pieces.graph.parameter) == used
+    assert not any(block.mixes_samples for block in pieces.graph.blocks)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert pieces.rest.keys() == {"unread"} | trained - used
+
+
+@pytest.mark.parametrize("model", [Odds(0.5), Odds(0.0, moved=True)], ids=["either side", "another number"])
+def test_other_coins_are_not(model: nn.Module) -> None:
+    with pytest.raises(ModelError, match="neither be exported nor run without data"):
+        cut(model, one(torch.randn(3, 4)), name="odds")
+
+
+def test_a_whole_model_moves_with_its_own_buffers() -> None:
+    class Scaled(models.PerSampleWhole):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.tensor(2.0))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            left, right = super().forward(x)
+            return left * self.scale, right
+
+    pieces = cut(Scaled(), one(torch.randn(3, 4)), name="scaled")
+    (block,) = pieces.blocks
+    block.to(torch.float64)
+    assert {t.dtype for t in (*block.parameters(), *block.buffers())} == {torch.float64} and not pieces.rest
+    assert pieces.run(torch.randn(3, 4, dtype=torch.float64))[0].dtype == torch.float64

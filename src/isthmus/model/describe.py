@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -31,7 +32,7 @@ def describe(model: nn.Module, cut: Sections, *, name: str, sequence: int | None
         name=name,
         blocks=blocks,
         tensors=tuple(_tensors(cut)),
-        parameters=parameters_of(model, _linears(cut)),
+        parameters=parameters_of(model, blocks, _linears(cut)),
         sequence=sequence,
         buffers=sum(buffer.numel() for buffer in model.buffers()),
         outputs=_outputs(cut.trace),
@@ -46,8 +47,9 @@ def _outputs(trace: Trace) -> float:
     return next((value.size.slope for value in values if value.floating), 0.0)
 
 
-def parameters_of(model: nn.Module, linears: dict[str, Linear]) -> tuple[Parameter, ...]:
-    """The trained tensors in the model's own order, each under its first name."""
+def parameters_of(model: nn.Module, blocks: Sequence[Block], linears: dict[str, Linear]) -> tuple[Parameter, ...]:
+    """The trained tensors in the model's own order, each under its first name; what no block uses is not trained."""
+    used = {name for block in blocks for name in block.parameters}
     names: dict[int, list[str]] = {}
     trained = [(n, p) for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
     for name, parameter in trained:
@@ -62,7 +64,7 @@ def parameters_of(model: nn.Module, linears: dict[str, Linear]) -> tuple[Paramet
             linear=linears.get(name),
         )
         for name, parameter in trained
-        if name in first
+        if name in first and name in used
     )
 
 
@@ -142,18 +144,18 @@ def _workspace(cut: Sections, section: Section, kept: dict[fx.Node, float]) -> f
 
 def _tensor_split(cut: Sections, section: Section, kept: dict[fx.Node, float]) -> TensorSplit | None:
     here = {op.node for op in section.ops}
-    pairs = [pair for pair in cut.pairs if pair.row.op.node in here]
-    if not pairs:
+    splits = [split for split in cut.splits if split.pair.row.op.node in here]
+    if not splits:
         return None
+    pairs = [split.pair for split in splits]
     divided = {node for pair in pairs for node in pair.nodes if node is not pair.row.op.node}
-    heads = [pair.heads for pair in pairs if pair.heads]
     return TensorSplit(
         parameters=tuple(name for pair in pairs for name in pair.parameters),
         flops=sum(cut.flops[node][0] for pair in pairs for node in pair.nodes),
         saved=sum(size for node, size in kept.items() if node in divided),
         reduces=len(pairs),
         elements=sum(_row_elements(cut.trace, pair) for pair in pairs) / len(pairs),
-        heads=math.gcd(*heads) if heads else 0,
+        heads=math.gcd(*(split.limit for split in splits)),
     )
 
 

@@ -11,10 +11,12 @@ import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection, export
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from isthmus.errors import ModelError
@@ -122,9 +124,31 @@ def _export(model: nn.Module, example: Example, *, dynamic: bool) -> ExportedPro
             collection[tensor] = {0: batch}
         shapes = collection.dynamic_shapes(model, example.args, example.kwargs)  # type: ignore[no-untyped-call]
     try:
-        return export(model, example.args, example.kwargs, dynamic_shapes=shapes, strict=False)
+        with _SureCoins():
+            return export(model, example.args, example.kwargs, dynamic_shapes=shapes, strict=False)
     except Exception:  # whatever in the model export cannot follow; the caller has another way
         return None
+
+
+class _SureCoins(TorchFunctionMode):
+    """Answers `torch.rand([]) < p` where p <= 0 or p >= 1 says the answer, as where layers may be dropped but are not.
+
+    Export could not go on: it asks for a truth that depends on data. Nobody reads the number afterwards.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drawn: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.lt, torch.Tensor.__lt__) and any(args[0] is drawn for drawn in self._drawn):
+            limit, written = args[1], args[0]._version
+            if isinstance(limit, (int, float)) and not (written or 0 < limit < 1):
+                return limit >= 1
+        result = func(*args, **(kwargs or {}))
+        if func is torch.rand and result.ndim == 0:
+            self._drawn.append(result)
+        return result
 
 
 def _unify(low_program: ExportedProgram, high_program: ExportedProgram, probes: tuple[int, int]) -> bool:

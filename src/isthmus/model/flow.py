@@ -30,6 +30,7 @@ _MAYBE_COPY = {"reshape", "flatten", "contiguous", "ravel", "reshape_as"}
 _CASTS = {"to", "_to_copy", "type_as", "float", "double", "half", "bfloat16"}
 _DROPOUTS = {"dropout", "dropout_", "feature_dropout", "alpha_dropout", "native_dropout"}
 _NO_GRAD = {"detach", "detach_"}
+_FORMS = {"new_ones", "new_zeros", "new_full", "new_empty"}  # take no values from their input, only dtype and device
 _LINEAR = {"add", "sub", "neg", "mul", "div", "sum", "to", "_to_copy", "stack", "cat"} | _VIEWS | _MAYBE_COPY
 _ALONG = {"softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "sort", "topk"}
 _ALONG |= {"flip", "roll", "median", "kthvalue", "cummax", "cummin", "logsumexp", "argsort"}
@@ -111,7 +112,7 @@ def _needs_grad(trace: Trace, flow: Flow, op: Op) -> bool:
 
 def _join(trace: Trace, flow: Flow, op: Op) -> None:
     """How the parts of a split batch become this operation's whole result, and whether it mixes samples."""
-    sources = [node for node in op.node.all_input_nodes if node in trace.values]
+    sources = [node for node in op.node.all_input_nodes if node in trace.values and op.kind not in _FORMS]
     splits = {flow.split[node] for node in sources if node not in trace.attributes}
     real = _real(trace, flow, sources)
     if _mixes(trace, op, real):

@@ -1,7 +1,7 @@
-"""Models from a function of the user's: imported and called only because the user named it.
+"""Functions of the user's, imported and called only because the user named them, and the models that they build.
 
-The function returns a module, or a module and its example inputs: a tensor, a tuple or a dict of tensors whose first
-dimension is the batch. If it takes an argument `sequence`, it is given the job's.
+A model's function returns a module, or a module and its example inputs: a tensor, a tuple or a dict of tensors whose
+first dimension is the batch. If it takes an argument `sequence`, it is given the job's.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,17 +23,18 @@ from isthmus.model.built import BuiltModel
 from isthmus.model.capture import Example
 from isthmus.model.zoo.synthetic import cross_entropy
 
-__all__ = ["build"]
+__all__ = ["build", "call", "find", "said"]
 
+_CALLABLE = "a function that can be called without arguments, on the meta device too"
 _RESULT = "an nn.Module, or a pair of an nn.Module and its example inputs (a tensor, or a tuple or dict of tensors)"
 
 
 def build(module: str, function: str, sequence: int | None = None) -> BuiltModel:
     """Calls the function and gives what it built, with its example inputs and the default loss."""
     where = f"{module}:{function}"
-    called = _import(module, function, where)
-    taken = _takes_sequence(called)
-    result = _call(called, {"sequence": sequence} if taken and sequence is not None else {}, where)
+    called = find(where)
+    taken = "sequence" in _parameters(called)
+    result = call(called, {} if sequence is None else {"sequence": sequence}, where, expected=_CALLABLE)
     model, given = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(model, nn.Module):
         raise ModelError(
@@ -50,44 +52,54 @@ def build(module: str, function: str, sequence: int | None = None) -> BuiltModel
     return BuiltModel(name=where, module=model, sequence=sequence, draw=draw, loss=cross_entropy)
 
 
-def _import(module: str, function: str, where: str) -> Callable[..., Any]:
-    """The function; the working directory is searched last, so that no file there hides an installed package."""
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
-    try:
-        found = getattr(importlib.import_module(module), function, None)
-    except Exception as error:
-        raise ModelError(
-            "The module cannot be imported",
-            where=where,
-            found=_said(error),
-            next="Run from the directory that holds it, or install it",
-        ) from error
+def find(spec: str, error: type[IsthmusError] = ModelError) -> Callable[..., Any]:
+    """The function that `package.module:function` names; `error` where there is none."""
+    module, _, function = spec.partition(":")
+    found = getattr(_import(module, spec, error), function, None)
     if not callable(found):
-        raise ModelError("The module has no such function", where=where, found=f"{function} = {found!r:.60}")
+        raise error("The module has no such function", where=spec, found=f"{function} = {found!r:.60}")
     called: Callable[..., Any] = found
     return called
 
 
-def _takes_sequence(function: Callable[..., Any]) -> bool:
+def _import(module: str, where: str, error: type[IsthmusError]) -> ModuleType:
+    """The module; the working directory is searched last, so that no file there hides an installed package."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
     try:
-        return "sequence" in inspect.signature(function).parameters
+        return importlib.import_module(module)
+    except Exception as problem:
+        raise error(
+            "The module cannot be imported",
+            where=where,
+            found=said(problem),
+            next="Run from the directory that holds it, or install it",
+        ) from problem
+
+
+def _parameters(function: Callable[..., Any]) -> Collection[str]:
+    try:
+        return inspect.signature(function).parameters
     except ValueError:  # some builtins have no signature
-        return False
+        return ()
 
 
-def _call(function: Callable[..., Any], arguments: Mapping[str, Any], where: str) -> Any:
+def call(
+    function: Callable[..., Any],
+    offered: Mapping[str, Any],
+    where: str,
+    *,
+    expected: str,
+    error: type[IsthmusError] = ModelError,
+) -> Any:
+    """What the function gives when called with those of the offered arguments that it takes."""
+    taken = _parameters(function)
     try:
-        return function(**arguments)
+        return function(**{name: value for name, value in offered.items() if name in taken})
     except IsthmusError:
         raise
-    except Exception as error:
-        raise ModelError(
-            "The function failed",
-            where=where,
-            found=_said(error),
-            expected="a function that can be called without arguments, on the meta device too",
-        ) from error
+    except Exception as problem:
+        raise error("The function failed", where=where, found=said(problem), expected=expected) from problem
 
 
 def _example(given: object, where: str) -> Example:
@@ -131,14 +143,15 @@ def _guess(model: nn.Module, sequence: int | None, where: str) -> Example:
 
 
 def _repeated(batch: int, seed: int, *, example: Example) -> tuple[Example, None]:
-    """The example's samples over and over, as many as asked for, whatever the seed; targets are not known."""
+    """The example's samples over and over, as many as asked for, from one that the seed says; no targets are known."""
 
     def repeat(value: Tensor) -> Tensor:
-        return value[torch.arange(batch, device=value.device) % len(value)]
+        return value[(torch.arange(batch, device=value.device) + seed % len(value)) % len(value)]
 
     args = tuple(repeat(value) for value in example.args)
     return Example(args=args, kwargs={key: repeat(value) for key, value in example.kwargs.items()}), None
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """An error of somebody else's code in a line."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"

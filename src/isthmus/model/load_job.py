@@ -12,7 +12,7 @@ from isthmus.files import NAME_RULE, Document, ValuePath, is_name, parse_yaml, r
 from isthmus.model.job import Job, Optimizer, Workload
 from isthmus.units import parse_seconds
 
-__all__ = ["check_job", "load_job", "load_jobs", "load_workload", "parse_jobs"]
+__all__ = ["check_job", "load_job", "load_jobs", "load_workload", "named_code", "parse_jobs"]
 
 _FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 _MODEL = re.compile(rf"zoo:[A-Za-z0-9][A-Za-z0-9._-]*|hf:.+|.+\.json|{_FUNCTION}", re.ASCII)
@@ -57,6 +57,16 @@ def check_job(job: Job, where: str | None = None) -> Job:
     for path, found, expected in _broken_rules(job):
         raise JobError(f"{show_path(path)} cannot be so", where=where, found=repr(found), expected=expected)
     return job
+
+
+def named_code(job: Job) -> tuple[str, ...]:
+    """All code that a job names as package.module:function, for its model, data and loss: to be trusted before it runs.
+
+    Only who names a function, on the command line or in a job file given there, may have it imported.
+    """
+    given = ((job.model, ("zoo:", "hf:")), (job.data, ("text:",)), (job.loss, ()))
+    named = [text for text, others in given if re.fullmatch(_FUNCTION, text, re.ASCII) and not text.startswith(others)]
+    return tuple(dict.fromkeys(named))
 
 
 def _either(document: Document) -> Job | Workload:

@@ -212,11 +212,12 @@ def _describe(
     inputs = [*example.args, *example.kwargs.values()]
     tensors = [_input(i, tensor) for i, tensor in enumerate(inputs)]
     tensors += [_between(i, *pair, probes) for i, pair in enumerate(meters[:-1])]
+    blocks = tuple(_block(model, run, pair, probes) for run, pair in zip(runs, meters, strict=True))
     return BlockGraph(
         name="",
-        blocks=tuple(_block(model, run, pair, probes) for run, pair in zip(runs, meters, strict=True)),
+        blocks=blocks,
         tensors=tuple(tensors),
-        parameters=parameters_of(model, {}),
+        parameters=parameters_of(model, blocks, {}),
         buffers=sum(buffer.numel() for buffer in model.buffers()),
         outputs=_outputs(*meters[-1], probes),
         how="modules",

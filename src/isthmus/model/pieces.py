@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import fx, nn
@@ -17,9 +17,9 @@ from isthmus.model.export import Example, Line
 from isthmus.model.graph import BlockGraph
 from isthmus.model.modules import ModuleCut, cut_modules
 from isthmus.model.sections import Section, Sections, cut_trace
-from isthmus.model.trace import Trace, trace
+from isthmus.model.trace import Op, Trace, trace
 
-__all__ = ["Pieces", "cut"]
+__all__ = ["Builder", "Pieces", "cut"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Pieces:
 
     `inputs` names the model's inputs in the order of the example's flattened (args, kwargs); `batch_dims` says along
     which dimension a tensor that joins by `concat` is cut by samples. A parameter used in several blocks is the same
-    object in each, under its first name.
+    object in each, under its first name. `rest` is what the model's state has and no block holds: what it does not use.
     """
 
     graph: BlockGraph
@@ -40,6 +40,8 @@ class Pieces:
     batch_dims: dict[str, int]
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
+    rest: dict[str, torch.Tensor]
+    sections: Sections | None = None  # what the blocks were made from; None: child modules
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The blocks one after another; gives what the model gives."""
@@ -79,13 +81,15 @@ def cut(model: nn.Module, example: Example, *, name: str, sequence: int | None =
         raise UsageError("a model needs at least one block", found=f"max_blocks={max_blocks}", expected="1 or more")
     traced = trace(model, example)
     if traced is None:
-        return _from_modules(cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks), example)
+        chain = cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks)
+        return _from_modules(model, chain, example)
     sections = cut_trace(traced, max_blocks)
     names = tensor_names(sections)
     exchanged = {node: names[node] for s in sections.sections for node in (*s.incoming, *s.outgoing)}
+    blocks = tuple(Builder(sections, section).module() for section in sections.sections)
     return Pieces(
         graph=describe(model, sections, name=name, sequence=sequence),
-        blocks=tuple(_Builder(sections, section).module() for section in sections.sections),
+        blocks=blocks,
         incoming=tuple(tuple(names[node] for node in section.incoming) for section in sections.sections),
         outgoing=tuple(tuple(names[node] for node in section.outgoing) for section in sections.sections),
         inputs=tuple(names[node] for node in traced.inputs),
@@ -93,7 +97,15 @@ def cut(model: nn.Module, example: Example, *, name: str, sequence: int | None =
         batch_dims={name: _batch_dim(traced, node) for node, name in exchanged.items()},
         in_spec=traced.in_spec,
         out_spec=traced.out_spec,
+        rest=_rest(model, blocks),
+        sections=sections,
     )
+
+
+def _rest(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
+    held = {id(tensor) for block in blocks for tensor in (*block.parameters(), *block.buffers())}
+    state = model.state_dict(keep_vars=True)
+    return {name: t.detach() for name, t in state.items() if isinstance(t, torch.Tensor) and id(t) not in held}
 
 
 def _output(trace: Trace, names: dict[fx.Node, str], leaf: Any) -> str | _Literal:
@@ -115,7 +127,7 @@ def _batch_dim(trace: Trace, node: fx.Node) -> int:
     return next(iter(trace.value(node).batch_dims), -1)
 
 
-class _Builder:
+class Builder:
     """Copies a section's operations into a graph of its own."""
 
     def __init__(self, cut: Sections, section: Section) -> None:
@@ -125,30 +137,39 @@ class _Builder:
         self.contents: dict[str, Any] = {}
         self.batch: fx.Node | None = None
 
-    def module(self) -> nn.Module:
+    def module(self) -> fx.GraphModule:
+        """The section as a module."""
         for node in self.section.incoming:
             self.copies[node] = self.graph.placeholder(node.name)
         for op in self.section.local:
-            self.copies[op.node] = self.graph.node_copy(op.node, self._copy)
+            self.copies[op.node] = self.operation(op)
         self.graph.output(tuple(self.copies[node] for node in self.section.outgoing))
         return fx.GraphModule(self.contents, self.graph)
 
-    def _copy(self, node: fx.Node) -> Any:
+    def operation(self, op: Op) -> fx.Node:
+        """What stands for an operation here."""
+        return self.graph.node_copy(op.node, self.copy)
+
+    def content(self, node: fx.Node) -> Any:
+        """What a node that reads by name finds here."""
+        return self.trace.attributes[node].content
+
+    def copy(self, node: fx.Node) -> Any:
         """What stands for a node of the whole graph here."""
         if node not in self.copies:
             self.copies[node] = self._scalar(node) if node in self.trace.scalars else self._attribute(node)
         return self.copies[node]
 
     def _attribute(self, node: fx.Node) -> fx.Node:
-        attribute = self.trace.attributes[node]
-        self.contents[attribute.name] = attribute.content
-        return self.graph.get_attr(attribute.name)
+        name = self.trace.attributes[node].name
+        self.contents[name] = self.content(node)
+        return self.graph.get_attr(name)
 
     def _scalar(self, node: fx.Node) -> Any:
         """A number from sizes, computed here again: sizes of tensors as lines on the batch, arithmetic as it was."""
         pair = self.trace.scalars[node]
         if pair is None or any(source in self.trace.scalars for source in node.all_input_nodes):
-            return self.graph.node_copy(node, self._copy)
+            return self.graph.node_copy(node, self.copy)
         if pair[0] == pair[1]:
             return int(pair[0])
         line = Line.through(self.trace.probes, *pair)
@@ -168,15 +189,16 @@ class _Builder:
         return self.batch
 
 
-def _from_modules(cut: ModuleCut, example: Example) -> Pieces:
+def _from_modules(model: nn.Module, cut: ModuleCut, example: Example) -> Pieces:
     """A chain of child modules, or the whole model as one block."""
     inputs = tuple(tensor.name for tensor in cut.graph.tensors if tensor.source == -1)
     links = tuple(tensor.name for tensor in cut.graph.tensors if tensor.source >= 0)
     in_spec = pytree.tree_flatten((example.args, example.kwargs))[1]
     whole = cut.runs[0][0][0] == ""
+    blocks = (_Whole(model, in_spec),) if whole else tuple(_Run(run) for run in cut.runs)
     return Pieces(
         graph=cut.graph,
-        blocks=(_Whole(cut.runs[0][0][1], in_spec),) if whole else tuple(_Run(run) for run in cut.runs),
+        blocks=blocks,
         incoming=(inputs, *((link,) for link in links)),
         outgoing=(*((link,) for link in links), ("output",)),
         inputs=inputs,
@@ -184,6 +206,7 @@ def _from_modules(cut: ModuleCut, example: Example) -> Pieces:
         batch_dims={tensor.name: 0 if tensor.split == "concat" else -1 for tensor in cut.graph.tensors},
         in_spec=in_spec,
         out_spec=pytree.tree_flatten(0)[1],
+        rest=_rest(model, blocks),
     )
 
 
@@ -222,6 +245,13 @@ class _Whole(nn.Module):
             self.add_module(name, child)
         for name, parameter in model.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
+        for name, buffer in model.named_buffers(recurse=False):
+            self.register_buffer(name, buffer)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Moving replaces buffers: the model moves, and its own are taken again."""
+        self._buffers.update(self._model[0]._apply(fn, recurse)._buffers)  # type: ignore[no-untyped-call]
+        return self
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
         """The model's result."""

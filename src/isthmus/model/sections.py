@@ -10,6 +10,7 @@ from isthmus.errors import ModelError
 from isthmus.model.blocks import Item, choose_blocks
 from isthmus.model.costs import backward_flops, forward_flops
 from isthmus.model.flow import Flow, flow_of
+from isthmus.model.pair_split import PairSplit, split_pairs
 from isthmus.model.tensor_split import LinearUse, Pair, find_pairs, linear_uses
 from isthmus.model.trace import Op, Trace
 
@@ -40,7 +41,7 @@ class Sections:
     trace: Trace
     flow: Flow
     uses: dict[fx.Node, LinearUse]
-    pairs: tuple[Pair, ...]
+    splits: tuple[PairSplit, ...]  # what a tensor group can divide
     flops: dict[fx.Node, tuple[float, float]]  # forward, backward
     sections: tuple[Section, ...]
 
@@ -50,15 +51,16 @@ def cut_trace(trace: Trace, max_blocks: int) -> Sections:
     flow = flow_of(trace)
     uses = linear_uses(trace, flow)
     pairs = find_pairs(trace, flow, uses)
+    splits = split_pairs(trace, flow, pairs)
     flops = {op.node: (forward_flops(trace, op), backward_flops(trace, flow, op)) for op in trace.ops}
     main = [op for op in trace.ops if op.node not in flow.constant]
     if not main:
         raise ModelError("the model computes nothing from its inputs", expected="at least one operation on an input")
     number = {op.node: index for index, op in enumerate(main)}
-    joins = [[number[node] for node in nodes if node in number] for nodes in _joins(trace, flow, pairs)]
+    joins = [[number[node] for node in nodes if node in number] for nodes in _joins(trace, flow, pairs, splits)]
     runs = choose_blocks(_items(trace, main, number, flops), joins + _silent(trace, main), max_blocks)
     parts = [[main[index] for index in sorted(run)] for run in runs]
-    return Sections(trace, flow, uses, tuple(pairs), flops, _sections(trace, flow, parts))
+    return Sections(trace, flow, uses, tuple(splits), flops, _sections(trace, flow, parts))
 
 
 def _items(
@@ -88,9 +90,9 @@ def _owned(trace: Trace, main: list[Op]) -> dict[fx.Node, float]:
     return owned
 
 
-def _joins(trace: Trace, flow: Flow, pairs: list[Pair]) -> list[list[fx.Node]]:
-    """What no cut may separate: layer pairs, tuples and their items, memory and what writes into it."""
-    joins = [list(pair.nodes) for pair in pairs]
+def _joins(trace: Trace, flow: Flow, pairs: list[Pair], splits: list[PairSplit]) -> list[list[fx.Node]]:
+    """What no cut may separate: layer pairs and their weights, tuples and their items, memory and what writes it."""
+    joins = [list(pair.nodes) for pair in pairs] + [split.nodes for split in splits]
     joins += [[op.node, *op.node.args[:1]] for op in trace.ops if op.kind == "getitem"]  # type: ignore[list-item]
     written = {flow.root[op.node] for op in trace.ops if op.mutates is not None}
     for root in written - set(trace.attributes):

@@ -2,12 +2,12 @@
 
 A pair is a *row* layer y = f(A x) B whose input comes, through operations that act on each element or on each head
 alone, only from *column* layers A, and whose inner values nobody else reads. With A split by columns and B by rows over
-n devices each device computes its part of f(A x) B alone, and one all-reduce adds the parts.
+n devices each device computes its part of f(A x) B alone, and one all-reduce adds the parts. Whether all that lies
+between works on parts is proven in `pair_split`.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -25,7 +25,6 @@ _POINTWISE = {
 }  # fmt: skip
 _PER_HEAD = {"scaled_dot_product_attention", "matmul", "bmm", "softmax", "masked_fill", "where", "baddbmm", "einsum"}
 _EXPERTS = {"_grouped_mm", "grouped_mm", "grouped_mm_fallback"}  # one matrix per expert, stacked in one weight
-_ATTENTION = {"scaled_dot_product_attention", "matmul", "bmm", "baddbmm", "einsum"}
 _LONGEST = 200  # operations between two linear layers; a layer has some tens
 
 
@@ -43,12 +42,11 @@ class LinearUse:
 
 @dataclass(frozen=True)
 class Pair:
-    """Column layers, what lies between, and the row layer; `heads` divides evenly (0: no heads between)."""
+    """Column layers, what lies between, and the row layer."""
 
     columns: tuple[LinearUse, ...]
     inner: tuple[fx.Node, ...]
     row: LinearUse
-    heads: int
 
     @property
     def nodes(self) -> tuple[fx.Node, ...]:
@@ -164,10 +162,4 @@ def _is_table(trace: Trace, flow: Flow, node: fx.Node) -> bool:
 
 
 def _pair(trace: Trace, row: LinearUse, columns: list[LinearUse], inner: set[fx.Node]) -> Pair:
-    ordered = sorted(inner, key=lambda node: trace.op[node].index)
-    attention = [trace.op[node] for node in ordered if trace.op[node].kind in _ATTENTION]
-    heads = 0
-    if attention:
-        shape = attention[-1].values[0].shapes[0]  # (batch, heads, positions, width of a head)
-        heads = math.gcd(shape[-3], *(use.outputs // shape[-1] for use in columns)) if len(shape) > 3 else 1
-    return Pair(tuple(columns), tuple(ordered), row, heads)
+    return Pair(tuple(columns), tuple(sorted(inner, key=lambda node: trace.op[node].index)), row)

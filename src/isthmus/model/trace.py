@@ -168,9 +168,11 @@ class _Reader:
         self.values[node] = self._values(node)
         if spec.kind is InputKind.USER_INPUT:
             self.inputs.append(node)
-        elif spec.kind is InputKind.PARAMETER and (trained := self._trained(spec.target)) is not None:
-            self.attributes[node] = Attribute("parameter", self.first_names[id(trained)], trained)
-        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+        elif spec.kind is InputKind.PARAMETER:
+            parameter = self.model.get_parameter(spec.target)
+            kind = "parameter" if parameter.requires_grad else "buffer"
+            self.attributes[node] = Attribute(kind, self.first_names[id(parameter)], parameter)
+        elif spec.kind is InputKind.BUFFER:
             self.attributes[node] = Attribute("buffer", spec.target, operator.attrgetter(spec.target)(self.model))
         else:
             self.attributes[node] = Attribute("constant", spec.target, self.program.constants[spec.target])
@@ -180,13 +182,9 @@ class _Reader:
         if isinstance(content, fx.GraphModule):
             self.values |= {node: values for node in content.graph.nodes if (values := self._values(node))}
 
-    def _trained(self, name: str) -> nn.Parameter | None:
-        parameter = self.model.get_parameter(name)
-        return parameter if parameter.requires_grad else None
-
     def _call(self, node: fx.Node) -> None:
         kind = kind_of(node.target)
-        if kind in _CHECKS:
+        if kind in _CHECKS or (kind == "rand" and not node.users):  # a coin whose side was known (export.py)
             return
         values = self._values(node)
         if not values:
