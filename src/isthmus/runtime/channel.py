@@ -1,0 +1,334 @@
+"""Messages between two workers, on a connection of their own.
+
+A channel is a Gloo process group of two, built directly on a prefix of the store: there is no global group, and one
+channel can be made, closed or lost while the others stand. Gloo's receive is a rendezvous (a send leaves when the
+receiver has said that it is ready), so a receive posted early hides a round trip. Equal tags match in order.
+
+Gloo carries host memory only. CUDA tensors are staged through pinned memory; between two workers that both have NCCL
+they go over NCCL, with one communicator for each direction, since what is posted on one communicator runs in the
+order in which it was posted.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+
+from isthmus.errors import IsthmusError
+
+__all__ = ["Channel", "ChannelError", "Network", "Work"]
+
+_FOR_EVER = timedelta(days=365)  # whoever looks after the workers sees that one died; silence is no error here
+_AT_ONCE = timedelta(milliseconds=1)
+_PATIENCE = 2.0  # seconds for a thread that connects to see that the channel was closed
+_LAST_TAG = 2**31 - 1  # reserved for closing
+_PING_TAG = 2**31 - 2  # reserved for measuring
+_PINGS = 3
+_ABSENT = "absent"
+
+
+class ChannelError(IsthmusError):
+    """A message cannot be sent or received: the other worker is gone, or the channel was closed here."""
+
+
+class Work(Protocol):
+    """A message on its way."""
+
+    def wait(self) -> None:
+        """Blocks until it has left or is there (other threads go on); raises ChannelError where it never will."""
+
+
+class Channel:
+    """Messages between this worker and one other; all methods may be called from any thread."""
+
+    def __init__(self, name: str, me: str, other: str, connect: Callable[[Channel], tuple[Any, Any]]) -> None:
+        self.name, self.me, self.other = name, me, other
+        self.closed = False
+        self.bytes_sent = 0
+        self.round_trip = 0.0  # seconds, once connected
+        self.keeps: object = None  # the store that the process groups use, which is Python's
+        self._peer = 1 if me < other else 0
+        self._gloo: Any = None
+        self._nccl: Any = None
+        self._ready = False
+        self._failure: Exception | None = None
+        self._stager: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._connect, args=(connect,), name=f"connect {name}", daemon=True)
+        self._thread.start()
+
+    def connected(self) -> None:
+        """Blocks until both sides have made the channel."""
+        if not self._ready:
+            self._thread.join()
+        if self.closed or self._failure is not None:
+            raise self._error(self._failure) from self._failure
+
+    def send(self, tensor: Tensor, tag: int) -> Work:
+        """Starts at once. The tensor must stay as it is until the work has been waited for."""
+        self.connected()
+        self.bytes_sent += tensor.numel() * tensor.element_size()
+        if not tensor.is_cuda:
+            return _Waiting(self, self._post(self._gloo.send, tensor, tag))
+        if self._nccl is not None:
+            return _Waiting(self, self._post(self._nccl[self._peer].send, tensor, tag))
+        return self._staged_send(tensor.detach(), tag)
+
+    def receive(self, into: Tensor, tag: int) -> Work:
+        """Posts a receive. A CUDA tensor is filled on the stream that is current where the work is waited for."""
+        self.connected()
+        if not into.is_cuda:
+            return _Waiting(self, self._post(self._gloo.recv, into, tag))
+        if self._nccl is not None:
+            return _Waiting(self, self._post(self._nccl[1 - self._peer].recv, into, tag))
+        held = torch.empty(into.shape, dtype=into.dtype, pin_memory=True)
+        work = self._post(self._gloo.recv, held, tag)
+        return _Waiting(self, work, lambda: into.detach().copy_(held, non_blocking=True))
+
+    def close(self) -> None:
+        """Ends the connection; whoever waits, here or there, gets a ChannelError."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+        if self._gloo is not None:
+            _cut(self._gloo, self._peer)
+        self._thread.join(_PATIENCE)
+        if self._stager is not None:
+            self._stager.shutdown(wait=False, cancel_futures=True)
+        for group in self._nccl or ():
+            group.abort()
+
+    def _connect(self, connect: Callable[[Channel], tuple[Any, Any]]) -> None:
+        try:
+            gloo, self._nccl = connect(self)
+            with self._lock:
+                self._gloo = gloo
+            if self.closed:
+                _cut(gloo, self._peer)
+            self.round_trip = _round_trip(gloo, self._peer)
+            self._ready = True
+        except Exception as failure:
+            self._failure = failure
+
+    def _post(self, operation: Callable[..., Any], tensor: Tensor, tag: int) -> Any:
+        try:
+            return operation([tensor], self._peer, tag)
+        except RuntimeError as failure:
+            raise self._error(failure) from failure
+
+    def _staged_send(self, tensor: Tensor, tag: int) -> Work:
+        """The copy runs on the current stream; a thread sends it when it is there, so that the caller goes on."""
+        held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        held.copy_(tensor, non_blocking=True)
+        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        copied.record(torch.cuda.current_stream(tensor.device))
+
+        def send() -> Any:
+            copied.synchronize()
+            return self._post(self._gloo.send, held, tag)
+
+        with self._lock:
+            if self._stager is None:
+                self._stager = ThreadPoolExecutor(1, thread_name_prefix=f"send {self.name}")
+        return _Staged(self, self._stager.submit(send))
+
+    def _error(self, cause: Exception | None) -> ChannelError:
+        what = f"the channel to {self.other} was closed here" if self.closed else f"lost the channel to {self.other}"
+        return ChannelError(
+            what,
+            where=f"{self.me}, channel {self.name!r}",
+            found=None if cause is None else _plain(str(cause)),
+            next="If that worker died, its own last lines say why",
+        )
+
+
+class _Waiting:
+    """A message of torch's, with our errors; `then` runs when it is there."""
+
+    def __init__(self, channel: Channel, work: Any, then: Callable[[], object] | None = None) -> None:
+        self._channel, self._work, self._then = channel, work, then
+
+    def wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as failure:
+            raise self._channel._error(failure) from failure
+        if self._then is not None:
+            self._then()
+            self._then = None
+
+
+class _Staged:
+    """A message that a thread sends later."""
+
+    def __init__(self, channel: Channel, posted: Any) -> None:
+        self._channel, self._posted = channel, posted
+
+    def wait(self) -> None:
+        try:
+            work = self._posted.result()
+        except CancelledError as failure:
+            raise self._channel._error(None) from failure
+        _Waiting(self._channel, work).wait()
+
+
+class Network:
+    """All channels of one worker. They share one Gloo device, so one thread that reads and writes.
+
+    Channels may be made in any order on either side: each connects in a thread of its own.
+    `hostname` or `interface` is where this worker listens; `nccl`: its device is its own and it has NCCL.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        me: str,
+        *,
+        hostname: str = "",
+        interface: str = "",
+        nccl: bool = False,
+    ) -> None:
+        self.me = me
+        self._store, self._nccl = store, nccl
+        where = {"interface": interface} if interface else {"hostname": hostname or "127.0.0.1"}
+        self._device = ProcessGroupGloo.create_device(**where)
+        self._channels: dict[tuple[str, str], Channel] = {}
+        self._lock = threading.Lock()
+        self._closed = self._told = False
+
+    def channel(self, name: str, other: str) -> Channel:
+        """The channel of that name; the other side makes it with the same name and this worker's. Does not wait."""
+        if other == self.me:
+            raise ChannelError("a worker has no channel to itself", where=f"{self.me}, channel {name!r}")
+        with self._lock:
+            if self._closed:
+                raise ChannelError("the network was closed here", where=f"{self.me}, channel {name!r}")
+            if (name, other) not in self._channels:
+                self._channels[name, other] = Channel(name, self.me, other, self._connect)
+            return self._channels[name, other]
+
+    @property
+    def bytes_sent(self) -> int:
+        """Over all channels."""
+        return sum(channel.bytes_sent for channel in list(self._channels.values()))
+
+    def connect(self) -> None:
+        """Waits until every channel made so far stands."""
+        for channel in list(self._channels.values()):
+            channel.connected()
+
+    def close(self) -> None:
+        """Ends all channels."""
+        with self._lock:
+            self._closed = True
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(Channel.close, self._channels.values()))
+
+    def _connect(self, channel: Channel) -> tuple[Any, Any]:
+        """Builds the process groups; rank 0 is the lower name."""
+        low, high = sorted((self.me, channel.other))
+        store = channel.keeps = _Patient(self._store, f"channel/{low}/{high}/{channel.name}/", channel)
+        rank = int(self.me == high)
+        return _gloo(store, rank, self._device), (_nccl_ways(store, rank) if self._both_nccl(channel) else None)
+
+    def _both_nccl(self, channel: Channel) -> bool:
+        """Every worker says once whether it has NCCL; only those that have it ask."""
+        told = _Patient(self._store, "nccl/", channel)
+        with self._lock:
+            if not self._told:
+                told.set(self.me, str(self._nccl).encode())
+                self._told = True
+        return self._nccl and told.get(channel.other) == b"True"
+
+
+class _Patient(Store):
+    """A part of another store. It asks again and again, so that a thread that waits locks nobody out and can be ended.
+
+    A client of a TCPStore that waits for a key keeps all threads of its process from using it. The store may be far
+    away, so nothing is asked twice.
+    """
+
+    def __init__(self, store: Store, prefix: str, channel: Channel) -> None:
+        super().__init__()
+        self._base, self._prefix, self._channel = store, prefix, channel
+        self._known: dict[str, bytes] = {}
+
+    def set(self, key: str, value: Any) -> None:
+        self._known[key] = value
+        self._base.set(self._prefix + key, value)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._known[key]
+
+    def wait(self, keys: list[str], timeout: timedelta = _FOR_EVER) -> None:
+        for key in keys:
+            pause = 0.001
+            while key not in self._known:
+                # the only way to ask for a key that may be missing: to change it from what it never is
+                found = self._base.compare_set(self._prefix + key, _ABSENT, _ABSENT)
+                if found != _ABSENT.encode():
+                    self._known[key] = found
+                elif self._channel.closed:
+                    raise ChannelError("closed before the other side was there")
+                else:
+                    time.sleep(pause)
+                    pause = min(2 * pause, 0.05)
+
+
+def _gloo(store: Store, rank: int, device: Any) -> Any:
+    """A process group of two without threads of its own: plain messages need none."""
+    kind: Any = ProcessGroupGloo
+    options = kind._Options()
+    options._devices, options._threads, options._timeout = [device], 0, _FOR_EVER
+    return kind(PrefixStore("gloo", store), rank, 2, options)
+
+
+def _nccl_ways(store: Store, rank: int) -> tuple[Any, Any]:
+    """Two communicators: for the messages to rank 0, and for those to rank 1."""
+    kind: Any = dist.ProcessGroupNCCL
+    return kind(PrefixStore("nccl0", store), rank, 2), kind(PrefixStore("nccl1", store), rank, 2)
+
+
+def _round_trip(group: Any, peer: int) -> float:
+    """Seconds there and back, the same number on both sides: rank 0 asks, the best of some counts, and it tells."""
+    notes = [torch.zeros(1, dtype=torch.float64) for _ in range(_PINGS if peer == 1 else _PINGS + 1)]
+    posted = [group.recv([note], peer, _PING_TAG) for note in notes]
+    best = torch.full_like(notes[0], math.inf)
+    for receive in posted[:_PINGS]:
+        begin = time.perf_counter()
+        if peer == 1:
+            group.send([best], peer, _PING_TAG).wait()
+        receive.wait()
+        if peer == 0:
+            group.send([best], peer, _PING_TAG).wait()
+        best = best.clamp(max=time.perf_counter() - begin)
+    if peer == 1:
+        group.send([best], peer, _PING_TAG).wait()
+        return float(best)
+    posted[-1].wait()
+    return float(notes[-1])
+
+
+def _plain(text: str) -> str:
+    """What Gloo says, without the place in its source and its advice."""
+    return text.split("] ", 1)[-1].split(". This is", 1)[0] if text.startswith("[") else text
+
+
+def _cut(group: Any, peer: int) -> None:
+    """Gloo has no call that closes a group while others wait on it, but a wait that times out does just that."""
+    try:
+        group.recv([torch.zeros(1, dtype=torch.uint8)], peer, _LAST_TAG).wait(_AT_ONCE)
+    except RuntimeError:
+        return
