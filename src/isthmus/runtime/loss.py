@@ -1,0 +1,113 @@
+"""What training minimises: the model's own loss, or a function of the user's, proven on its first use.
+
+A loss gives the sum over its samples and how many it summed, so that the parts of a batch add up to the whole. A loss
+that gives a mean, or compares samples with each other, would train another model under another plan: it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from isthmus.errors import DataError, IsthmusError
+from isthmus.model.built import BuiltModel
+from isthmus.model.function import find, said
+from isthmus.model.job import Job
+from isthmus.runtime.dataset import described
+
+__all__ = ["CheckedLoss", "open_loss"]
+
+_PAIR = "(sum of the losses, how many were summed), the sum a tensor without dimensions"
+_OFF = 0.05  # relative: more than any rounding, less than what a mean would be off by
+
+
+def open_loss(job: Job, built: BuiltModel) -> CheckedLoss:
+    """The loss that the job names. Code is imported: call this only where `named_code(job)` is trusted."""
+    if job.loss == "default":
+        return CheckedLoss(built.loss, f"the default loss of {built.name}")
+    return CheckedLoss(find(job.loss, DataError), job.loss)
+
+
+class CheckedLoss:
+    """`loss(output, target) -> (sum, count)`, checked when it is first called."""
+
+    def __init__(self, function: Callable[[Any, Any], Any], where: str) -> None:
+        self._function, self._where = function, where
+        self._proven = False
+
+    def __call__(self, output: Any, target: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Sum and count."""
+        if not self._proven:
+            self._prove(output, target)
+            self._proven = True
+        total, count = self._function(output, target)
+        return total, count.detach() if isinstance(count, Tensor) else torch.tensor(float(count), device=total.device)
+
+    def _prove(self, output: Any, target: Tensor | None) -> None:
+        total, _ = self._tried(output, target)
+        tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+        if any(tensor.requires_grad for tensor in tensors) and not total.requires_grad:
+            raise self._bad("the loss has no gradient", "a sum that was computed apart from the output")
+        reals = [tensor for tensor in tensors if tensor.is_floating_point()]
+        samples = len(target) if target is not None else len(reals[0]) if reals and reals[0].ndim else 0
+        if samples >= 2 and all(tensor.shape[:1] == (samples,) for tensor in reals):
+            self._prove_sum(output, target, samples)
+
+    def _prove_sum(self, output: Any, target: Tensor | None, samples: int) -> None:
+        """The first two samples together must give the sum of what each gives alone."""
+
+        def part(low: int, high: int) -> tuple[float, float]:
+            def cut(leaf: Any) -> Any:
+                batched = isinstance(leaf, Tensor) and leaf.shape[:1] == (samples,)
+                return leaf[low:high].detach() if batched else leaf
+
+            total, count = self._tried(pytree.tree_map(cut, output), cut(target))
+            return float(total), float(count)
+
+        both, first, second = part(0, 2), part(0, 1), part(1, 2)
+        for what, whole, a, b in zip(("sum", "count"), both, first, second, strict=True):
+            if abs(whole - a - b) > _OFF * (abs(a) + abs(b)):
+                raise self._bad(
+                    f"the {what} of a loss must add up over samples",
+                    f"{whole:.6g} for two samples, {a:.6g} and {b:.6g} for each alone",
+                )
+
+    def _tried(self, output: Any, target: Tensor | None) -> tuple[Tensor, Any]:
+        """What the function gives, if it is a sum and a count."""
+        try:
+            result = self._function(output, target)
+        except (IsthmusError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise self._failed(output, target, error) from error
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise self._bad("the loss is no pair", described(result))
+        total, count = result
+        if not isinstance(total, Tensor) or total.ndim or not total.is_floating_point():
+            raise self._bad("the sum of a loss must be one number", described(total))
+        if (isinstance(count, Tensor) and count.ndim) or not isinstance(count, (Tensor, int, float)):
+            raise self._bad("the count of a loss must be one number", described(count))
+        return total, count
+
+    def _failed(self, output: Any, target: Tensor | None, error: Exception) -> DataError:
+        if target is None:
+            return DataError(
+                "the samples have no targets, and the loss needs some",
+                where=self._where,
+                found=said(error),
+                next="Name data with targets, or a loss of your own: loss: package.module:function",
+            )
+        leaves = ", ".join(described(leaf) for leaf in pytree.tree_leaves(output)[:4])
+        return DataError(
+            "the loss cannot be had from what the model gives and the targets",
+            where=self._where,
+            found=f"{said(error)}; output {leaves}; targets {described(target)}",
+            next="Name a loss that fits the model and the data: loss: package.module:function",
+        )
+
+    def _bad(self, what: str, found: str) -> DataError:
+        return DataError(what, where=self._where, found=found, expected=_PAIR)
