@@ -18,7 +18,7 @@ from isthmus.plan.types import Pipeline, Plan, Pool, PoolJob, Replica, Shard, St
 from isthmus.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from tests.plan.small_models import chain
 
-__all__ = ["any_plans", "clusters", "graphs", "models_of", "plans"]
+__all__ = ["any_plans", "clusters", "graphs", "models_of", "pipelines", "plans"]
 
 Draw = Any  # hypothesis' draw: a function from a strategy to a value of it
 
@@ -169,9 +169,9 @@ def plans(draw: Draw, cluster: Cluster, graph: BlockGraph, *, priced: bool = Fal
     devices = draw(st.permutations(list(cluster.devices)))
     count = draw(st.integers(1, len(devices)))
     middle = draw(st.integers(1, count)) if draw(st.integers(0, 3)) == 0 else count
-    parts: list[Pipeline | Pool] = [draw(_pipelines(cluster, graph, devices[:middle], "piped", priced))]
+    parts: list[Pipeline | Pool] = [draw(pipelines(cluster, graph, devices[:middle], "piped", priced))]
     if middle < count:
-        parts.append(draw(_pipelines(cluster, graph, devices[middle:count], "second", priced)))
+        parts.append(draw(pipelines(cluster, graph, devices[middle:count], "second", priced)))
     if devices[count:] and draw(st.booleans()):
         host = cluster.devices[devices[count]].host
         together = [device for device in devices[count:] if cluster.devices[device].host == host]
@@ -227,9 +227,7 @@ def _cuts(draw: Draw, blocks: int, most: int = 4) -> list[tuple[int, int]]:
 
 
 @st.composite
-def _pipelines(
-    draw: Draw, cluster: Cluster, graph: BlockGraph, devices: list[str], name: str, priced: bool
-) -> Pipeline:
+def pipelines(draw: Draw, cluster: Cluster, graph: BlockGraph, devices: list[str], name: str, priced: bool) -> Pipeline:
     micro_batches, size = draw(st.integers(1, 4)), draw(st.integers(1, 8))
     job, precision = _job(draw, name, micro_batches * size, cluster, devices)
     cuts = _cuts(draw, len(graph.blocks))

@@ -1,0 +1,232 @@
+"""Buckets: parameters kept as one flat tensor with one flat gradient, synced as soon as the gradient is final.
+
+A bucket's gradients are final when the last backward of every run that uses them has passed them; its sync then runs in
+a thread of its own while the backward goes on. State `sharded-optimizer`: the ring stops when each participant has the
+sum of its piece, it updates that piece, and the new weights go around. `sharded-all`: only the piece is kept between
+uses; every participant pushes its piece to the others before each forward and backward of its stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+
+from isthmus.runtime.executor import Span
+from isthmus.runtime.extents import Cut
+from isthmus.runtime.lanes import Lanes
+from isthmus.runtime.program import BucketSpec, Run
+from isthmus.runtime.syncs import Sync, piece_bounds
+
+__all__ = ["Bucket", "Buckets", "Served"]
+
+
+class Bucket:
+    """One flat tensor of weights, one of gradients; parameters are views of them."""
+
+    def __init__(
+        self, spec: BucketSpec, parameters: Mapping[str, nn.Parameter], device: str, cuts: Mapping[str, Cut],
+        initial: Mapping[str, Tensor],
+    ) -> None:  # fmt: skip
+        """`cuts`: what a member of a tensor group has of the parameters that are split.
+
+        `initial`: parameters in fp32 as the model began, where its own are rounded to 16 bits.
+        """
+        self.spec, self.names = spec, spec.parameters
+        self.sync: Sync | None = None  # whoever makes it needs the bucket's parameters in place
+        self.parameters = [parameters[name] for name in spec.parameters]
+        ends = list(accumulate(parameter.numel() for parameter in self.parameters))
+        self.ranges = dict(zip(self.names, zip([0, *ends[:-1]], ends, strict=True), strict=True))
+        position = next((i for i, group in enumerate(spec.groups) if device in group), 0)
+        self.first = position == 0
+        total, count = ends[-1], len(spec.members) if spec.layout != "replicated" else 1
+        self.bounds = piece_bounds(total, count, position if count > 1 else 0)
+        like = self.parameters[0]
+        self.weights = torch.empty(total, dtype=like.dtype, device=like.device)
+        self.gradients = torch.zeros_like(self.weights)
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            lo, hi = self.ranges[name]
+            self.weights[lo:hi].copy_(parameter.detach().reshape(-1))
+            parameter.data = self.weights[lo:hi].view(parameter.shape)
+            parameter.grad = self.gradients[lo:hi].view(parameter.shape)
+        self.mask = _mask(self) if spec.kept is not None else None
+        self.resident = spec.layout != "sharded-all"
+        self.piece = self.weights[slice(*self.bounds)]
+        if not self.resident:
+            self.piece = self.piece.clone()
+            self.release()
+        self.cuts = {name: cuts[name] for name in self.names if name in cuts}
+        self.exact = self._exact(initial)
+        group = next((group for group in spec.groups if device in group), (device,))
+        self.answers = tuple(name for name in self.names if group[0] == device or name in cuts)
+
+    def _exact(self, initial: Mapping[str, Tensor]) -> Tensor | None:
+        """The piece in fp32, before it was rounded."""
+        if self.weights.dtype == torch.float32 or not all(name in initial for name in self.names):
+            return None
+        rows = []
+        for name in self.names:
+            whole = initial[name].detach().to(self.weights.device, torch.float32)
+            rows.append((self.cuts[name].slice.cut(whole) if name in self.cuts else whole).reshape(-1))
+        flat = torch.cat(rows)
+        return (flat if self.mask is None else flat * self.mask)[slice(*self.bounds)].clone()
+
+    @property
+    def gradient(self) -> Tensor:
+        """Of the piece that this worker updates."""
+        return self.gradients[slice(*self.bounds)]
+
+    def counted(self) -> Iterator[Tensor]:
+        """Parts of the gradient that count here, and nowhere else, for its norm."""
+        if self.spec.layout == "replicated" and not self.first:
+            return
+        for name in self.answers:
+            lo, hi = self.held(name)
+            if lo < hi:
+                yield self.gradients[lo:hi]
+
+    def held(self, name: str) -> tuple[int, int]:
+        """Where a parameter lies in the flat tensor, as far as it belongs to the piece that is updated here."""
+        lo, hi = self.ranges[name]
+        return max(lo, self.bounds[0]), max(min(hi, self.bounds[1]), max(lo, self.bounds[0]))
+
+    def reduce(self) -> None:
+        """Makes the gradient the sum over all participants: all of it, or the piece that is updated here."""
+        if self.mask is not None:
+            self.gradients.mul_(self.mask)
+        if self.sync is None or self.spec.how in (None, "duplicate"):
+            return
+        if self.spec.how == "sparse" and self.mask is not None and self.spec.layout == "replicated":
+            kept = self.gradients[self.mask]
+            self.sync.all_reduce(kept)
+            self.gradients[self.mask] = kept
+        elif self.spec.layout != "replicated" and self.sync.scatters:
+            self.sync.reduce_scatter(self.gradients)
+        else:
+            self.sync.all_reduce(self.gradients)
+
+    def share(self) -> None:
+        """After the update of a piece: everybody gets the new weights."""
+        if self.spec.layout == "sharded-optimizer" and self.sync is not None:
+            self.sync.all_gather(self.weights)
+
+    def restore(self) -> None:
+        """Room for all weights, the piece in its place."""
+        self.weights.untyped_storage().resize_(self.weights.numel() * self.weights.element_size())
+        self.weights[slice(*self.bounds)].copy_(self.piece)
+
+    def release(self) -> None:
+        """Gives the room for all weights back; the views stay."""
+        self.weights.untyped_storage().resize_(0)
+
+
+def _mask(bucket: Bucket) -> Tensor:
+    """True for what is kept of each matrix: the largest by magnitude at the beginning. The rest becomes zero."""
+    mask = torch.ones(bucket.weights.numel(), dtype=torch.bool, device=bucket.weights.device)
+    kept = bucket.spec.kept or 1.0
+    for (lo, hi), parameter in zip(bucket.ranges.values(), bucket.parameters, strict=True):
+        if parameter.dim() == 2:
+            size = bucket.weights[lo:hi].abs()
+            count = round(kept * (hi - lo))
+            chosen = torch.zeros(hi - lo, dtype=torch.bool, device=mask.device)
+            chosen[torch.sort(size, descending=True, stable=True).indices[:count]] = True
+            mask[lo:hi] = chosen
+    bucket.weights.mul_(mask)
+    return mask
+
+
+@dataclass(frozen=True)
+class Served:
+    """A bucket that this worker adds up for others, without a part of its own."""
+
+    number: int
+    sync: Sync
+    elements: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def reduce(self) -> None:
+        """Once a step."""
+        self.sync.all_reduce(torch.zeros(self.elements, dtype=self.dtype, device=self.device))
+
+
+class Buckets:
+    """All buckets of a worker: watches the backward pass, and syncs what is final."""
+
+    def __init__(self, buckets: Sequence[Bucket], served: Sequence[Served], used: Mapping[int, Sequence[str]]) -> None:
+        """`used`: the parameters of each run, by its number."""
+        self.buckets, self.served = buckets, served
+        self.used = {run: frozenset(names) for run, names in used.items()}
+        self._home = {name: bucket for bucket in buckets for name in bucket.names}
+        self._uses = {name: sum(name in names for names in used.values()) for name in self._home}
+        self._current: int | None = None
+        self._passed: set[tuple[int, str]] = set()
+        self._left: dict[str, int] = {}
+        self._lanes = Lanes()
+        self.spans: list[Span] | None = None
+        for bucket in buckets:
+            for name, parameter in zip(bucket.names, bucket.parameters, strict=True) if bucket.sync is not None else ():
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    lambda _, name=name: self._accumulated(name)
+                )
+
+    def begin(self) -> None:
+        """A step begins: gradients are zero."""
+        self._passed.clear()
+        self._left = {bucket.spec.name: sum(self._uses[name] for name in bucket.names) for bucket in self.buckets}
+        for bucket in self.buckets:
+            bucket.gradients.zero_()
+        for served in self.served:
+            self._start(served.number, served.reduce)
+
+    def final(self, run: Run, begins: bool) -> None:
+        """The last backward of a run begins, or has ended: then all of its parameters are final."""
+        self._current = run.number if begins else None
+        if not begins:
+            for name in self.used[run.number]:
+                self._pass(run.number, name)
+
+    def _accumulated(self, name: str) -> None:
+        if self._current is not None and name in self.used[self._current]:
+            self._pass(self._current, name)
+
+    def _pass(self, run: int, name: str) -> None:
+        if (run, name) in self._passed:
+            return
+        self._passed.add((run, name))
+        bucket = self._home[name]
+        self._left[bucket.spec.name] -= 1
+        if self._left[bucket.spec.name] == 0:
+            if bucket.sync is None:
+                bucket.reduce()
+            else:
+                self._start(bucket.spec.number, bucket.reduce)
+
+    def _start(self, number: int, work: Callable[[], None]) -> None:
+        self._lanes.start(number, partial(self._run, number, work))
+
+    def _run(self, number: int, work: Callable[[], None]) -> None:
+        begin = perf_counter()
+        work()
+        if self.spans is not None:
+            self.spans.append(Span("sync", number, 0, begin, perf_counter()))
+
+    def wait(self) -> None:
+        """Until all syncs of the step are done."""
+        self._lanes.wait()
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._lanes.close()
+
+    def share(self) -> None:
+        """New weights of sharded optimizers go around, all buckets at once."""
+        for bucket in self.buckets:
+            if bucket.spec.layout == "sharded-optimizer":
+                self._start(bucket.spec.number, bucket.share)
+        self.wait()

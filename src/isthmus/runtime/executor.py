@@ -1,0 +1,433 @@
+"""The step of one worker: it takes its actions in order, computes runs, and passes on what others wait for.
+
+The order is the plan's schedule. A backward whose gradients have come may go before forwards that still wait for
+theirs: that holds no more activations than planned. Every run takes its own actions in order whatever happens, so
+gradients add up in the same order each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from isthmus.model.export import Example
+from isthmus.model.pieces import Pieces
+from isthmus.runtime.channel import Network
+from isthmus.runtime.flows import Form, Inbox, Inflow, Key, Outflow, Part, cut, messages
+from isthmus.runtime.program import Action, Flow, Program, Run, samples_of_slice
+from isthmus.runtime.statistics import unchanged
+
+__all__ = ["Executor", "Hooks", "Span", "Watch"]
+
+Loss = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
+
+
+class Watch(Protocol):
+    """Who wants to know what the executor is about to do, or has done."""
+
+    def before(self, run: Run, unit: int, backward: bool) -> None:
+        """The blocks of a unit will be computed: its weights must be there."""
+
+    def after(self, run: Run, unit: int, backward: bool) -> None:
+        """The unit's weights are not needed for now."""
+
+    def final(self, run: Run, begins: bool) -> None:
+        """The last backward of a run in this step begins, or has ended."""
+
+
+@dataclass
+class Span:
+    """What a worker did from when to when, in seconds of its own clock."""
+
+    what: str
+    run: int
+    micro_batch: int
+    begin: float
+    end: float
+
+
+@dataclass
+class Hooks:
+    """What surrounds computing: all may be left out."""
+
+    watch: Watch | None = None
+    randomness: Callable[[int, int, Sequence[int]], AbstractContextManager[Any]] | None = (
+        None  # step, block, places of the samples in the walk
+    )
+    paced: Callable[[], AbstractContextManager[Any]] = nullcontext  # around every forward and backward
+    ordered: bool = False  # no action may overtake another
+
+
+@dataclass
+class _Unit:
+    """What the forward of a unit leaves for its backward: tensors it began with and tensors it gave."""
+
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+
+
+@dataclass
+class _Saved:
+    """What a forward leaves for its backward."""
+
+    units: list[_Unit]
+    loss: Tensor | None
+    lo: int
+    hi: int
+
+
+@dataclass
+class _Tools:
+    """What a run is computed with."""
+
+    run: Run
+    modules: Sequence[nn.Module]
+    outputs: list[_Sender] = field(default_factory=list)
+    gradients: list[_Sender] = field(default_factory=list)
+    inflows: list[Inflow] = field(default_factory=list)
+    returned: tuple[str, ...] = ()  # tensors whose gradients come back
+    fed: bool = False  # takes inputs of the model
+    last: bool = False
+    kept: tuple[frozenset[str], ...] = ()  # of what each unit gives: tensors that gradients come back for
+
+
+class Executor:
+    """Runs the actions of one worker's program."""
+
+    def __init__(
+        self,
+        program: Program,
+        pieces: Pieces,
+        modules: Mapping[int, Sequence[nn.Module]],
+        network: Network,
+        device: torch.device,
+        loss: Loss,
+        hooks: Hooks,
+    ) -> None:
+        """`modules`: the blocks of each run (by its index in the program)."""
+        self.program, self.pieces, self.network, self.device = program, pieces, network, device
+        self.loss, self.hooks = loss, hooks
+        self.inbox = Inbox()
+        self.spans: list[Span] | None = None
+        self.seed = 1.0  # gradient of each loss
+        self._saved: dict[tuple[int, int, int], _Saved] = {}
+        self._grad = {tensor.name for tensor in pieces.graph.tensors if tensor.grad and tensor.source >= 0}
+        self._tools = [self._make(run, modules[i]) for i, run in enumerate(program.runs)]
+        self._connect()
+
+    # -- setting up
+
+    def _make(self, run: Run, modules: Sequence[nn.Module]) -> _Tools:
+        pieces, blocks = self.pieces, range(run.first, run.last + 1)
+        returned = tuple(dict.fromkeys(name for flow in run.returns for name in flow.tensors))
+        wanted = {*returned, *(name for name in pieces.outputs if isinstance(name, str))}
+        kept = []
+        for first, last in run.units:
+            later = {name for block in range(last + 1, run.last + 1) for name in pieces.incoming[block]} | wanted
+            kept.append(frozenset(name for block in range(first, last + 1) for name in pieces.outgoing[block]) & later)
+        return _Tools(
+            run=run,
+            modules=modules,
+            returned=returned,
+            kept=tuple(kept),
+            fed=any(name in pieces.inputs for block in blocks for name in pieces.incoming[block]),
+            last=run.last == len(pieces.blocks) - 1,
+        )
+
+    def _connect(self) -> None:
+        runs = {run.number: run for run in self.program.runs}
+        for tools in self._tools:
+            run = tools.run
+            tools.outputs = [self._sender(run, flow, runs, back=False) for flow in run.outputs]
+            tools.gradients = [self._sender(run, flow, runs, back=True) for flow in run.gradients]
+            for flows, back in ((run.inputs, False), (run.returns, True)):
+                tools.inflows += [self._inflow(run, flow, back) for flow in flows if flow.peer != self.program.device]
+
+    def _channel(self, run: Run, flow: Flow) -> Any:
+        low, high = sorted((run.number, flow.run))
+        return self.network.channel(f"{self.program.job.name} runs {low} and {high}", flow.peer)
+
+    def _dims(self, flow: Flow) -> list[int]:
+        return [self.pieces.batch_dims[name] for name in flow.tensors]
+
+    def _sender(self, run: Run, flow: Flow, own: Mapping[int, Run], *, back: bool) -> _Sender:
+        if flow.peer == self.program.device:
+            return _Local(self.inbox, run, own[flow.run], flow, self._dims(flow), back)
+        return Outflow(self._channel(run, flow), run, flow, self._dims(flow), header=not back)
+
+    def _inflow(self, run: Run, flow: Flow, back: bool) -> Inflow:
+        return Inflow(
+            self._channel(run, flow), run, flow, self._dims(flow), self.inbox,
+            back=back, device=self.device, micro_batches=self.program.micro_batches,
+        )  # fmt: skip
+
+    # -- one step
+
+    def step(
+        self,
+        number: int,
+        samples: Sequence[int],
+        get: Callable[[Sequence[int]], tuple[Example, Any]],
+        judged: Callable[[float, float], None],
+    ) -> None:
+        """All actions of a step on the samples of the whole batch, by number.
+
+        `judged` is told the sum and the number of all losses that count here, as soon as they are known.
+        """
+        forwards = sum(tools.run.slices for tools in self._tools if tools.last and tools.run.counts)
+        sums = _Sums(forwards * self.program.micro_batches, judged)
+        for tools in self._tools:
+            for inflow in tools.inflows:
+                inflow.step()
+        todo = list(self.program.actions)
+        while todo:
+            action = todo.pop(self._pick(todo))
+            tools = self._tools[action.run]
+            begin = perf_counter()
+            with self.hooks.paced():
+                if action.backward:
+                    self._backward(tools, action.micro_batch)
+                else:
+                    self._forward(tools, action.micro_batch, number, samples, get, sums)
+            if self.spans is not None:
+                what = "backward" if action.backward else "forward"
+                self.spans.append(Span(what, tools.run.number, action.micro_batch, begin, perf_counter()))
+        for tools in self._tools:
+            for sender in (*tools.outputs, *tools.gradients):
+                sender.finish()
+
+    def _pick(self, todo: Sequence[Action]) -> int:
+        """The next action; a later backward if its gradients are here first and its run has nothing before it."""
+        choices, seen = [0], {todo[0].run}
+        if not self.hooks.ordered and not todo[0].backward:
+            for index in range(1, min(len(todo), 4 * len(self._tools))):
+                if todo[index].backward and todo[index].run not in seen:
+                    choices.append(index)
+                seen.add(todo[index].run)
+        keys: list[Key] = [
+            (self._tools[todo[i].run].run.number, todo[i].backward, todo[i].micro_batch, 0) for i in choices
+        ]
+        return choices[self.inbox.first_ready(keys)]
+
+    def _forward(
+        self, tools: _Tools, m: int, step: int, samples: Sequence[int], get: Callable[..., Any], sums: _Sums
+    ) -> None:
+        run, size = tools.run, self.program.micro_batch
+        for k in range(run.slices):
+            lo, hi = samples_of_slice(run, k)
+            first = m * size + lo
+            numbers = samples[first : first + hi - lo]
+            places = range(step * self.program.job.batch + first, step * self.program.job.batch + first + hi - lo)
+            known: dict[str, Any] = self._joined(self.inbox.take((run.number, False, m, k)))
+            target = None
+            if tools.fed or tools.last:
+                example, target = get(numbers)
+                known |= self.pieces.bind(example.args, example.kwargs)
+            units = [self._unit(tools, unit, known, step, places) for unit in range(len(run.units))]
+            loss = self._judge(tools, known, target, units[-1], sums) if tools.last else None
+            for sender in tools.outputs:
+                sender.send(m, k, [known[name] for name in sender.flow.tensors], lo, hi)
+            self._learn(tools, known, hi - lo)
+            self._saved[run.number, m, k] = _Saved(units, loss, lo, hi)
+
+    def _unit(self, tools: _Tools, unit: int, known: dict[str, Any], step: int, places: Sequence[int]) -> _Unit:
+        """Runs the blocks of a unit; what they give becomes known."""
+        first, last = tools.run.units[unit]
+        found, inside = _Unit({}, {}), {}
+        self._before(tools.run, unit, False)
+        for block in range(first, last + 1):
+            for name in self.pieces.incoming[block]:
+                if name not in inside:
+                    inside[name] = self._begun(name, known[name], found)
+            given = self._block(tools, block, [inside[name] for name in self.pieces.incoming[block]], step, places)
+            named = dict(zip(self.pieces.outgoing[block], given, strict=True))
+            inside |= named
+            kept = {name: tensor for name, tensor in named.items() if name in tools.kept[unit]}
+            found.outputs |= {name: tensor for name, tensor in kept.items() if tensor.requires_grad}
+        self._after(tools.run, unit, False)
+        known |= inside
+        return found
+
+    def _begun(self, name: str, tensor: Any, unit: _Unit) -> Any:
+        """A tensor as a unit begins with it: gradients end here, and are passed on by hand."""
+        if name not in self._grad or not tensor.is_floating_point():
+            return tensor
+        unit.inputs[name] = tensor.detach().requires_grad_()
+        return unit.inputs[name]
+
+    def _block(self, tools: _Tools, block: int, taken: list[Any], step: int, places: Sequence[int]) -> Sequence[Any]:
+        position = block - tools.run.first
+        module, randomness = tools.modules[position], self.hooks.randomness
+
+        def compute(*inputs: Any) -> Any:
+            with randomness(step, block, places) if randomness is not None else nullcontext():
+                return module(*inputs)
+
+        if tools.run.recompute[position]:
+            again = partial(_recomputing, module)
+            return checkpoint(compute, *taken, use_reentrant=False, preserve_rng_state=False, context_fn=again)  # type: ignore[no-any-return]
+        return compute(*taken)  # type: ignore[no-any-return]
+
+    def _judge(self, tools: _Tools, known: dict[str, Any], target: Any, unit: _Unit, sums: _Sums) -> Tensor:
+        """The loss of the model's outputs. An output that another run gives is not at hand: it is None."""
+        outputs: dict[str, Any] = {}
+        for name in (leaf for leaf in self.pieces.outputs if isinstance(leaf, str)):
+            tensor = known.get(name)
+            outputs[name] = tensor if tensor is None or name in unit.outputs else self._begun(name, tensor, unit)
+        total, count = self.loss(self.pieces.result(outputs), target)
+        if tools.run.counts:
+            sums.add(total, count)
+        return total
+
+    def _backward(self, tools: _Tools, m: int) -> None:
+        run, watch = tools.run, self.hooks.watch
+        for k in range(run.slices):
+            saved = self._saved.pop((run.number, m, k))
+            parts = self.inbox.take((run.number, True, m, k))
+            last = m == self.program.micro_batches - 1 and k == run.slices - 1
+            if last and watch is not None:
+                watch.final(run, True)
+            gradients = self._units_back(tools, saved, parts)
+            if last and watch is not None:
+                watch.final(run, False)
+            for sender in tools.gradients:
+                sender.send(m, k, [gradients[name] for name in sender.flow.tensors], saved.lo, saved.hi)
+
+    def _units_back(self, tools: _Tools, saved: _Saved, parts: Sequence[Part]) -> dict[str, Tensor]:
+        """Backward of the units, last to first; gradients of all that they began with."""
+        gradients: dict[str, Tensor] = {}
+        for unit in reversed(range(len(saved.units))):
+            found = saved.units[unit]
+            roots, seeds = [], []
+            for name, tensor in found.outputs.items():
+                seed = gradients.get(name)
+                if name in tools.returned:
+                    come = _gradient(tensor, self.pieces.batch_dims[name], name, parts, saved.lo, saved.hi)
+                    seed = come if seed is None else seed + come
+                if seed is not None:
+                    roots.append(tensor)
+                    seeds.append(seed)
+            if unit == len(saved.units) - 1 and saved.loss is not None and saved.loss.requires_grad:
+                roots.append(saved.loss)
+                seeds.append(torch.full_like(saved.loss, self.seed))
+            self._before(tools.run, unit, True)
+            if roots:
+                torch.autograd.backward(roots, seeds)
+            self._after(tools.run, unit, True)
+            for name, leaf in found.inputs.items():
+                own = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+                gradients[name] = gradients[name] + own if name in gradients else own
+        return gradients
+
+    def _before(self, run: Run, unit: int, backward: bool) -> None:
+        if self.hooks.watch is not None:
+            self.hooks.watch.before(run, unit, backward)
+
+    def _after(self, run: Run, unit: int, backward: bool) -> None:
+        if self.hooks.watch is not None:
+            self.hooks.watch.after(run, unit, backward)
+
+    def _joined(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """Whole tensors of a slice from the parts that came."""
+        by_name: dict[str, list[Tensor]] = {}
+        for part in parts:
+            for name, tensor in part.tensors.items():
+                by_name.setdefault(name, []).append(tensor)
+        dims = self.pieces.batch_dims
+        return {
+            name: found[0] if len(found) == 1 or dims[name] < 0 else torch.cat(found, dims[name])
+            for name, found in by_name.items()
+        }
+
+    def _learn(self, tools: _Tools, outputs: Mapping[str, Any], samples: int) -> None:
+        """Gradients that come back have the form of what was given."""
+        for inflow in tools.inflows:
+            if inflow.back:
+                tensors = [outputs[name] for name in inflow.flow.tensors]
+                inflow.learn(Form.of(tensors, inflow.dims, samples))
+
+    @property
+    def bytes_sent(self) -> int:
+        """Between runs, since the beginning."""
+        return sum(sender.bytes for tools in self._tools for sender in (*tools.outputs, *tools.gradients))
+
+    def close(self) -> None:
+        """Ends the receiving threads."""
+        for tools in self._tools:
+            for inflow in tools.inflows:
+                inflow.close()
+
+
+def _recomputing(module: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Around the forward, and around it again: what it counts (batch statistics) it counts once."""
+    return nullcontext(), unchanged(module)
+
+
+class _Sums:
+    """Losses that count, and how many; told when all are in."""
+
+    def __init__(self, expected: int, judged: Callable[[float, float], None]) -> None:
+        self._missing, self._judged = expected, judged
+        self._losses: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, total: Tensor, count: Tensor) -> None:
+        """Of one slice; nothing is copied from the device before the last."""
+        self._losses.append((total.detach(), count.detach()))
+        self._missing -= 1
+        if self._missing == 0:
+            self._judged(sum(float(t) for t, _ in self._losses), sum(float(c) for _, c in self._losses))
+
+
+class _Local:
+    """A flow between two runs of one worker: nothing is copied."""
+
+    def __init__(self, inbox: Inbox, sender: Run, receiver: Run, flow: Flow, dims: Sequence[int], back: bool) -> None:
+        self.inbox, self.sender, self.receiver, self.flow, self.dims, self.back = (
+            inbox, sender, receiver, flow, dims, back,
+        )  # fmt: skip
+        self.bytes = 0
+        self._messages = messages(sender, receiver)
+        for message in self._messages:
+            inbox.expect(receiver.number, back, message.j)
+
+    def send(self, micro_batch: int, k: int, tensors: Sequence[Tensor], lo: int, hi: int) -> None:
+        """Hands the parts over."""
+        for message in self._messages:
+            if message.k == k:
+                parts = {
+                    name: cut(tensor.detach(), dim, hi - lo, message.lo - lo, message.hi - lo)
+                    for name, tensor, dim in zip(self.flow.tensors, tensors, self.dims, strict=True)
+                }
+                key = (self.receiver.number, self.back, micro_batch, message.j)
+                self.inbox.put(key, Part(self.sender.number, message.lo, message.hi, message.lo == lo, parts))
+
+    def finish(self) -> None:
+        """Nothing is under way."""
+
+
+_Sender = Outflow | _Local
+
+
+def _gradient(tensor: Tensor, dim: int, name: str, parts: Sequence[Part], lo: int, hi: int) -> Tensor:
+    """The sum of what the users of a tensor sent back for samples [lo, hi).
+
+    A tensor without batch dimension gets the gradient of each user once: from the part that its slice begins with.
+    """
+    found = [(part, part.tensors[name]) for part in parts if name in part.tensors]
+    if dim < 0:
+        found = [(part, gradient) for part, gradient in found if part.first]
+    whole = dim < 0 or (len(found) == 1 and (found[0][0].lo, found[0][0].hi) == (lo, hi))
+    if whole and len(found) == 1:
+        return found[0][1]
+    total = torch.zeros_like(tensor)
+    for part, gradient in found:
+        (total if dim < 0 else cut(total, dim, hi - lo, part.lo - lo, part.hi - lo)).add_(gradient)
+    return total

@@ -1,0 +1,56 @@
+"""Threads that stay: each does one thing after another, as it is told.
+
+To start a thread for every sync of every step would make the backward pass wait until that thread has run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from queue import SimpleQueue
+
+__all__ = ["Lanes"]
+
+_Work = Callable[[], None]
+
+
+class Lanes:
+    """Work on several lanes at once; what is on one lane goes in order."""
+
+    def __init__(self) -> None:
+        self._queues: dict[Hashable, SimpleQueue[_Work | None]] = {}
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._under_way = 0
+
+    def start(self, lane: Hashable, work: _Work) -> None:
+        """Does not wait for anything."""
+        if lane not in self._queues:
+            self._queues[lane] = SimpleQueue()
+            thread = threading.Thread(target=self._run, args=(self._queues[lane],), name=f"lane {lane}", daemon=True)
+            thread.start()
+        self._under_way += 1
+        self._queues[lane].put(work)
+
+    def wait(self) -> None:
+        """Until all that was started is done, or something failed: that is raised."""
+        while self._under_way:
+            failure = self._done.get()
+            self._under_way -= 1
+            if failure is not None:
+                raise failure
+
+    def close(self) -> None:
+        """Ends the threads when they have done what they were told."""
+        for queue in self._queues.values():
+            queue.put(None)
+        self._queues.clear()
+
+    def _run(self, queue: SimpleQueue[_Work | None]) -> None:
+        while (work := queue.get()) is not None:
+            try:
+                work()
+            except BaseException as failure:
+                self._done.put(failure)
+            else:
+                self._done.put(None)
+            del work  # with all that it holds

@@ -1,0 +1,111 @@
+"""The update: torch's own optimizers on the flat tensors of buckets.
+
+All of a bucket has the same settings and the rules of Adam, AdamW and SGD go element by element, so updating a flat
+tensor, or a piece of one, gives what updating its parameters one by one gives.
+
+16-bit weights have fp32 masters. In fp16 losses are scaled: a step whose gradients are not finite is left out and
+halves the scale, 2000 good ones in a row double it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from isthmus.model.job import Optimizer
+from isthmus.runtime.buckets import Bucket
+
+__all__ = ["LossScale", "Updater"]
+
+QUANTITIES = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+
+
+class Updater:
+    """Updates the pieces of buckets that this worker is responsible for."""
+
+    def __init__(self, settings: Optimizer, buckets: Sequence[Bucket]) -> None:
+        self.settings = settings
+        self.buckets = [bucket for bucket in buckets if bucket.piece.numel()]
+        self.targets = [nn.Parameter(_master(bucket)) for bucket in self.buckets]
+        self.torch = _optimizer(settings, self.targets) if self.targets else None
+
+    def square(self) -> float:
+        """The sum of squares of the gradient's elements that this worker answers for."""
+        parts = [part for bucket in self.buckets for part in bucket.counted()]
+        return math.fsum(float(torch.linalg.vector_norm(part, dtype=torch.float32)) ** 2 for part in parts)
+
+    def step(self, factor: float) -> None:
+        """Updates with the gradient times `factor`."""
+        for bucket, target in zip(self.buckets, self.targets, strict=True):
+            gradient = bucket.gradient
+            if gradient.dtype == target.dtype and gradient.device == target.device:
+                target.grad = gradient.mul_(factor)
+            else:
+                target.grad = gradient.to(device=target.device, dtype=target.dtype).mul_(factor)
+        if self.torch is not None:
+            self.torch.step()
+        for bucket, target in zip(self.buckets, self.targets, strict=True):
+            target.grad = None
+            if target.data_ptr() != bucket.piece.data_ptr():
+                bucket.piece.copy_(target.detach())
+
+    def state(self, bucket: Bucket) -> dict[str, Tensor]:
+        """Weights in fp32 and moments of a bucket's piece, each a flat tensor."""
+        index = next(i for i, other in enumerate(self.buckets) if other is bucket)
+        target = self.targets[index]
+        found = {"weight": target.detach()}
+        kept = self.torch.state.get(target, {}) if self.torch is not None else {}
+        for name in QUANTITIES[self.settings.name]:
+            if isinstance(kept.get(name), Tensor):
+                found[name] = kept[name]
+        return found
+
+    def load(self, bucket: Bucket, state: dict[str, Tensor], steps: int) -> None:
+        """What `state` gave, after so many updates."""
+        index = next(i for i, other in enumerate(self.buckets) if other is bucket)
+        target = self.targets[index]
+        with torch.no_grad():
+            target.copy_(state["weight"])
+            if target.data_ptr() != bucket.piece.data_ptr():
+                bucket.piece.copy_(target)
+        if self.torch is not None and len(state) > 1:
+            moments = {name: tensor.to(target) for name, tensor in state.items() if name != "weight"}
+            if self.settings.name != "sgd":
+                moments["step"] = torch.tensor(float(steps), dtype=torch.float32, device=target.device)
+            self.torch.state[target] = moments
+
+
+def _master(bucket: Bucket) -> Tensor:
+    """What the optimizer works on: the weights themselves, or an fp32 copy, in host memory where spilled."""
+    piece = bucket.piece if bucket.exact is None else bucket.exact
+    bucket.exact = None
+    home = torch.device("cpu") if bucket.spec.spill != "none" else piece.device
+    return piece if piece.dtype == torch.float32 and piece.device == home else piece.to(home, torch.float32)
+
+
+def _optimizer(settings: Optimizer, targets: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.name == "sgd":
+        return torch.optim.SGD(targets, lr=rate, momentum=settings.momentum, weight_decay=decay, fused=True)
+    kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
+    return kind(targets, lr=rate, betas=settings.betas, weight_decay=decay, fused=True)
+
+
+class LossScale:
+    """What losses are multiplied with in fp16."""
+
+    def __init__(self, *, used: bool, value: float = 2.0**16, good: int = 0) -> None:
+        self.used, self.value, self.good = used, value if used else 1.0, good
+
+    def follow(self, finite: bool) -> None:
+        """Learns from a step."""
+        if not self.used:
+            return
+        self.good = self.good + 1 if finite else 0
+        if not finite:
+            self.value = max(1.0, self.value / 2)
+        elif self.good == 2000:
+            self.value, self.good = self.value * 2, 0

@@ -1,0 +1,420 @@
+"""What each worker does in a step, written down before anything runs: data, no torch.
+
+    plan ─▶ runs, flows, orders (as the simulator has them) ─▶ one Program for each worker
+
+A worker drives one device. Its *runs* are stages merged as in `plan.schedule`; a *flow* is what passes between one of
+its runs and a run of another worker (or of its own), for every micro-batch the samples that both have. Members of a
+tensor group all compute the group's runs: member i takes what flows in from member i mod n of the sending group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from isthmus.cluster.spec import Cluster, Precision
+from isthmus.cost.simulate import Prepared, Simulator
+from isthmus.errors import PlanError
+from isthmus.model.graph import BlockGraph
+from isthmus.model.job import Job
+from isthmus.plan.resolve import Resolved, ResolvedPipeline, ResolvedReplica, resolve, suppliers
+from isthmus.plan.types import How, Layout, Pipeline, Plan, Spill
+from isthmus.runtime.mixing import check_mixing
+
+__all__ = ["Action", "BucketSpec", "Flow", "Program", "Run", "programs", "samples_of_slice"]
+
+
+_Table = dict[tuple[int, int], dict[str, None]]  # (sending run, receiving run) -> tensors, in the graph's order
+
+
+_LAYOUTS: tuple[Layout, ...] = ("sharded-all", "sharded-optimizer")
+
+
+class _Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the program's types: immutable, named fields, saved as JSON."""
+
+
+class Flow(_Frozen, frozen=True, kw_only=True):
+    """Tensors that pass between a run of this worker and another run, with the samples [lo, hi) of that run."""
+
+    peer: str  # device
+    run: int  # the other run's number
+    lo: int
+    hi: int
+    slices: int
+    tensors: tuple[str, ...]
+
+
+class Run(_Frozen, frozen=True, kw_only=True):
+    """Blocks first .. last on samples [lo, hi) of each micro-batch, in slices.
+
+    Activations come in from `inputs` and go to `outputs`; gradients come in from `returns` and go to `gradients`.
+    """
+
+    number: int
+    stages: tuple[int, ...]
+    first: int
+    last: int
+    lo: int
+    hi: int
+    slices: int
+    recompute: tuple[bool, ...]  # of each block
+    units: tuple[tuple[int, int], ...]  # first and last block of what is computed in one go: a stage if weights stream
+    counts: bool  # its losses count: false on all but the first replica of a duplicate stage
+    saves: bool  # it keeps batch statistics for all replicas of its stages
+    group: tuple[str, ...]  # devices of its tensor group, this one included
+    replicas: tuple[str, ...]  # devices that split its micro-batch, in order of their samples; this one included
+    inputs: tuple[Flow, ...] = ()
+    outputs: tuple[Flow, ...] = ()
+    gradients: tuple[Flow, ...] = ()
+    returns: tuple[Flow, ...] = ()
+
+
+class Action(NamedTuple):
+    """Forward or backward of a micro-batch by a run (an index into the program's runs)."""
+
+    run: int
+    micro_batch: int
+    backward: bool
+
+
+class BucketSpec(_Frozen, frozen=True, kw_only=True):
+    """Parameters that are kept as one flat tensor, and how their gradients become equal.
+
+    `how` None: nobody else has them. `members`: devices that take part, in order, this one among them unless it is
+    only the root of a server. `groups`: for each of the participants the devices of its tensor group; where their
+    sizes differ, parts meet at the first device of each.
+    """
+
+    name: str
+    number: int
+    how: How | None
+    parameters: tuple[str, ...]
+    members: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()  # of the members
+    root: str | None = None
+    segments: int = 1
+    layout: Layout = "replicated"
+    spill: Spill = "none"
+    kept: float | None = None
+    groups: tuple[tuple[str, ...], ...] = ()
+
+
+class Program(_Frozen, frozen=True, kw_only=True):
+    """All that one worker needs to know of a plan."""
+
+    device: str
+    job: Job
+    precision: Precision
+    micro_batches: int
+    micro_batch: int  # samples
+    runs: tuple[Run, ...]
+    actions: tuple[Action, ...]
+    buckets: tuple[BucketSpec, ...]
+    workers: tuple[str, ...]  # all of the job
+    leader: str  # adds up what all must know
+    judges: tuple[str, ...]  # workers that compute losses that count
+
+
+def samples_of_slice(run: Run | Flow, k: int) -> tuple[int, int]:
+    """The samples [lo, hi) of slice k."""
+    share = run.hi - run.lo
+    return run.lo + share * k // run.slices, run.lo + share * (k + 1) // run.slices
+
+
+def programs(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> dict[str, Program]:
+    """The program of each worker of a checked plan, by device."""
+    _check_runnable(plan, cluster)
+    resolved = resolve(plan, cluster, models)
+    simulator = Simulator(cluster, models)
+    net = simulator.fabric(plan)
+    found: dict[str, Program] = {}
+    for part in resolved.pipelines:
+        check_mixing(part)
+        prepared = simulator.prepare(part.pipeline, net)
+        assert isinstance(prepared, Prepared)
+        found |= _Compiler(resolved, part, prepared).programs()
+    return found
+
+
+def _check_runnable(plan: Plan, cluster: Cluster) -> None:
+    """What can be priced and not run yet is refused by name."""
+    if plan.via:
+        raise PlanError(
+            "run",
+            "messages over a relay cannot be run yet",
+            where="plan, via",
+            found=" - ".join(plan.via[0].between),
+            expected="direct links between all hosts that talk",
+        )
+    for part in plan.parts:
+        if not isinstance(part, Pipeline):
+            raise PlanError("run", "a pool cannot be run yet", where="plan", found="a pool", expected="pipelines")
+        for stage in part.stages:
+            for replica in stage.replicas:
+                hosts = dict.fromkeys(cluster.devices[device].host for device in replica.devices)
+                if len(hosts) > 1:
+                    raise PlanError(
+                        "run",
+                        "a tensor group that spans hosts can be priced, not run",
+                        where=f"pipeline {part.job.name}, stage {stage.first} .. {stage.last}",
+                        found=", ".join(hosts),
+                        expected="the devices of a group on one host",
+                        next="Ask for smaller groups: --fix tp=N with N devices of one host",
+                    )
+
+
+class _Compiler:
+    """One pipeline as programs."""
+
+    def __init__(self, resolved: Resolved, part: ResolvedPipeline, prepared: Prepared) -> None:
+        self.resolved, self.part, self.prepared = resolved, part, prepared
+        self.names = [device.name for device in resolved.devices]
+        self.graph, self.runs = part.graph, prepared.runs
+        replicas = [(s, r) for s, stage in enumerate(part.stages) for r in range(len(stage.replicas))]
+        self.run_of = {key: int(self.runs.of[i]) for i, key in enumerate(replicas)}
+        self.replicas_of: dict[int, list[tuple[int, int]]] = {}
+        for key, run in self.run_of.items():
+            self.replicas_of.setdefault(run, []).append(key)
+        self.blocks_of = {
+            run: (part.stages[keys[0][0]].first, part.stages[keys[-1][0]].last)
+            for run, keys in self.replicas_of.items()
+        }
+        self.activations, self.gradients = self._activations(), self._gradients()
+
+    def programs(self) -> dict[str, Program]:
+        """By device: everybody with a run, and roots without one."""
+        pipeline, last = self.part.pipeline, self.part.stages[-1]
+        judges = [last.replicas[0]] if last.duplicate else list(last.replicas)
+        runs: dict[str, list[Run]] = {}
+        for number in self.replicas_of:
+            for run, device in self._members(number):
+                runs.setdefault(device, []).append(run)
+        roots = [self.names[sync.root] for sync in self.part.syncs if sync.root is not None]
+        workers = tuple(dict.fromkeys([*runs, *roots]))
+        return {
+            device: Program(
+                device=device,
+                job=pipeline.job,
+                precision=pipeline.precision,
+                micro_batches=pipeline.micro_batches,
+                micro_batch=self.part.micro_batch,
+                runs=tuple(runs.get(device, ())),
+                actions=self._actions(runs.get(device, [])),
+                buckets=self._buckets(device, runs.get(device, [])),
+                workers=workers,
+                leader=self.names[judges[0].devices[0]],
+                judges=tuple(self.names[replica.devices[0]] for replica in judges),
+            )
+            for device in workers
+        }
+
+    def _members(self, number: int) -> list[tuple[Run, str]]:
+        """A run as each member of its tensor group has it."""
+        keys = self.replicas_of[number]
+        stage, replica = self.part.stages[keys[0][0]], self.part.replica(keys[0])
+        group = self._group(number)
+        first, last = self.blocks_of[number]
+        stages = self.part.pipeline.stages
+        shared = [replica] if stage.duplicate else stage.replicas
+        return [
+            (
+                Run(
+                    number=number,
+                    stages=tuple(s for s, _ in keys),
+                    first=first,
+                    last=last,
+                    lo=replica.lo,
+                    hi=replica.hi,
+                    slices=replica.slices,
+                    recompute=tuple(stages[self.part.stage_of[b]].recompute for b in range(first, last + 1)),
+                    units=tuple((self.part.stages[s].first, self.part.stages[s].last) for s, _ in keys)
+                    if stages[keys[0][0]].state == "sharded-all"
+                    else ((first, last),),
+                    counts=member == 0 and not (stage.duplicate and replica.number > 0),
+                    saves=member == 0 and replica.number == 0,
+                    group=group,
+                    replicas=tuple(self.names[r.devices[member % len(r.devices)]] for r in shared),
+                    inputs=self._incoming(self.activations, number, member),
+                    outputs=self._outgoing(self.activations, number, member),
+                    gradients=self._outgoing(self.gradients, number, member),
+                    returns=self._incoming(self.gradients, number, member),
+                ),
+                device,
+            )
+            for member, device in enumerate(group)
+        ]
+
+    def _group(self, number: int) -> tuple[str, ...]:
+        return tuple(self.names[d] for d in self.part.replica(self.replicas_of[number][0]).devices)
+
+    def _incoming(self, table: _Table, number: int, member: int) -> tuple[Flow, ...]:
+        """What the member gets: from member i mod n of each group that sends to its run."""
+        return tuple(
+            self._flow(source, group[member % len(group)], tensors)
+            for (source, target), tensors in table.items()
+            if target == number
+            for group in [self._group(source)]
+        )
+
+    def _outgoing(self, table: _Table, number: int, member: int) -> tuple[Flow, ...]:
+        """What the member sends: to every member i of a group that takes from it."""
+        size = len(self._group(number))
+        return tuple(
+            self._flow(target, peer, tensors)
+            for (source, target), tensors in table.items()
+            if source == number
+            for i, peer in enumerate(self._group(target))
+            if i % size == member
+        )
+
+    def _flow(self, other: int, peer: str, tensors: dict[str, None]) -> Flow:
+        replica = self.part.replica(self.replicas_of[other][0])
+        return Flow(peer=peer, run=other, lo=replica.lo, hi=replica.hi, slices=replica.slices, tensors=tuple(tensors))
+
+    def _activations(self) -> _Table:
+        """(sending run, receiving run) -> tensors. A run takes a tensor once, however many of its stages use it."""
+        table: _Table = {}
+        for number, keys in self.replicas_of.items():
+            first, last = self.blocks_of[number]
+            receivers = dict(keys)
+            for tensor in self.graph.tensors:
+                used = [block for block in tensor.targets if first <= block <= last]
+                if tensor.source < 0 or first <= tensor.source <= last or not used:
+                    continue
+                stage = self.part.stage_of[used[0]]
+                receiver = self.part.stages[stage].replicas[receivers[stage]]
+                source = self.part.stage_of[tensor.source]
+                for replica, _, _ in suppliers(self.resolved, self.part.stages[source], receiver):
+                    table.setdefault((self.run_of[source, replica], number), {})[tensor.name] = None
+        return table
+
+    def _gradients(self) -> _Table:
+        """(sending run, receiving run) -> tensors whose gradients flow; a run sends the sum over all its uses."""
+        table: _Table = {}
+        for tensor in self.graph.tensors:
+            if tensor.source < 0 or not tensor.grad:
+                continue
+            source = self.part.stage_of[tensor.source]
+            users = dict.fromkeys(self.part.stage_of[block] for block in tensor.targets)
+            for replica in self.part.stages[source].replicas:
+                own = self.run_of[source, replica.number]
+                senders = [self._senders(user, replica) for user in users if user != source]
+                for sender in dict.fromkeys(run for found in senders for run in found if run != own):
+                    self._check_whole(tensor.name, sender, list(users), replica)
+                    table.setdefault((sender, own), {})[tensor.name] = None
+        return table
+
+    def _senders(self, stage: int, receiver: ResolvedReplica) -> list[int]:
+        """Runs that send the receiver gradients from their part of a stage."""
+        return [self.run_of[stage, r] for r, _, _ in suppliers(self.resolved, self.part.stages[stage], receiver)]
+
+    def _check_whole(self, tensor: str, sender: int, users: list[int], receiver: ResolvedReplica) -> None:
+        """All uses of a tensor in a run must be asked of that run, as their gradients come as one sum."""
+        inside = [stage for stage, _ in self.replicas_of[sender] if stage in users]
+        if any(sender not in self._senders(stage, receiver) for stage in inside):
+            raise PlanError(
+                "run",
+                f"the gradient of {tensor} would be counted twice",
+                where=f"pipeline {self.part.pipeline.job.name}",
+                found="a duplicate stage that runs as one with a stage that is not duplicated, both using the tensor",
+                expected="the two on different devices, or duplicated alike",
+            )
+
+    def _actions(self, runs: list[Run]) -> tuple[Action, ...]:
+        """The device's own order or, for other members of a tensor group, that of its first device for their runs."""
+        if not runs:
+            return ()
+        index = {run.number: position for position, run in enumerate(runs)}
+        lead = self.names.index(runs[0].group[0])
+        orders = self.prepared.orders
+        rows = range(orders.first[lead], orders.first[lead + 1])
+        return tuple(
+            Action(index[int(orders.run[i])], int(orders.micro_batch[i]), bool(orders.backward[i]))
+            for i in rows
+            if int(orders.run[i]) in index
+        )
+
+    def _buckets(self, device: str, runs: list[Run]) -> tuple[BucketSpec, ...]:
+        """Synced buckets that the device takes part in or serves, then what it alone holds, run by run."""
+        found = [spec for number in range(len(self.part.syncs)) if (spec := self._synced(number, device)) is not None]
+        taken = set(self.part.sync_of)
+        for run in runs:
+            blocks = self.graph.blocks[run.first : run.last + 1]
+            names = dict.fromkeys(name for block in blocks for name in block.parameters)
+            alone = tuple(name for name in names if name not in taken)
+            taken.update(alone)
+            for stage in dict.fromkeys(self._home(name, run) for name in alone):
+                told = self.part.pipeline.stages[stage]
+                found.append(
+                    BucketSpec(
+                        name=f"stage {stage}",
+                        number=len(self.part.syncs) + stage,
+                        how=None,
+                        parameters=tuple(name for name in alone if self._home(name, run) == stage),
+                        spill=told.spill,
+                        kept=told.kept,
+                        groups=(run.group,),
+                    )
+                )
+        return tuple(found)
+
+    def _home(self, parameter: str, run: Run) -> int:
+        """The first stage of the run that uses a parameter."""
+        return next(
+            self.part.stage_of[block]
+            for block in range(run.first, run.last + 1)
+            if parameter in self.graph.blocks[block].parameters
+        )
+
+    def _synced(self, number: int, device: str) -> BucketSpec | None:
+        sync, plain = self.part.syncs[number], self.part.pipeline.syncs[number]
+        groups = tuple(self._group_of(sync.parameters[0], lead, plain.bucket) for lead in sync.participants)
+        root = None if sync.root is None else self.names[sync.root]
+        holders = [group for group in groups if device in group]
+        if not holders and device != root:
+            return None
+        equal = len({len(group) for group in groups}) == 1
+        if root is not None and any(len(group) > 1 for group in groups):
+            raise PlanError(
+                "run",
+                "a server for tensor groups can be priced, not run",
+                where=f"pipeline {self.part.pipeline.job.name}, sync {plain.bucket}",
+                found=f"root {root}",
+                expected="ring or tree among tensor groups",
+            )
+        member = holders[0].index(device) if holders and equal else 0
+        members = tuple(group[member] for group in groups)
+        stages = [self.part.pipeline.stages[s] for s, _ in self.part.holders[sync.parameters[0]]]
+        layouts = {stage.state for stage in stages}
+        regions = dict(zip(self.names, self.resolved.regions, strict=True))
+        return BucketSpec(
+            name=plain.bucket,
+            number=number,
+            how=sync.how,
+            parameters=sync.parameters,
+            members=members,
+            regions=tuple(regions[name] for name in members),
+            root=root,
+            segments=sync.segments,
+            layout=next((layout for layout in _LAYOUTS if layout in layouts), "replicated"),
+            spill=stages[0].spill,
+            kept=stages[0].kept,
+            groups=groups,
+        )
+
+    def _group_of(self, parameter: str, lead: int, bucket: str) -> tuple[str, ...]:
+        """The tensor group that holds a parameter for the participant `lead`."""
+        replicas = [self.part.replica(holder) for holder in self.part.holders[parameter]]
+        groups = dict.fromkeys(replica.devices for replica in replicas if replica.devices[0] == lead)
+        if len(groups) > 1:
+            raise PlanError(
+                "run",
+                f"{parameter} is held by a tensor group and by its first device alone",
+                where=f"pipeline {self.part.pipeline.job.name}, sync {bucket}",
+                found=" and ".join(" + ".join(self.names[d] for d in group) for group in groups),
+                expected="one way to hold it on a device",
+            )
+        return tuple(self.names[d] for d in next(iter(groups)))

@@ -1,0 +1,156 @@
+"""What a worker is told, and what it tells: one JSON object a line, whoever started it.
+
+parent ─▶ worker    Start, Clock, then commands (to the leader only)
+worker ─▶ parent    events; the last is Done or Failed
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from isthmus.runtime.manifest import LossScale, PartInfo
+from isthmus.runtime.program import Program
+
+__all__ = [
+    "SAVE",
+    "STOP",
+    "Clock",
+    "Command",
+    "Done",
+    "Event",
+    "Failed",
+    "Hello",
+    "Measured",
+    "Order",
+    "Place",
+    "Ready",
+    "Saving",
+    "Start",
+    "Stepped",
+    "Told",
+    "Traffic",
+    "Wrote",
+]
+
+SAVE, STOP = 1, 2  # what the leader passes on to all workers: save after this step; save and stop
+
+
+class _Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all that is told."""
+
+
+class _Told(_Frozen, frozen=True, kw_only=True, tag_field="is", tag=str.lower):
+    """Base of all that comes in a line of its own after the first; `is` names it."""
+
+
+class Order(_Frozen, frozen=True, kw_only=True):
+    """What a worker is to do: steps [first, stop) of its program."""
+
+    program: Program
+    model: str  # digest of the captured model that the plan was made for
+    first: int
+    stop: int
+    folder: str | None = None  # of checkpoints; None: nothing is saved
+    every: int | None = None  # save after so many steps, and after the last
+    resume: str | None = None  # a checkpoint to begin with
+    record: bool = False  # tell what was done when in the last step
+
+
+class Place(_Frozen, frozen=True, kw_only=True):
+    """Where a worker runs, which its engine knows."""
+
+    store: str  # a file in which workers find each other
+    device: str  # torch's name for it
+    threads: int
+
+
+class Start(_Frozen, frozen=True, kw_only=True):
+    """The first line."""
+
+    order: Order
+    place: Place
+
+
+class Clock(_Told, frozen=True, kw_only=True):
+    """The answer to Hello: the parent's clock, in seconds."""
+
+    now: float
+
+
+class Command(_Told, frozen=True, kw_only=True):
+    """Save, or save and stop, at the end of the present step."""
+
+    number: int
+
+
+class Hello(_Told, frozen=True, kw_only=True):
+    """The process is there."""
+
+
+class Ready(_Told, frozen=True, kw_only=True):
+    """The worker has its part of the model, and channels to all whom it talks to."""
+
+
+class Stepped(_Told, frozen=True, kw_only=True):
+    """A step is done (told by the leader). `step` counts from 0; a skipped one changed nothing."""
+
+    step: int
+    loss: float | None  # None: not a finite number
+    norm: float | None
+    seconds: float
+    skipped: bool
+
+
+class Traffic(_Told, frozen=True, kw_only=True):
+    """How many bytes a worker has sent since it began; told now and then."""
+
+    sent: int
+
+
+class Saving(_Told, frozen=True, kw_only=True):
+    """All workers save what they have after `step` steps (told by the leader)."""
+
+    step: int
+    updates: int
+    loss_scale: LossScale | None
+
+
+class Wrote(_Told, frozen=True, kw_only=True):
+    """A worker's part of a checkpoint is on the disk; None where it has nothing to save."""
+
+    step: int
+    part: PartInfo | None
+
+
+class Measured(_Frozen, frozen=True, kw_only=True):
+    """What a worker did from when to when, by the parent's clock."""
+
+    what: str  # forward, backward, sync
+    label: str
+    micro_batch: int
+    begin: float
+    end: float
+
+
+class Done(_Told, frozen=True, kw_only=True):
+    """All that was ordered is done, or a command ended it. `spans` are of the last step."""
+
+    sent: int  # bytes
+    memory: int  # bytes at most, of the process or, on an accelerator, there
+    spans: tuple[Measured, ...] = ()
+
+
+class Failed(_Told, frozen=True, kw_only=True):
+    """The worker gives up. `lost`: only because another did, as it seems from here."""
+
+    what: str
+    found: str | None
+    expected: str | None
+    next: str | None
+    where: str | None
+    step: int | None  # None: before the first
+    lost: bool
+
+
+Told = Clock | Command
+Event = Hello | Ready | Stepped | Traffic | Saving | Wrote | Done | Failed

@@ -1,0 +1,240 @@
+"""One worker: its blocks, buckets and channels, and the step that ties them together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from isthmus.cluster.spec import Precision
+from isthmus.model.export import Example
+from isthmus.model.pieces import Pieces
+from isthmus.runtime.buckets import Bucket, Buckets, Served
+from isthmus.runtime.channel import Network
+from isthmus.runtime.executor import Executor, Hooks, Loss, Span
+from isthmus.runtime.factors import make_factors
+from isthmus.runtime.gather import Gatherer
+from isthmus.runtime.optimizer import LossScale, Updater
+from isthmus.runtime.place import Draws, Placed, place
+from isthmus.runtime.program import BucketSpec, Program, Run
+from isthmus.runtime.randomness import Randomness
+from isthmus.runtime.syncs import Ring, Sync, make_sync
+from isthmus.runtime.totals import Totals
+from isthmus.runtime.unequal import UnequalGroups
+
+__all__ = ["DTYPES", "Step", "Worker"]
+
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+Get = Callable[[Sequence[int]], tuple[Example, Any]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step gave: the mean loss over the whole batch, and the length of its gradient where it was asked for."""
+
+    number: int
+    loss: float
+    norm: float | None
+    skipped: bool  # gradients were not finite: nothing was updated
+
+
+class Worker:
+    """Trains its part of a job, step by step, together with the other workers of the plan."""
+
+    def __init__(
+        self,
+        program: Program,
+        pieces: Pieces,
+        draws: Draws,
+        network: Network,
+        device: torch.device,
+        loss: Loss,
+        get: Get,
+        *,
+        buffers: Sequence[str] = (),
+        initial: Mapping[str, Tensor] | None = None,
+        paced: Callable[[], AbstractContextManager[Any]] | None = None,
+    ) -> None:
+        """`pieces` are this worker's own, in the plan's precision, and `draws` what is random in them.
+
+        `get` gives samples by their numbers. `buffers`: names of what a checkpoint keeps beside parameters (batch
+        statistics). `initial`: the model's parameters before they were rounded to 16 bits.
+        """
+        self.program, self.graph, self.device, self.dtype = program, pieces.graph, device, DTYPES[program.precision]
+        self.network, self._get = network, get
+        placed = place(program, pieces, draws, network, device)
+        modules = placed.modules
+        parameters = {
+            name: parameter
+            for run in modules.values()
+            for module in run
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        }
+        units = [
+            [
+                [name for b in range(first, last + 1) for name in pieces.graph.blocks[b].parameters]
+                for first, last in run.units
+            ]
+            for run in program.runs
+        ]
+        self.buckets = [
+            Bucket(spec, parameters, program.device, placed.cuts, initial or {})
+            for spec in program.buckets
+            if spec.how is None or any(program.device in group for group in spec.groups)
+        ]
+        for bucket in self.buckets:
+            bucket.sync = self._sync(bucket.spec, placed, parameters)
+        used = {
+            run.number: list(dict.fromkeys(name for names in found for name in names))
+            for run, found in zip(program.runs, units, strict=True)
+        }
+        self._syncs = Buckets(self.buckets, self._served(), used)
+        self._gatherer = Gatherer(program, network, self.buckets, units)
+        randomness = Randomness(program.job.seed, pieces.graph, placed.draws)
+        hooks = Hooks(watch=self, randomness=randomness.at, ordered=_ordered(program, pieces))
+        if paced is not None:
+            hooks.paced = paced
+        self.executor = Executor(program, pieces, modules, network, device, loss, hooks)
+        self.updater = Updater(program.job.optimizer, self.buckets)
+        self.scale = LossScale(used=program.precision == "fp16")
+        self.totals = Totals(program, network)
+        self._modules, self._buffers = modules, _homes(pieces, buffers)
+        self._rest = pieces.rest if program.device == program.leader else {}
+
+    def _sync(self, spec: BucketSpec, placed: Placed, parameters: Mapping[str, nn.Parameter]) -> Sync | None:
+        if len({len(group) for group in spec.groups}) > 1:
+            return UnequalGroups(spec, self.program, self.network, self.graph, placed.cuts)
+        sync = make_sync(spec, self.program, self.network)
+        if spec.how != "factors":
+            return sync
+        around = sync if isinstance(sync, Ring) and spec.layout != "replicated" else None
+        return make_factors(spec, self.program, self.network, placed.modules, parameters, around)
+
+    def _served(self) -> list[Served]:
+        """Buckets of which this worker is the root and no participant."""
+        found = []
+        for spec in self.program.buckets:
+            if spec.how == "server" and self.program.device not in spec.members:
+                sync = make_sync(spec, self.program, self.network)
+                assert sync is not None
+                elements = sum(self.graph.parameter[name].elements for name in spec.parameters)
+                found.append(Served(spec.number, sync, elements, self.dtype, self.device))
+        return found
+
+    def step(self, number: int, samples: Sequence[int]) -> Step:
+        """One update from the samples of the whole batch."""
+        job = self.program.job
+        self.totals.begin()
+        self._syncs.begin()
+        self._gatherer.begin()
+        self.executor.seed = self.scale.value / job.batch
+        self.executor.step(number, samples, self._samples, self.totals.judged)
+        self._syncs.wait()
+        self._gatherer.wait()
+        total, count = self.totals.counts()
+        factor = job.batch / (max(count, 1.0) * self.scale.value)
+        norm, finite = None, True
+        if job.optimizer.clip is not None or self.scale.used:
+            square, _ = self.totals.sums(self.updater.square(), 0.0)
+            finite = math.isfinite(square)
+            norm = math.sqrt(square) * factor if finite else math.inf
+            if job.optimizer.clip is not None:
+                factor *= min(1.0, job.optimizer.clip / (norm + 1e-6))
+        if finite:
+            self.updater.step(factor)
+            self._syncs.share()
+        self.scale.follow(finite)
+        return Step(number, total / max(count, 1.0), norm, not finite)
+
+    def _samples(self, numbers: Sequence[int]) -> tuple[Example, Any]:
+        example, target = self._get(numbers)
+        return (
+            Example(
+                args=tuple(self._on(value) for value in example.args),
+                kwargs={key: self._on(value) for key, value in example.kwargs.items()},
+            ),
+            target.to(self.device) if isinstance(target, Tensor) else target,
+        )
+
+    def _on(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.to(self.device, self.dtype) if value.is_floating_point() else value.to(self.device)
+
+    def all_buffers(self) -> dict[str, Tensor]:
+        """What this worker holds beside trained parameters that belongs into a checkpoint."""
+        return self._rest | {
+            name: tensor
+            for modules in self._modules.values()
+            for module in modules
+            for name, tensor in (*module.named_buffers(), *module.named_parameters())
+            if name in self._buffers
+        }
+
+    def own_buffers(self) -> dict[str, Tensor]:
+        """... and that this worker saves: the first replica of a stage does."""
+        return self._rest | {
+            name: tensor
+            for index, run in enumerate(self.program.runs)
+            if run.saves
+            for module in self._modules[index]
+            for name, tensor in (*module.named_buffers(), *module.named_parameters())
+            if name in self._buffers and run.first <= self._buffers[name] <= run.last
+        }
+
+    def record(self) -> None:
+        """Notes from now on what is done when; what was noted before goes."""
+        self.executor.spans, self._syncs.spans = [], []
+
+    @property
+    def spans(self) -> list[Span]:
+        """What was done since `record`."""
+        return [*(self.executor.spans or ()), *(self._syncs.spans or ())]
+
+    @property
+    def bytes_sent(self) -> int:
+        """To all others, since the beginning."""
+        return self.network.bytes_sent
+
+    # -- what the executor tells
+
+    def before(self, run: Run, unit: int, backward: bool) -> None:
+        """Weights of a unit are needed."""
+        self._gatherer.before(run, unit)
+
+    def after(self, run: Run, unit: int, backward: bool) -> None:
+        """... and no longer."""
+        self._gatherer.after(run, unit)
+
+    def final(self, run: Run, begins: bool) -> None:
+        """The last backward of a run."""
+        self._syncs.final(run, begins)
+
+    def close(self) -> None:
+        """Ends all threads and channels."""
+        for part in (self._syncs, self.totals, self.executor, self.network):
+            part.close()
+
+
+def _homes(pieces: Pieces, names: Sequence[str]) -> dict[str, int]:
+    """The first block that holds each of these tensors: one that is not trained may stand in several."""
+    homes: dict[str, int] = {}
+    for index, block in enumerate(pieces.blocks):
+        for name, _ in (*block.named_buffers(), *block.named_parameters()):
+            homes.setdefault(name, index)
+    return {name: homes[name] for name in names if name in homes}
+
+
+def _ordered(program: Program, pieces: Pieces) -> bool:
+    """Whether others go through the same actions side by side and must meet: nothing may overtake then."""
+    mixing = [index for index, block in enumerate(pieces.graph.blocks) if block.mixes_samples]
+    return any(
+        len(run.group) > 1 or (len(run.replicas) > 1 and any(run.first <= block <= run.last for block in mixing))
+        for run in program.runs
+    )
