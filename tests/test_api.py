@@ -13,8 +13,8 @@ from isthmus.errors import PlanError, UsageError
 from isthmus.plan.file import PlanFile
 from tests.plan.small_models import chain
 
-VERBS = {"capture", "load_cluster", "plan", "simulate"}
-TYPES = {"BlockGraph", "Choice", "Cluster", "IsthmusError", "Job", "Plan", "Simulated", "Workload"}
+VERBS = {"capture", "join", "load_cluster", "load_profile", "plan", "simulate", "train"}
+TYPES = {"BlockGraph", "Choice", "Cluster", "IsthmusError", "Job", "Plan", "Profile", "Simulated", "Workload"}
 
 
 def test_the_public_list() -> None:

@@ -3,6 +3,7 @@
 >>> cluster = isthmus.load_cluster("cluster.yaml")
 >>> choice = isthmus.plan("zoo:gpt2-xl", cluster, batch=256)
 >>> isthmus.simulate(choice.plan, cluster).price.step_seconds
+>>> isthmus.train(choice.plan, cluster, steps=100).loss
 
 Everything here is imported when it is first used.
 """
@@ -14,11 +15,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from isthmus.api import Simulated, capture, load_cluster, plan, simulate
+    from isthmus.api import Simulated, capture, join, load_cluster, load_profile, plan, simulate, train
     from isthmus.cluster.spec import Cluster
     from isthmus.errors import IsthmusError
     from isthmus.model.graph import BlockGraph
     from isthmus.model.job import Job, Workload
+    from isthmus.model.profile import Profile
     from isthmus.plan.types import Plan
     from isthmus.planners.portfolio import Choice
 
@@ -29,12 +31,16 @@ __all__ = [
     "IsthmusError",
     "Job",
     "Plan",
+    "Profile",
     "Simulated",
     "Workload",
     "capture",
+    "join",
     "load_cluster",
+    "load_profile",
     "plan",
     "simulate",
+    "train",
 ]
 
 __version__ = "0.1.0"
@@ -46,11 +52,15 @@ _HOME = {
     "IsthmusError": "isthmus.errors",
     "Job": "isthmus.model.job",
     "Plan": "isthmus.plan.types",
+    "Profile": "isthmus.model.profile",
     "Simulated": "isthmus.api",
     "Workload": "isthmus.model.job",
     "capture": "isthmus.api",
+    "join": "isthmus.api",
     "load_cluster": "isthmus.cluster.load",
+    "load_profile": "isthmus.model.profile",
     "simulate": "isthmus.api",
+    "train": "isthmus.api",
 }
 
 

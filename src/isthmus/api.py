@@ -1,4 +1,4 @@
-"""The verbs, in Python: load a cluster, capture a model, plan, simulate. All on plain frozen objects.
+"""The verbs, in Python: load a cluster, capture a model, plan, simulate, train. All on plain frozen objects.
 
 A model is given by its name (`zoo:NAME`, `hf:CONFIG.json`, `package.module:function`, `MODEL.json`), as a job or a
 workload (a file or an object), or as a captured block graph.
@@ -7,8 +7,8 @@ workload (a file or an object), or as a captured block graph.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,22 +18,28 @@ import msgspec
 from isthmus.cluster.load import load_cluster, parse_cluster
 from isthmus.cluster.spec import Cluster, Precision
 from isthmus.cost.simulate import Prepared, Price, Simulator
+from isthmus.cost.sources import TimesUsed, times_used
 from isthmus.cost.timeline import Timeline, timeline
 from isthmus.errors import PlanError, UsageError
 from isthmus.model import hf, source
 from isthmus.model.graph import Block, BlockGraph, Parameter
 from isthmus.model.job import Job, Workload
-from isthmus.model.load_job import check_job, load_jobs
+from isthmus.model.load_job import check_job, load_jobs, named_code
+from isthmus.model.profile import Profile, load_profile
 from isthmus.plan.file import PlanFile, inputs_digest, load_plan
 from isthmus.plan.schedule import render_orders
 from isthmus.plan.types import Pipeline, Plan, Replica, Stage
 from isthmus.plan.validate import check
 from isthmus.planners.portfolio import Choice, choose_plan, parse_fix
 from isthmus.planners.problem import build_problem
+from isthmus.report.times import times_facts
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from isthmus.deploy.engine import Engine
+    from isthmus.deploy.join import Joined
+    from isthmus.deploy.training import Listener, RunResult
     from isthmus.model.capture import Example
 
 __all__ = [
@@ -41,11 +47,15 @@ __all__ = [
     "capture",
     "jobs_of",
     "jobs_of_plan",
+    "join",
     "load_cluster",
+    "load_profile",
     "models_of",
+    "names_plan",
     "plan",
     "prepare_simulator",
     "simulate",
+    "train",
 ]
 
 _BATCH = 32  # samples, where neither a job nor a flag says
@@ -59,6 +69,7 @@ class Simulated:
     cluster: Cluster
     models: Mapping[str, BlockGraph]
     price: Price
+    profile: Profile | None = None  # measured times that it was priced with
     inputs_match: bool | None = None  # whether the plan was made from just this; None: it does not say from what
 
     @cached_property
@@ -75,8 +86,13 @@ class Simulated:
         return "\n".join(texts)
 
     @cached_property
+    def times(self) -> TimesUsed:
+        """How many of its times were measured, interpolated, or taken from the catalog."""
+        return times_used(self._simulator, self.plan)
+
+    @cached_property
     def _simulator(self) -> Simulator:
-        return Simulator(self.cluster, self.models)
+        return Simulator(self.cluster, self.models, profile=self.profile)
 
 
 def capture(
@@ -100,20 +116,27 @@ def plan(
     batch: int | None = None,
     sequence: int | None = None,
     precision: Precision | None = None,
+    profile: Profile | str | Path | None = None,
     planner: str = "auto",
     fix: str | None = None,
     budget: float | None = None,
     calls: int | None = None,
     seed: int = 0,
 ) -> Choice:
-    """The best plan found within `budget` seconds or `calls` simulator calls; NoPlanError where nothing fits."""
+    """The best plan found within `budget` seconds or `calls` simulator calls; NoPlanError where nothing fits.
+
+    `profile`: measured times, which go before what the catalog and the links say; the last notes tell how many did.
+    """
     pinned = parse_fix(fix) if fix is not None else None
     machines = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    measured, name = _profile(profile)
     jobs = jobs_of(what, batch=batch, sequence=sequence, precision=precision)
     models = {jobs[0].name: what} if isinstance(what, BlockGraph) else models_of(jobs)
     prepare_simulator()
-    problem = build_problem(machines, jobs, models, seed)
-    return choose_plan(problem, planner=planner, fix=pinned, budget=budget, calls=calls)
+    problem = build_problem(machines, jobs, models, seed, measured)
+    choice = choose_plan(problem, planner=planner, fix=pinned, budget=budget, calls=calls)
+    facts = times_facts(times_used(problem.simulator, choice.plan), measured, name)
+    return choice._replace(notes=(*choice.notes, *(f"{word}: {text}" for word, text in facts)))
 
 
 def simulate(
@@ -121,25 +144,95 @@ def simulate(
     cluster: Cluster | None = None,
     models: Mapping[str, BlockGraph] | None = None,
     *,
+    profile: Profile | str | Path | None = None,
     trusted: Collection[str] = (),
 ) -> Simulated:
     """Checks a plan and prices it. `models` gives block graphs by job; others are loaded from what the plan names.
 
-    Code that a plan names is imported only if `trusted` names it too.
+    Code that a plan names is imported only if `trusted` names it too. `profile`: measured times, as in `plan`.
     """
-    file = plan if isinstance(plan, PlanFile) else PlanFile(plan=plan) if isinstance(plan, Plan) else load_plan(plan)
-    machines = cluster or file.cluster
-    if machines is None:
-        raise UsageError("the plan does not hold its cluster", next="Give the cluster: --cluster FILE")
+    measured, _ = _profile(profile)
+    file, machines = _planned(plan, cluster)
     jobs = [job for job in jobs_of_plan(file.plan) if job.name not in (models or {})]
     for job in jobs:
         _check_trust(job, trusted)
     known = {**(models or {}), **models_of(jobs)}
     check(file.plan, machines, known)
-    price = Simulator(machines, known).price(file.plan)
+    price = Simulator(machines, known, profile=measured).price(file.plan)
     digests = {job.name: known[job.name].digest for job in jobs_of_plan(file.plan)}
-    same = file.inputs == inputs_digest(machines, jobs_of_plan(file.plan), digests) if file.inputs else None
-    return Simulated(plan=file.plan, cluster=machines, models=known, price=price, inputs_match=same)
+    inputs = inputs_digest(machines, jobs_of_plan(file.plan), digests, measured)
+    same = file.inputs == inputs if file.inputs else None
+    return Simulated(plan=file.plan, cluster=machines, models=known, price=price, profile=measured, inputs_match=same)
+
+
+def train(
+    what: Simulated | Plan | PlanFile | Job | str | Path,
+    cluster: Cluster | str | Path | None = None,
+    *,
+    steps: int | None = None,
+    engine: Engine | None = None,
+    checkpoint: str | Path | None = None,
+    every: int | None = None,
+    resume: bool = False,
+    export: str | Path | None = None,
+    record: bool = False,
+    trusted: Collection[str] = (),
+    listen: Listener | None = None,
+) -> RunResult:
+    """Trains one job: by a plan (a file or an object), or by the one that `plan` finds for a job on a cluster.
+
+    `steps` counts from the very beginning, also when resumed; `checkpoint` is a folder, saved to at the end and after
+    `every` steps. `record`: the result has the last step's timeline. `listen` hears of everything that happens.
+    """
+    from isthmus.deploy import training
+    from isthmus.deploy.local import LocalEngine
+    from isthmus.runtime.program import programs
+
+    priced = what if isinstance(what, Simulated) else _priced(what, cluster, trusted)
+    part = _only_part(priced.plan)
+    _check_trust(part.job, (*trusted, *_named_by(what)), runs=True)
+    settings = training.RunSettings(
+        stop=steps or part.job.steps,
+        folder=Path(checkpoint) if checkpoint is not None else None,
+        every=every,
+        resume=resume,
+        export=Path(export) if export is not None else None,
+        record=record,
+    )
+    made = programs(priced.plan, priced.cluster, priced.models)
+    graph = priced.models[part.job.name]
+    result = training.train(made, graph, engine or LocalEngine(), settings, listen or (lambda notice: None))
+    return replace(result, predicted_step_seconds=priced.price.step_seconds)
+
+
+def join(
+    plan: Plan | PlanFile | Choice | str | Path,
+    model: nn.Module | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    *,
+    cluster: Cluster | None = None,
+    resume: str | Path | None = None,
+    trusted: Collection[str] = (),
+) -> Joined:
+    """A plan for a loop of one's own: per step `loss = run.step((inputs, targets))`; see `deploy.join.Joined`.
+
+    `model` is the module that the plan was made for (absent: what the plan's job names, from its seed), `loss(output,
+    targets)` gives the sum of the losses and how many were summed (absent: the job's). Both stay in this process.
+    """
+    from isthmus.deploy.join import Joined
+    from isthmus.runtime.serving import build_model
+
+    file, machines = _planned(plan.plan if isinstance(plan, Choice) else plan, cluster)
+    part = _only_part(file.plan)
+    sequence = part.job.sequence
+    if model is None:
+        _check_trust(part.job, trusted, runs=True)
+        built, own = build_model(part.job)
+        model, loss, sequence = built.module, loss or own, built.sequence
+    if loss is None:
+        raise UsageError("a module of your own needs its loss", expected="join(plan, module, loss)")
+    begin = Path(resume) if resume is not None else None
+    return Joined(file.plan, part, machines, model, loss, sequence=sequence, resume=begin)
 
 
 def jobs_of(
@@ -191,6 +284,64 @@ def prepare_simulator() -> None:
     Simulator(parse_cluster(text), {"one": graph}).price(Plan(cluster="one", parts=(pipeline,)))
 
 
+def _planned(plan: Plan | PlanFile | str | Path, cluster: Cluster | None) -> tuple[PlanFile, Cluster]:
+    """A plan, with the machines that it is to run on."""
+    file = plan if isinstance(plan, PlanFile) else PlanFile(plan=plan) if isinstance(plan, Plan) else load_plan(plan)
+    machines = cluster or file.cluster
+    if machines is None:
+        raise UsageError("the plan does not hold its cluster", next="Give the cluster: --cluster FILE")
+    return file, machines
+
+
+def names_plan(what: object) -> bool:
+    """Whether it is a plan or the path of one, and nothing that must be planned first."""
+    if isinstance(what, (str, Path)):
+        return str(what).endswith((".json", ".plan", ".txt")) and not str(what).startswith("hf:")
+    return isinstance(what, Plan | PlanFile)
+
+
+def _priced(
+    what: Plan | PlanFile | Job | str | Path, cluster: Cluster | str | Path | None, trusted: Collection[str]
+) -> Simulated:
+    """A plan that keeps every rule, found first where a job was given."""
+    machines = load_cluster(cluster) if isinstance(cluster, (str, Path)) else cluster
+    if names_plan(what):
+        return simulate(what, machines, trusted=trusted)  # type: ignore[arg-type]
+    if machines is None:
+        raise UsageError("a job needs a cluster to be planned for", next="Give the cluster: --cluster FILE")
+    choice = plan(what, machines)  # type: ignore[arg-type]
+    jobs = jobs_of_plan(choice.plan)
+    return simulate(choice.plan, machines, trusted=[name for job in jobs for name in named_code(job)])
+
+
+def _named_by(what: object) -> tuple[str, ...]:
+    """Code that the caller named by giving a job, a model or a job file."""
+    if isinstance(what, Simulated) or names_plan(what):
+        return ()
+    return tuple(name for job in jobs_of(what) for name in named_code(job))  # type: ignore[arg-type]
+
+
+def _only_part(plan: Plan) -> Pipeline:
+    """The pipeline of a plan for one job."""
+    part = plan.parts[0]
+    if len(plan.parts) > 1 or not isinstance(part, Pipeline):
+        jobs = ", ".join(job.name for job in jobs_of_plan(plan))
+        raise UsageError(
+            "several jobs cannot be trained at once yet",
+            found=f"a plan for {jobs}" if len(plan.parts) > 1 else "a pool",
+            expected="one pipeline",
+            next="Plan and train them one by one",
+        )
+    return part
+
+
+def _profile(given: Profile | str | Path | None) -> tuple[Profile | None, str]:
+    """The profile, and what to call it."""
+    if given is None or isinstance(given, Profile):
+        return given, given.origin if given and given.origin else "the profile"
+    return load_profile(given), str(given)
+
+
 def _example(given: Any) -> Example:
     """Example inputs: a tensor, several, or some by name."""
     from isthmus.model.capture import Example
@@ -218,13 +369,14 @@ def _job_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:64].lstrip(".-") or "job"
 
 
-def _check_trust(job: Job, trusted: Collection[str]) -> None:
-    """Plans are data: code is imported only because the user named it."""
-    if isinstance(source.parse(job.model), source.Function) and job.model not in trusted:
-        raise PlanError(
-            "trust",
-            f"the plan names code for job {job.name}, and a plan alone is no reason to run code",
-            where="plan",
-            found=job.model,
-            next=f"If you trust it, name it yourself: --model {job.model}",
-        )
+def _check_trust(job: Job, trusted: Collection[str], *, runs: bool = False) -> None:
+    """Plans are data: code is imported only because the user named it; data and loss too where the job runs."""
+    for name in named_code(job):
+        if name not in trusted and (runs or name == job.model):
+            raise PlanError(
+                "trust",
+                f"the plan names code for job {job.name}, and a plan alone is no reason to run code",
+                where="plan",
+                found=name,
+                next=f"If you trust it, name it yourself: --model {name}",
+            )

@@ -5,9 +5,12 @@ IsthmusError
 ├── FileError         a file cannot be read as what it says it is
 │   ├── ClusterError  ... a cluster file
 │   ├── JobError      ... a job or workload file
-│   └── ProfileError  ... a profile
+│   ├── ProfileError  ... a profile
+│   └── CheckpointError  ... a checkpoint
 ├── ModelError        a model cannot be found, built or captured
+├── DataError         samples or a loss cannot be found, or do not fit the model
 ├── PlanError         a plan breaks a rule
+├── RunError          a run ended because a worker failed: says which, in which stage and step, and why
 └── NoPlanError       nothing fits: says how many bytes are missing where
 
 Each says what is wrong, where, what was found, what was expected, and the next thing to do.
@@ -16,7 +19,9 @@ Each says what is wrong, where, what was found, what was expected, and the next 
 from __future__ import annotations
 
 __all__ = [
+    "CheckpointError",
     "ClusterError",
+    "DataError",
     "FileError",
     "IsthmusError",
     "JobError",
@@ -24,6 +29,7 @@ __all__ = [
     "NoPlanError",
     "PlanError",
     "ProfileError",
+    "RunError",
     "UsageError",
 ]
 
@@ -102,8 +108,16 @@ class ProfileError(FileError):
     """A profile file describes something that cannot be."""
 
 
+class CheckpointError(FileError):
+    """A checkpoint cannot be written, or cannot be read as one."""
+
+
 class ModelError(IsthmusError):
     """A model cannot be found, built or captured."""
+
+
+class DataError(IsthmusError):
+    """Samples or a loss cannot be found, or do not fit the model."""
 
 
 class PlanError(IsthmusError):
@@ -116,6 +130,10 @@ class PlanError(IsthmusError):
     def as_dict(self) -> dict[str, str]:
         """The parts that are set, and the rule."""
         return {"rule": self.rule, **super().as_dict()}
+
+
+class RunError(IsthmusError):
+    """A run ended because a worker failed; `where` names the worker, its stages and the step."""
 
 
 class NoPlanError(IsthmusError):

@@ -26,10 +26,17 @@ FLAGS = {
     "isthmus model show": ["--help", "--json", "--save", "--sequence", "-h"],
     "isthmus plan": [
         "--batch", "--budget", "--calls", "--cluster", "--fix", "--help", "--json", "--output", "--planner",
-        "--precision", "--seed", "--sequence", "-h", "-o",
+        "--precision", "--profile", "--seed", "--sequence", "-h", "-o",
     ],
-    "isthmus report": ["--cluster", "--help", "--json", "--model", "--output", "-h", "-o"],
-    "isthmus simulate": ["--cluster", "--help", "--json", "--model", "--orders", "--trace", "-h"],
+    "isthmus profile": [
+        "--device", "--help", "--json", "--output", "--precision", "--samples", "--sequence", "--threads", "-h", "-o",
+    ],
+    "isthmus report": ["--cluster", "--help", "--json", "--model", "--output", "--profile", "--run", "-h", "-o"],
+    "isthmus simulate": ["--cluster", "--help", "--json", "--model", "--orders", "--profile", "--trace", "-h"],
+    "isthmus train": [
+        "--batch", "--checkpoint", "--cluster", "--engine", "--events", "--every", "--export", "--help", "--json",
+        "--model", "--precision", "--resume", "--sequence", "--steps", "--tensorboard", "--trace", "-h",
+    ],
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ __all__ = ["Parser", "build_parser", "parse_arguments", "unknown"]
 
 _MODEL_HELP = "zoo:NAME, hf:CONFIG.json, package.module:function or a saved MODEL.json"
 _SEQUENCE_HELP = "tokens of a sample, for the models that have them"
+_PROFILE_HELP = "measured times of blocks and collectives, which go before the catalog's"
 _CHOICE = re.compile(r"argument (?P<what>\S+): invalid choice: '(?P<word>[^']*)'", re.DOTALL)
 
 
@@ -93,6 +94,8 @@ def build_parser() -> Parser:
     _model_show(_add(model.add_subparsers(metavar="COMMAND", required=True), "show", "what a model costs", "model"))
     _plan(_add(commands, "plan", "finds a plan, with the usual schemes beside it", needs=("cluster",)))
     _simulate(_add(commands, "simulate", "prices a plan again and writes its timeline"))
+    _train(_add(commands, "train", "trains by a plan, on this machine"))
+    _profile(_add(commands, "profile", "measures the blocks of a model on this machine's device"))
     _report(_add(commands, "report", "writes a plan as one page of HTML", needs=("output",)))
     return parser
 
@@ -134,6 +137,7 @@ def _plan(parser: Parser) -> None:
     parser.add_argument("--batch", type=_whole, metavar="N", help="samples per step of the whole job (32)")
     parser.add_argument("--sequence", type=_whole, metavar="N", help=_SEQUENCE_HELP)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="the fastest that every device has")
+    parser.add_argument("--profile", metavar="FILE", help=_PROFILE_HELP)
     parser.add_argument("--planner", metavar="NAME", default="auto", help="one planner instead of all (auto)")
     parser.add_argument("--fix", metavar="tp=2,pp=4", help="pin degrees of the grid planner: tp, pp, dp, micro")
     parser.add_argument("--budget", type=_seconds, metavar="SECONDS", help="stop searching after so long")
@@ -148,8 +152,39 @@ def _simulate(parser: Parser) -> None:
     parser.add_argument("--orders", action="store_true", help="also say what every device does in which order")
 
 
+def _train(parser: Parser) -> None:
+    known = "a plan file, a job file (.yaml), zoo:NAME, hf:CONFIG.json or package.module:function"
+    parser.add_argument("what", metavar="PLAN|JOB", help=known)
+    parser.add_argument("--cluster", metavar="FILE", help="the machines to plan for (needed for a job)")
+    parser.add_argument("--batch", type=_whole, metavar="N", help="samples per step of the whole job (32)")
+    parser.add_argument("--sequence", type=_whole, metavar="N", help=_SEQUENCE_HELP)
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="the fastest that every device has")
+    parser.add_argument("--steps", type=_whole, metavar="N", help="train so many in all (what the job says)")
+    parser.add_argument("--engine", choices=("local",), default="local", help="where workers run (local)")
+    parser.add_argument("--checkpoint", metavar="DIR", help="save here at the end, and when interrupted")
+    parser.add_argument("--every", type=_whole, metavar="N", help="also save after every N steps")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint there, if there is one")
+    parser.add_argument("--export", metavar="FILE", help="write the trained weights as one safetensors file")
+    parser.add_argument("--trace", metavar="FILE", help="write the last step, as measured and as predicted")
+    parser.add_argument("--events", metavar="FILE", help="write what happens, one JSON object a line")
+    parser.add_argument("--tensorboard", metavar="DIR", help="write loss and times for TensorBoard")
+    _trusted(parser)
+
+
+def _profile(parser: Parser) -> None:
+    known = "zoo:NAME, hf:CONFIG.json or package.module:function"
+    parser.add_argument("model", metavar="MODEL", help=known)
+    parser.add_argument("--device", metavar="KIND", help="what your cluster file calls the device (its catalog name)")
+    parser.add_argument("--sequence", type=_whole, metavar="N", help=_SEQUENCE_HELP)
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="the fastest that the kind has")
+    parser.add_argument("--samples", type=_wholes, metavar="N,N", help="numbers of samples to measure (1,2,4,8)")
+    parser.add_argument("--threads", type=_whole, metavar="N", help="of the processor, as one worker has (all cores)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the profile to write (NAME.profile.json)")
+
+
 def _report(parser: Parser) -> None:
     _planned(parser)
+    parser.add_argument("--run", metavar="EVENTS", help="also show a run: what isthmus train --events wrote")
     parser.add_argument("-o", "--output", metavar="FILE.html", help="where to write the page (needed)")
 
 
@@ -157,6 +192,11 @@ def _planned(parser: Parser) -> None:
     """A plan that is priced again."""
     parser.add_argument("plan", metavar="PLAN", help="a plan file")
     parser.add_argument("--cluster", metavar="FILE", help="other machines than those that the plan holds")
+    parser.add_argument("--profile", metavar="FILE", help=_PROFILE_HELP)
+    _trusted(parser)
+
+
+def _trusted(parser: Parser) -> None:
     parser.add_argument(
         "--model",
         metavar="SPEC",
@@ -170,6 +210,10 @@ def _whole(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,15}", text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of 1 or more")
     return int(text)
+
+
+def _wholes(text: str) -> tuple[int, ...]:
+    return tuple(sorted({_whole(part) for part in text.split(",")}))
 
 
 def _seed(text: str) -> int:

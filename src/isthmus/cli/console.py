@@ -22,6 +22,7 @@ class Answer:
     values: dict[str, Any]
     text: str
     failure: str | None = None
+    exit_code: int = 1  # where it failed
 
 
 def check_folder(path: str | None) -> None:
@@ -59,6 +60,11 @@ class Progress:
             self._live.update(text)
         else:
             print(f"{text} ...", file=self._stream, flush=True)
+
+    def rest(self) -> None:
+        """The living line ends, so that something else may live there."""
+        if self._live is not None:
+            self._live.stop()
 
     def detail(self, text: str) -> None:
         """How the present phase goes on; shown only where the line lives."""

@@ -51,7 +51,7 @@ def _run(words: Sequence[str], as_json: bool) -> int:
     _say(_json(answer.values) if as_json else answer.text)
     if answer.failure is not None:
         print(f"isthmus: {answer.failure}", file=sys.stderr)
-    return 0 if answer.failure is None else 1
+    return 0 if answer.failure is None else answer.exit_code
 
 
 def _fail(error: IsthmusError, as_json: bool) -> int:

@@ -1,7 +1,8 @@
 """A timeline as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 One process for each device or host, one thread for each of its lanes, one complete event ("X", in microseconds) for
-each task: as long as the task holds its lane. A message is on its way until `arrives_us`.
+each task: as long as the task holds its lane. A message is on its way until `arrives_us`. What was predicted and what
+was measured stand in one file as two groups of processes, named so.
 """
 
 from __future__ import annotations
@@ -19,16 +20,20 @@ _MICRO = 1e6  # the format counts microseconds
 _ROUNDS = ("sync", "rebuild")  # kinds whose turn is a round of a collective, not a micro-batch
 
 
-def write_trace(timeline: Timeline, path: str | Path) -> None:
-    """Writes the trace, whole or not at all."""
-    write_json(path, {"displayTimeUnit": "ms", "traceEvents": trace_events(timeline)})
+def write_trace(timeline: Timeline, path: str | Path, measured: Timeline | None = None) -> None:
+    """Writes the trace, whole or not at all; a measured step beside the predicted one, if there is one."""
+    events = trace_events(timeline, "predicted " if measured else "")
+    if measured is not None:
+        events += trace_events(measured, "measured ", first=1 + max((event["pid"] for event in events), default=0))
+    write_json(path, {"displayTimeUnit": "ms", "traceEvents": events})
 
 
-def trace_events(timeline: Timeline) -> list[dict[str, Any]]:
-    """Names of processes and threads, then the events in order of their start."""
-    tracks = {name: number for number, name in enumerate(dict.fromkeys(a.track for a in timeline.activities), start=1)}
+def trace_events(timeline: Timeline, group: str = "", first: int = 1) -> list[dict[str, Any]]:
+    """Names of processes (numbered from `first`) and threads, then the events in order of their start."""
+    names = dict.fromkeys(a.track for a in timeline.activities)
+    tracks = {name: number for number, name in enumerate(names, start=first)}
     lanes = dict.fromkeys((a.track, a.lane) for a in timeline.activities)
-    events = [_named("process_name", tracks[track], 0, track) for track in tracks]
+    events = [_named("process_name", tracks[track], 0, f"{group}{track}") for track in tracks]
     events += [_named("thread_name", tracks[track], _LANES.index(lane), lane) for track, lane in lanes]
     ordered = sorted(timeline.activities, key=lambda activity: (activity.start, activity.sent))
     return events + [_event(activity, tracks[activity.track]) for activity in ordered]

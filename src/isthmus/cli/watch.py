@@ -1,0 +1,175 @@
+"""Who watches a run: a bar or lines for people, a file of events for programs, TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from isthmus.deploy.engine import Interrupt, Kept, Notice, Said
+from isthmus.errors import FileError, UsageError
+from isthmus.model.job import Job
+from isthmus.runtime.protocol import Done, Failed, Ready, Stepped, Traffic
+from isthmus.units import format_bytes, format_seconds
+
+__all__ = ["Bar", "Board", "EventFile"]
+
+_WIDE = 110  # columns of a terminal that has room for a bar
+_LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
+
+
+class _Watch:
+    """Something that hears of a run, and is closed after it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(error)
+
+    def hear(self, notice: Notice) -> None:
+        """Something happened."""
+        raise NotImplementedError
+
+    def close(self, error: BaseException | None) -> None:
+        """The run is over."""
+        raise NotImplementedError
+
+
+class Bar(_Watch):
+    """Step, loss, samples a second, time against prediction, bytes; on standard error."""
+
+    def __init__(self, steps: int, batch: int, predicted: float) -> None:
+        self._steps, self._batch, self._predicted = steps, batch, predicted
+        self._stream = sys.stderr
+        self._sent: dict[str, int] = {}
+        self._next_line = 0.0
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        if self._stream.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            console = Console(file=self._stream)
+            bar = [BarColumn(bar_width=16), TimeRemainingColumn()] if console.width >= _WIDE else []
+            text = TextColumn("{task.description}", markup=False)
+            self._bar = Progress(MofNCompleteColumn(), *bar, text, console=console)
+            self._task = self._bar.add_task("starting workers", total=self._steps)
+            self._bar.start()
+        return self
+
+    def hear(self, notice: Notice) -> None:
+        """Shows it where it is for people."""
+        match notice.news:
+            case Traffic(sent=sent) | Done(sent=sent):
+                self._sent[notice.worker] = sent
+            case Stepped() as step:
+                self._step(step)
+            case Said(line=line):
+                self._say(f"{notice.worker} | {line}")
+            case Kept(path=path):
+                self._say(f"saved {path}")
+            case Interrupt():
+                self._say("stopping after this step; once more stops at once")
+            case _:
+                pass
+
+    def _step(self, step: Stepped) -> None:
+        loss = "loss not a number" if step.loss is None else f"loss {step.loss:.4f}"
+        text = (
+            f"{loss}  {self._batch / step.seconds:.3g} samples/s  {format_seconds(step.seconds)} "
+            f"({format_seconds(self._predicted)} predicted)  {format_bytes(sum(self._sent.values()))} sent"
+        )
+        text += "  (skipped: gradients overflowed)" * step.skipped
+        done = step.step + 1
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, description=text)
+        elif time.monotonic() >= self._next_line or done == self._steps:
+            self._next_line = time.monotonic() + _LINE_EVERY
+            self._say(f"step {done}/{self._steps}  {text}")
+
+    def _say(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def close(self, error: BaseException | None) -> None:
+        """Leaves the last state of the bar standing."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class EventFile(_Watch):
+    """One JSON object a line: `time` (seconds since 1970) and `event`; steps are counted from 1."""
+
+    def __init__(self, path: str, job: Job, steps: int, predicted: float) -> None:
+        try:
+            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed with the run
+        except OSError as error:
+            raise FileError(f"cannot be written: {error.strerror}", where=path) from None
+        self._write("begin", job=job.name, model=job.model, batch=job.batch, steps=steps,
+                    predicted_step_seconds=predicted)  # fmt: skip
+
+    def hear(self, notice: Notice) -> None:
+        """Writes it down."""
+        match notice.news:
+            case Ready():
+                self._write("ready", worker=notice.worker)
+            case Stepped(step=step, loss=loss, norm=norm, seconds=seconds, skipped=skipped):
+                self._write("step", step=step + 1, loss=loss, norm=norm, seconds=seconds, skipped=skipped)
+            case Kept(step=step, path=path):
+                self._write("checkpoint", step=step, path=str(path))
+            case Said(line=line):
+                self._write("said", worker=notice.worker, line=line)
+            case Interrupt():
+                self._write("interrupt")
+            case Done(sent=sent, memory=memory):
+                self._write("done", worker=notice.worker, bytes_sent=sent, memory=memory)
+            case Failed(what=what):
+                self._write("failed", worker=notice.worker, what=what)
+            case _:
+                pass
+
+    def _write(self, event: str, **values: Any) -> None:
+        self._file.write(json.dumps({"time": time.time(), "event": event, **values}, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self, error: BaseException | None) -> None:
+        """The last line says how it ended."""
+        self._write("end", error=None if error is None else str(error) or type(error).__name__)
+        self._file.close()
+
+
+class Board(_Watch):
+    """Curves for TensorBoard."""
+
+    def __init__(self, folder: str, batch: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise UsageError(
+                "TensorBoard is not installed", where="--tensorboard", next="pip install 'isthmus[tensorboard]'"
+            ) from None
+        self._batch = batch
+        self._writer = SummaryWriter(folder)
+
+    def hear(self, notice: Notice) -> None:
+        """A point on each curve for every step."""
+        if isinstance(step := notice.news, Stepped):
+            values = {"loss": step.loss, "norm": step.norm, "seconds": step.seconds}
+            values["samples a second"] = self._batch / step.seconds
+            for name, value in values.items():
+                if value is not None:
+                    self._writer.add_scalar(name, value, step.step + 1)
+
+    def close(self, error: BaseException | None) -> None:
+        """Writes what is left."""
+        self._writer.close()

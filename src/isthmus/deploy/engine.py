@@ -1,0 +1,83 @@
+"""What an engine does: it starts workers somewhere, passes on what they tell, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+from isthmus.runtime.protocol import Event, Order
+
+__all__ = ["Ended", "Engine", "Interrupt", "Kept", "News", "Notice", "Running", "Said"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """A line that a worker's code printed."""
+
+    line: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A worker is gone. `signal` names what killed it; `last` are its last lines."""
+
+    exit_code: int
+    signal: str | None = None
+    last: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interrupt:
+    """Somebody wants the run to stop; comes from no worker."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A checkpoint is whole; comes from no worker."""
+
+    step: int
+    path: Path
+
+
+News = Event | Said | Ended | Interrupt | Kept
+
+
+class Notice(NamedTuple):
+    """Something that a worker (its device) tells, or that is seen of it."""
+
+    worker: str
+    news: News
+
+
+class Running(Protocol):
+    """Workers that were started. Leaving the context kills those that are still there and waits for their end."""
+
+    def __enter__(self) -> Self:
+        """Itself."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is left running, and no file."""
+
+    def next(self, timeout: float | None = None) -> Notice | None:
+        """The next that there is to know; None if nothing came in `timeout` seconds."""
+
+    def command(self, worker: str, number: int) -> None:
+        """Tells a worker SAVE or STOP; one that is gone does not hear it."""
+
+    def interrupt(self) -> None:
+        """Puts an Interrupt among the notices; may be called from a signal handler."""
+
+
+class Engine(Protocol):
+    """A way to run workers."""
+
+    def start(self, orders: Mapping[str, Order]) -> Running:
+        """Starts a worker for each device."""
+
+    def describe(self, workers: int) -> str:
+        """Where they run, in a line for people."""

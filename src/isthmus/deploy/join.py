@@ -1,0 +1,332 @@
+"""A loop of one's own: the workers of a plan as threads of this process, stepped one batch at a time.
+
+Nothing is started, sent or pickled: the module is the caller's own object, copied once for each worker. In exchange
+all workers share one interpreter and one machine: Python's part of their work takes turns, torch's part does not.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, fx, nn
+from torch._C._distributed_c10d import HashStore
+
+from isthmus.cluster.spec import Cluster
+from isthmus.deploy.training import failure
+from isthmus.errors import RunError, UsageError
+from isthmus.model.export import Example
+from isthmus.model.pieces import Pieces
+from isthmus.plan.types import Pipeline, Plan
+from isthmus.plan.validate import check
+from isthmus.runtime.channel import ChannelError, Network
+from isthmus.runtime.checkpoint import Checkpoint, assemble, latest, open_checkpoint
+from isthmus.runtime.draws import draws_of
+from isthmus.runtime.loss import CheckedLoss
+from isthmus.runtime.manifest import Header, LossScale
+from isthmus.runtime.program import Program, programs
+from isthmus.runtime.saving import Piece, finish, write_part
+from isthmus.runtime.serve import failed
+from isthmus.runtime.serving import cast_example, cut_model, kept_buffers
+from isthmus.runtime.state import load_state, saved_pieces
+from isthmus.runtime.worker import DTYPES, Worker
+
+__all__ = ["Joined"]
+
+T = TypeVar("T")
+_PATIENCE = 2.0  # seconds to wait for a better reason than a lost channel
+
+
+class Joined:
+    """A plan that is being trained; a context manager.
+
+    Workers are made at the first batch, whose form tells the model's inputs. `step_number` counts steps done.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        part: Pipeline,
+        cluster: Cluster,
+        model: nn.Module,
+        loss: Callable[[Any, Any], Any],
+        *,
+        sequence: int | None = None,
+        resume: Path | None = None,
+    ) -> None:
+        """`loss(output, targets)` gives the sum of the losses and how many were summed."""
+        self.plan, self.job, self.cluster = plan, part.job, cluster
+        self.step_number = 0
+        self._part, self._model, self._sequence = part, model, sequence
+        self._loss = CheckedLoss(loss, "the loss given to join")
+        self._checkpoint = _opened(resume) if resume is not None else None
+        self._updates = 0
+        self._batch: tuple[Example, Any] | None = None
+        self._crew: _Crew | None = None
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def step(self, batch: tuple[Any, Any]) -> float:
+        """One update from `(inputs, targets)` of the whole job's batch; the mean loss before it.
+
+        Inputs: a tensor, a tuple or a dict of tensors, as the module takes them, batch first.
+        """
+        inputs, targets = batch
+        example = _example(inputs)
+        self._check_batch(example)
+        self._batch = (example, targets)
+        crew = self._ready()
+        number, size = self.step_number, self.job.batch
+        results = crew.all(lambda worker: worker.step(number, range(number * size, (number + 1) * size)), number)
+        result = results[crew.leader]
+        self.step_number, self._updates = number + 1, self._updates + (not result.skipped)
+        return result.loss
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Weights (in fp32) and buffers under the names of the model; `model.load_state_dict(...)` takes them."""
+        crew = self._ready()
+        pieces = [piece for found in crew.all(saved_pieces, self.step_number).values() for piece in found]
+        by_name: dict[str, list[Piece]] = {}
+        for piece in pieces:
+            if piece.quantity in ("weight", "buffer"):
+                by_name.setdefault(piece.parameter, []).append(piece)
+        state = {name: assemble(found) for name, found in by_name.items()}
+        return state | {other: state[name] for other, name in _other_names(self._model).items() if name in state}
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes a checkpoint as `isthmus train --checkpoint` does; `resume` and `isthmus train --resume` read it."""
+        crew, step = self._ready(), self.step_number
+
+        def write(worker: Worker) -> Any:
+            pieces = saved_pieces(worker)
+            return write_part(Path(folder), step, worker.program.device, pieces) if pieces else None
+
+        parts = [part for part in crew.all(write, step).values() if part is not None]
+        scale = crew.all(lambda worker: worker.scale, step)[crew.leader]
+        header = Header.of(
+            crew.graph,
+            step=step,
+            job=self.job,
+            precision=self._part.precision,
+            updates=self._updates,
+            samples=step * self.job.batch,
+            loss_scale=LossScale(value=scale.value, steps=scale.good) if scale.used else None,
+        )
+        return finish(Path(folder), parts, header)
+
+    def close(self) -> None:
+        """Ends all threads; the weights are gone with them."""
+        self._closed = True
+        if self._crew is not None:
+            self._crew.close()
+            self._crew = None
+
+    # -- setting up
+
+    def _ready(self) -> _Crew:
+        if self._closed:
+            raise UsageError("the run was closed", next="Join the plan again")
+        if self._crew is None:
+            if self._batch is None:
+                raise UsageError("nothing was trained yet", next="Call step(batch) first")
+            self._crew = self._started(self._batch[0])
+            if self._checkpoint is not None:
+                self._load(self._crew, self._checkpoint)
+        return self._crew
+
+    def _started(self, example: Example) -> _Crew:
+        few = cast_example(_rows(example, 0, min(2, self.job.batch)), DTYPES[self._part.precision])
+        source = _Source(self._model, few, self._part, self._sequence)
+        models = {self.job.name: source.pieces.graph}
+        check(self.plan, self.cluster, models)
+        return _Crew(programs(self.plan, self.cluster, models), source, self._loss, self._samples)
+
+    def _load(self, crew: _Crew, checkpoint: Checkpoint) -> None:
+        manifest = checkpoint.manifest
+        checkpoint.fits(crew.graph)
+        self.step_number, self._updates = manifest.step, manifest.updates
+
+        def load(worker: Worker) -> None:
+            load_state(worker, checkpoint, manifest.updates)
+            if scale := manifest.loss_scale:
+                worker.scale.value, worker.scale.good = scale.value, scale.steps
+
+        crew.all(load, manifest.step)
+
+    def _samples(self, numbers: Sequence[int]) -> tuple[Example, Any]:
+        """Rows of the present batch; they are asked for in intervals."""
+        assert self._batch is not None
+        example, targets = self._batch
+        low = numbers[0] - self.step_number * self.job.batch
+        high = low + len(numbers)
+        return _rows(example, low, high), targets[low:high] if isinstance(targets, Tensor) else targets
+
+    def _check_batch(self, example: Example) -> None:
+        sizes = {len(value) for value in (*example.args, *example.kwargs.values())}
+        if sizes != {self.job.batch}:
+            raise UsageError(
+                "the batch is not the job's: no plan changes how many samples a step has",
+                found=f"{', '.join(map(str, sorted(sizes)))} samples",
+                expected=f"{self.job.batch}",
+            )
+
+
+class _Source:
+    """Where every worker's own copy of its blocks comes from."""
+
+    def __init__(self, model: nn.Module, example: Example, part: Pipeline, sequence: int | None) -> None:
+        self._model, self._example, self._part, self._sequence = model, example, part, sequence
+        self.pieces = self._cut()
+        self.draws = draws_of(self.pieces, example)
+        self.buffers = kept_buffers(model)
+        self.initial = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        for block in self.pieces.blocks:  # what the tracer noted cannot be copied
+            for node in block.graph.nodes if isinstance(block, fx.GraphModule) else ():
+                node.meta.clear()
+
+    def copy(self, program: Program) -> Pieces:
+        """The blocks of the program's runs, ties kept. Parts of a tensor group are cut from a model of their own."""
+        if any(len(run.group) > 1 for run in program.runs):
+            return self._cut()
+        blocks = {b: self.pieces.blocks[b] for run in program.runs for b in range(run.first, run.last + 1)}
+        own = copy.deepcopy(blocks)
+        return replace(self.pieces, blocks=tuple(own.get(b, block) for b, block in enumerate(self.pieces.blocks)))
+
+    def _cut(self) -> Pieces:
+        module, digest = copy.deepcopy(self._model), self._part.model_digest
+        return cut_model(module, self._example, self._part, digest, self._sequence)
+
+
+class _Crew:
+    """The workers as threads that do the same task and answer."""
+
+    def __init__(
+        self,
+        made: Mapping[str, Program],
+        source: _Source,
+        loss: Callable[[Any, Any], tuple[Tensor, Tensor]],
+        get: Callable[[Sequence[int]], tuple[Example, Any]],
+    ) -> None:
+        self.programs, self.graph = made, source.pieces.graph
+        self.leader = next(iter(made.values())).leader
+        self._networks: dict[str, Network] = {}
+        self._tasks: dict[str, SimpleQueue[Any]] = {device: SimpleQueue() for device in made}
+        self._answers: SimpleQueue[tuple[str, Any, BaseException | None]] = SimpleQueue()
+        self._copying = threading.Lock()
+        self._threads = []
+        store = HashStore()
+        for index, device in enumerate(made):
+            self._networks[device] = Network(store, device)
+            make = partial(self._made, device, index, source, loss, get)
+            thread = threading.Thread(target=self._work, args=(device, make), name=device, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._collect(None)
+
+    def all(self, task: Callable[[Worker], T], step: int) -> dict[str, T]:
+        """Has every worker do the task; what each gave."""
+        for tasks in self._tasks.values():
+            tasks.put(task)
+        return self._collect(step)
+
+    def close(self) -> None:
+        """Ends channels, which ends whoever waits for a message, then threads."""
+        for tasks in self._tasks.values():
+            tasks.put(None)
+        for network in self._networks.values():
+            network.close()
+        for thread in self._threads:
+            thread.join(timeout=_PATIENCE)
+
+    def _made(self, device: str, index: int, source: _Source, loss: Any, get: Any) -> Worker:
+        network, program = self._networks[device], self.programs[device]
+        with self._copying:
+            pieces = source.copy(program)
+        worker = Worker(
+            program, pieces, source.draws, network, _device(index), loss, get,
+            buffers=source.buffers, initial=source.initial,
+        )  # fmt: skip
+        network.connect()
+        return worker
+
+    def _work(self, device: str, make: Callable[[], Worker]) -> None:
+        try:
+            worker = make()
+            self._answers.put((device, None, None))
+            while (task := self._tasks[device].get()) is not None:
+                self._answers.put((device, task(worker), None))
+            worker.close()
+        except BaseException as error:
+            self._answers.put((device, None, error))
+
+    def _collect(self, step: int | None) -> dict[str, Any]:
+        answers: dict[str, Any] = {}
+        while len(answers) < len(self.programs):
+            device, answer, error = self._answers.get()
+            if error is not None:
+                raise self._reason(device, error, step)
+            answers[device] = answer
+        return answers
+
+    def _reason(self, device: str, error: BaseException, step: int | None) -> RunError:
+        """The first error that is not just a lost channel."""
+        deadline = time.monotonic() + _PATIENCE
+        while isinstance(error, ChannelError) and (left := deadline - time.monotonic()) > 0:
+            try:
+                other, _, found = self._answers.get(timeout=left)
+            except Empty:
+                break
+            if found is not None and not isinstance(found, ChannelError):
+                device, error = other, found
+        self.close()
+        raised = failure(self.programs[device], failed(error, step))
+        raised.__cause__ = error
+        return raised
+
+
+def _other_names(model: nn.Module) -> dict[str, str]:
+    """Every further name of a tensor in the model's state -> its first."""
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in model.state_dict(keep_vars=True).items()}
+    return {other: name for other, name in names.items() if other != name}
+
+
+def _opened(path: Path) -> Checkpoint:
+    """The checkpoint, or the newest of a folder of them."""
+    return open_checkpoint(latest(path) or path)
+
+
+def _device(index: int) -> torch.device:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return torch.device(f"cuda:{index % count}" if count else "cpu")
+
+
+def _example(given: Any) -> Example:
+    if isinstance(given, Example):
+        return given
+    if isinstance(given, Mapping):
+        return Example(args=(), kwargs=dict(given))
+    return Example(args=tuple(given) if isinstance(given, (tuple, list)) else (given,), kwargs={})
+
+
+def _rows(example: Example, low: int, high: int) -> Example:
+    return Example(
+        args=tuple(value[low:high] for value in example.args),
+        kwargs={key: value[low:high] for key, value in example.kwargs.items()},
+    )

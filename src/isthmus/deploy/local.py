@@ -1,0 +1,181 @@
+"""The engine that needs nothing but this machine: one process for each device of the plan.
+
+Processes find each other through a file in a private folder, and talk over loopback only. Each is the leader of a
+session of its own, so that Ctrl-C reaches the parent alone; its standard input is held by the parent, and ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import IO, Self
+
+import msgspec
+
+from isthmus.deploy.engine import Ended, Interrupt, Notice, Said
+from isthmus.runtime.protocol import Clock, Command, Event, Hello, Order, Place, Start
+
+__all__ = ["LocalEngine"]
+
+_LAST_LINES = 20
+_COMMAND = (sys.executable, "-P", "-m", "isthmus.runtime.serve")  # -P: no file of the working directory hides a module
+
+
+class LocalEngine:
+    """Workers as processes of this machine, whatever devices the plan has."""
+
+    def start(self, orders: Mapping[str, Order]) -> _Processes:
+        """A process for each."""
+        return _Processes(orders)
+
+    def describe(self, workers: int) -> str:
+        """Where they run."""
+        count, cores = _accelerators(), _cores()
+        where = f"{count} CUDA device{'s' * (count > 1)}" if count else f"{cores} core{'s' * (cores > 1)}"
+        if workers == 1:
+            return f"1 device of the plan runs as a process on this machine ({where})"
+        return f"{workers} devices of the plan run as processes on this machine ({where})"
+
+
+class _Processes:
+    """The processes of one run."""
+
+    def __init__(self, orders: Mapping[str, Order]) -> None:
+        self._notices: SimpleQueue[Notice] = SimpleQueue()
+        self._folder = Path(tempfile.mkdtemp(prefix="isthmus-"))  # mode 0700
+        self._workers: dict[str, _Process] = {}
+        try:
+            for number, (device, order) in enumerate(orders.items()):
+                place = _place(number, len(orders), self._folder / "store")
+                self._workers[device] = _Process(device, Start(order=order, place=place), self._notices)
+        except BaseException:
+            self._end()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def next(self, timeout: float | None = None) -> Notice | None:
+        """The next notice."""
+        try:
+            return self._notices.get(timeout=timeout)
+        except Empty:
+            return None
+
+    def command(self, worker: str, number: int) -> None:
+        """Passes a command on."""
+        self._workers[worker].tell(Command(number=number))
+
+    def interrupt(self) -> None:
+        """An Interrupt among the notices; a SimpleQueue may be put to from a signal handler."""
+        self._notices.put(Notice("", Interrupt()))
+
+    def _end(self) -> None:
+        for process in self._workers.values():
+            process.kill()
+        for process in self._workers.values():
+            process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Process:
+    """One worker: two threads read what it tells and what it prints."""
+
+    def __init__(self, device: str, start: Start, notices: SimpleQueue[Notice]) -> None:
+        self._device, self._notices = device, notices
+        self._lock = threading.Lock()
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
+        self._popen = subprocess.Popen(
+            (*_COMMAND, device),  # its name is for people who look at the list of processes
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._printed = threading.Thread(target=self._listen, name=f"{device} prints", daemon=True)
+        self._told = threading.Thread(target=self._read, name=f"{device} tells", daemon=True)
+        self._printed.start()
+        self._told.start()
+        self.tell(start)
+
+    def tell(self, message: msgspec.Struct) -> None:
+        """A line to the worker."""
+        line = msgspec.json.encode(message) + b"\n"
+        with self._lock, contextlib.suppress(BrokenPipeError):  # it is gone: its end comes as a notice
+            assert self._popen.stdin is not None
+            self._popen.stdin.write(line)
+            self._popen.stdin.flush()
+
+    def kill(self) -> None:
+        """At once, with all that it started."""
+        if self._popen.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Until it is gone and its pipes are read."""
+        self._popen.wait()
+        self._told.join(timeout=1.0)
+        for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
+            with contextlib.suppress(OSError):
+                _close(pipe)
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None
+        with contextlib.suppress(ValueError):  # closed while it was read: the run is over
+            for line in self._popen.stdout:
+                event: Event = msgspec.json.decode(line, type=Event)
+                if isinstance(event, Hello):
+                    self.tell(Clock(now=time.perf_counter()))
+                else:
+                    self._notices.put(Notice(self._device, event))
+        exit_code = self._popen.wait()
+        self._printed.join(timeout=1.0)
+        name = signal.Signals(-exit_code).name if exit_code < 0 else None
+        self._notices.put(Notice(self._device, Ended(exit_code=exit_code, signal=name, last=tuple(self._last))))
+
+    def _listen(self) -> None:
+        assert self._popen.stderr is not None
+        with contextlib.suppress(ValueError):
+            for line in self._popen.stderr:
+                text = line.decode(errors="replace").rstrip()
+                self._last.append(text)
+                self._notices.put(Notice(self._device, Said(line=text)))
+
+
+def _close(pipe: IO[bytes] | None) -> None:
+    if pipe is not None:
+        pipe.close()
+
+
+def _place(number: int, workers: int, store: Path) -> Place:
+    count = _accelerators()
+    device = f"cuda:{number % count}" if count else "cpu"
+    return Place(store=str(store), device=device, threads=max(1, _cores() // workers))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _accelerators() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,0 +1,327 @@
+"""A plan made to run: orders for all workers, what they tell, checkpoints, and one error if something fails."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+from isthmus.cost.timeline import Timeline
+from isthmus.deploy.engine import Ended, Engine, Interrupt, Kept, Notice, Running
+from isthmus.deploy.measured import measured_timeline
+from isthmus.errors import CheckpointError, RunError
+from isthmus.model.graph import BlockGraph
+from isthmus.runtime.manifest import Header, PartInfo
+from isthmus.runtime.program import Program
+from isthmus.runtime.protocol import STOP, Done, Failed, Order, Ready, Saving, Stepped, Wrote
+
+__all__ = ["Listener", "RunResult", "RunSettings", "failure", "train"]
+
+Listener = Callable[[Notice], None]
+_PATIENCE = (0.0, 0.5, 5.0)  # seconds to wait for a better reason, by how good the one known is
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """`stop`: steps of the whole training, those before a resumed checkpoint included. `every`: steps between saves."""
+
+    stop: int
+    folder: Path | None = None
+    every: int | None = None
+    keep: int = 2
+    resume: bool = False
+    export: Path | None = None  # where to write the weights at the end
+    record: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What came of a run. `steps` counts those of the whole training; the rest is of this run alone."""
+
+    steps: int
+    losses: tuple[float | None, ...]  # None: not a finite number
+    seconds: tuple[float, ...]
+    bytes_sent: int
+    memory: Mapping[str, int]  # bytes at most, by worker
+    workers: tuple[str, ...]
+    checkpoint: Path | None
+    interrupted: bool
+    timeline: Timeline | None  # of the last step, as measured, if that was asked for
+    predicted_step_seconds: float | None = None
+
+    @property
+    def loss(self) -> float | None:
+        """Of the last step."""
+        return self.losses[-1] if self.losses else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median, without the first step if there are others: it also makes connections and buffers."""
+        return statistics.median(self.seconds[1:] or self.seconds) if self.seconds else None
+
+
+def train(
+    programs: Mapping[str, Program], graph: BlockGraph, engine: Engine, settings: RunSettings, listen: Listener
+) -> RunResult:
+    """Runs the workers of one job to the end, or to the step after which somebody interrupts them.
+
+    The first interrupt (Ctrl-C) saves, where there is a folder, and stops after the present step; the second ends
+    everything at once, with KeyboardInterrupt.
+    """
+    if settings.export is None:
+        return _trained(programs, graph, engine, settings, listen)
+    from isthmus.runtime.checkpoint import export, open_checkpoint
+
+    with tempfile.TemporaryDirectory(prefix="isthmus-") as name:
+        aside = settings if settings.folder is not None else replace(settings, folder=Path(name))
+        result = _trained(programs, graph, engine, aside, listen)
+        assert result.checkpoint is not None
+        export(open_checkpoint(result.checkpoint), settings.export)
+    return result if settings.folder is not None else replace(result, checkpoint=None)
+
+
+def _trained(
+    programs: Mapping[str, Program], graph: BlockGraph, engine: Engine, settings: RunSettings, listen: Listener
+) -> RunResult:
+    first, resumed = _begin(next(iter(programs.values())), graph, settings)
+    orders = {
+        device: Order(
+            program=program,
+            model=graph.digest,
+            first=first,
+            stop=settings.stop,
+            folder=None if settings.folder is None else str(settings.folder.absolute()),
+            every=settings.every,
+            resume=None if resumed is None else str(resumed.absolute()),
+            record=settings.record,
+        )
+        for device, program in programs.items()
+    }
+    if first >= settings.stop:
+        return _Run(programs, graph, settings, listen, resumed).result(first)
+    with engine.start(orders) as running:
+        run = _Run(programs, graph, settings, listen, resumed)
+        with _interrupts(running):
+            run.follow(running)
+        return run.result(first)
+
+
+def _begin(program: Program, graph: BlockGraph, settings: RunSettings) -> tuple[int, Path | None]:
+    """The first step, and the checkpoint to begin with; what an ended run left unfinished goes."""
+    from isthmus.runtime.checkpoint import clear, latest, open_checkpoint
+
+    if settings.folder is None:
+        return 0, None
+    newest = latest(settings.folder)
+    if newest is not None and not settings.resume:
+        raise CheckpointError(
+            "there is a checkpoint already",
+            where=str(newest),
+            expected="an empty folder",
+            next="Go on from it with --resume, or name another folder",
+        )
+    clear(settings.folder)
+    if newest is None:
+        return 0, None
+    checkpoint = open_checkpoint(newest)
+    checkpoint.fits(graph)
+    was, job = checkpoint.manifest.job, program.job
+    same = {
+        "batch": (was.batch, job.batch),
+        "seed": (was.seed, job.seed),
+        "data": (was.data, job.data),
+        "optimizer": (was.optimizer.name, job.optimizer.name),
+    }
+    for field, (before, now) in same.items():
+        if before != now:
+            raise CheckpointError(
+                f"the checkpoint is of another job: its {field} differs",
+                where=str(newest),
+                found=str(before),
+                expected=str(now),
+                next="Train with the job that it was saved by, or into another folder",
+            )
+    return checkpoint.manifest.step, newest
+
+
+class _Run:
+    """What is known of a run."""
+
+    def __init__(
+        self,
+        programs: Mapping[str, Program],
+        graph: BlockGraph,
+        settings: RunSettings,
+        listen: Listener,
+        checkpoint: Path | None,
+    ) -> None:
+        self._programs, self._graph, self._settings, self._listen = programs, graph, settings, listen
+        self._some = next(iter(programs.values()))
+        self._checkpoint = checkpoint
+        self._interrupted = False
+        self._ready: set[str] = set()
+        self._done: dict[str, Done] = {}
+        self._steps: list[Stepped] = []
+        self._saving: dict[int, Saving] = {}
+        self._parts: dict[int, dict[str, PartInfo | None]] = {}
+
+    def follow(self, running: Running) -> None:
+        """Until every worker is done."""
+        while len(self._done) < len(self._programs):
+            notice = running.next()
+            if notice is None:
+                continue
+            self._listen(notice)
+            news = notice.news
+            if isinstance(news, Failed) or (isinstance(news, Ended) and notice.worker not in self._done):
+                raise self._reason(running, notice)
+            if isinstance(news, Interrupt):
+                self._interrupt(running)
+            else:
+                self._take(notice)
+
+    def _take(self, notice: Notice) -> None:
+        match notice.news:
+            case Ready():
+                self._ready.add(notice.worker)
+            case Stepped() as step:
+                self._steps.append(step)
+            case Saving() as saving:
+                self._saving[saving.step] = saving
+                self._finish(saving.step)
+            case Wrote(step=number, part=part):
+                self._parts.setdefault(number, {})[notice.worker] = part
+                self._finish(number)
+            case Done() as done:
+                self._done[notice.worker] = done
+            case _:
+                pass
+
+    def _interrupt(self, running: Running) -> None:
+        """Stops after the present step; before all are ready there is nothing to save and nothing to wait for."""
+        if len(self._ready) < len(self._programs):
+            raise KeyboardInterrupt
+        self._interrupted = True
+        running.command(self._some.leader, STOP)
+
+    def _finish(self, step: int) -> None:
+        """Makes the parts of a step a checkpoint when the last has come."""
+        parts, saving = self._parts.get(step, {}), self._saving.get(step)
+        if saving is None or len(parts) < len(self._programs):
+            return
+        from isthmus.runtime.checkpoint import finish
+
+        assert self._settings.folder is not None
+        header = Header.of(
+            self._graph,
+            step=step,
+            job=self._some.job,
+            precision=self._some.precision,
+            updates=saving.updates,
+            samples=step * self._some.job.batch,
+            loss_scale=saving.loss_scale,
+        )
+        written = [part for part in parts.values() if part is not None]
+        self._checkpoint = finish(self._settings.folder, written, header, keep=self._settings.keep)
+        del self._parts[step], self._saving[step]
+        self._listen(Notice("", Kept(step=step, path=self._checkpoint)))
+
+    def _reason(self, running: Running, first: Notice) -> RunError:
+        """One worker's end takes others with it: the best reason is a signal, then an error, then a lost channel."""
+        best, gone = first, {first.worker}
+        deadline = time.monotonic() + _PATIENCE[_rank(best)]
+        while len(gone) < len(self._programs) and (left := deadline - time.monotonic()) > 0:
+            notice = running.next(timeout=left)
+            if notice is None or not isinstance(notice.news, Failed | Ended) or notice.worker in self._done:
+                continue
+            told = notice.worker in gone and isinstance(notice.news, Ended) and notice.news.signal is None
+            if not told:  # the end of a worker that has said why it fails says nothing new
+                gone.add(notice.worker)
+                best = min(best, notice, key=_rank)
+                deadline = min(deadline, time.monotonic() + _PATIENCE[_rank(best)])
+        return self._error(best)
+
+    def _error(self, notice: Notice) -> RunError:
+        program, news = self._programs[notice.worker], notice.news
+        if isinstance(news, Failed):
+            return failure(program, news)
+        assert isinstance(news, Ended)
+        where = _where(program, self._steps[-1].step + 1 if self._steps else None)
+        what = (
+            f"the worker was killed ({news.signal})"
+            if news.signal
+            else f"the worker ended with exit code {news.exit_code}"
+        )
+        memory = "The system kills what takes too much memory: look for that in its log"
+        return RunError(
+            what,
+            where=where,
+            found=f"as its last line: {news.last[-1]}" if news.last else None,
+            next=memory if news.signal == "SIGKILL" else None,
+        )
+
+    def result(self, first: int) -> RunResult:
+        """What came of it."""
+        spans = {worker: done.spans for worker, done in self._done.items() if done.spans}
+        steps = self._steps[-1].step + 1 if self._steps else first
+        return RunResult(
+            steps=steps,
+            losses=tuple(step.loss for step in self._steps),
+            seconds=tuple(step.seconds for step in self._steps),
+            bytes_sent=sum(done.sent for done in self._done.values()),
+            memory={worker: done.memory for worker, done in self._done.items()},
+            workers=tuple(self._programs),
+            checkpoint=self._checkpoint,
+            interrupted=self._interrupted and steps < self._settings.stop,
+            timeline=measured_timeline(spans, self._some.job.name) if spans else None,
+        )
+
+
+def failure(program: Program, news: Failed) -> RunError:
+    """What a worker says of its end, with who and where it is."""
+    what = f"{news.where}: {news.what}" if news.where else news.what
+    where = _where(program, news.step)
+    return RunError(what, where=where, found=news.found, expected=news.expected, next=news.next)
+
+
+def _where(program: Program, step: int | None) -> str:
+    """`worker va1/A100-40GB/0, stages 2, 3, step 7`; the first step is 1."""
+    stages = [str(stage) for run in program.runs for stage in run.stages]
+    held = f"stage{'s' * (len(stages) > 1)} {', '.join(stages)}" if stages else "no stage"
+    return f"worker {program.device}, {held}, {'before the first step' if step is None else f'step {step + 1}'}"
+
+
+def _rank(notice: Notice) -> int:
+    """How good a reason is; less is better."""
+    if isinstance(notice.news, Ended):
+        return 0 if notice.news.signal else 1
+    return 2 if isinstance(notice.news, Failed) and notice.news.lost else 1
+
+
+@contextmanager
+def _interrupts(running: Running) -> Iterator[None]:
+    """Ctrl-C becomes a notice; a second one is a KeyboardInterrupt. Other threads than the main one hear none."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = False
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        running.interrupt()
+
+    before = signal.signal(signal.SIGINT, heard)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

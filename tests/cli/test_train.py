@@ -1,0 +1,75 @@
+"""`isthmus train`: from a plan to trained weights, with all that it writes beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_model
+
+from tests.cli.conftest import Isthmus
+from tests.deploy.jobs import BATCH, JOB, TRUSTED, A, B, plain_losses, two_stages, written
+from tests.deploy.models import small_gpt
+
+KEYS = {"steps", "loss", "step_seconds", "predicted_step_seconds", "checkpoint", "bytes_sent", "workers"}
+
+
+def test_two_workers_train_as_one_process_does(
+    isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    plan, events, trace = written(tmp_path, two_stages()), tmp_path / "events.jsonl", tmp_path / "trace.json"
+    saved, weights = tmp_path / "saved", tmp_path / "weights.safetensors"
+    done = isthmus(
+        "train", plan, *TRUSTED, "--events", events, "--trace", trace, "--checkpoint", saved, "--every", 2,
+        "--export", weights, "--json",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    values = done.values
+    assert set(values) >= KEYS
+    assert values["steps"] == JOB.steps and values["workers"] == [A, B] and values["bytes_sent"] > 0
+    assert values["checkpoint"] == str(saved / "step-00000006") and values["step_seconds"] > 0
+    assert "2 devices of the plan run as processes on this machine" in done.err
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [one["event"] for one in told if one["event"] in ("begin", "end")] == ["begin", "end"]
+    steps = [one for one in told if one["event"] == "step"]
+    assert [one["step"] for one in steps] == list(range(1, JOB.steps + 1))
+    assert [one["loss"] for one in steps] == pytest.approx(plain_losses(), rel=1e-6)
+    assert [one["step"] for one in told if one["event"] == "checkpoint"] == [2, 4, 6]
+    names = {event["args"]["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "M"}
+    assert names >= {f"{kind} {device}" for kind in ("predicted", "measured") for device in (A, B)}
+    kinds = {
+        (event["cat"], event["name"]) for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"
+    }
+    assert {("forward", "forward stage 0 #1"), ("backward", "backward stage 1 #0"), ("sync", "sync tied")} <= kinds
+    model, _ = small_gpt()
+    page = tmp_path / "page.html"
+    reported = isthmus("report", plan, "--run", events, "--model", TRUSTED[1], "-o", page, "--json")
+    assert reported.code == 0 and reported.values["measured_step_seconds"] == values["step_seconds"]
+    assert "The run" in page.read_text() and "<polyline" in page.read_text()
+    missing, unexpected = load_model(model, weights)
+    assert not missing and not unexpected
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("zoo:mlp-tiny",), "Add --cluster FILE"),
+        (("plan.json", "--resume"), "--resume needs a folder of checkpoints"),
+        (("plan.json", "--every", 3), "--every needs a folder of checkpoints"),
+        (("plan.json", "--batch", BATCH), "--batch cannot be given for a plan"),
+        (("plan.json", "--engine", "ray"), "no --engine 'ray'"),
+        (("plan.json", "--events", "nowhere/at/all"), "the folder does not exist"),
+    ],
+)
+def test_what_makes_no_sense_is_said_at_once(isthmus: Isthmus, words: tuple[object, ...], said: str) -> None:
+    done = isthmus("train", *words)
+    assert done.code in (1, 2) and said in done.err and len(done.err.splitlines()) == 1
+
+
+def test_tensorboard_is_an_extra(isthmus: Isthmus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    plan = written(tmp_path, two_stages())
+    done = isthmus("train", plan, *TRUSTED, "--tensorboard", tmp_path / "board")
+    assert done.code == 2 and "pip install 'isthmus[tensorboard]'" in done.err
