@@ -19,7 +19,7 @@ from isthmus.runtime.meeting import Meeting
 from isthmus.runtime.program import Program, Run
 from isthmus.runtime.statistics import synchronised
 
-__all__ = ["Draws", "Placed", "place"]
+__all__ = ["Draws", "Placed", "on_device", "place"]
 
 Draws = Sequence[Sequence[Draw]]  # the random operations of every block of a model
 
@@ -46,7 +46,7 @@ def place(program: Program, pieces: Pieces, draws: Draws, network: Network, devi
             meeting = Meeting(f"{program.job.name} statistics {run.stages}", run.replicas, program.device, network)
             for block in mixing:
                 modules[block - run.first] = synchronised(modules[block - run.first], meeting.sum)
-        placed.modules[index] = [_on_device(module, device) for module in modules]
+        placed.modules[index] = [on_device(module, device) for module in modules]
     return placed
 
 
@@ -70,7 +70,7 @@ def _split(part: ParameterSlice) -> Split:
     return Split(dim=part.dim, start=start, whole=whole)
 
 
-def _on_device(module: nn.Module, device: torch.device) -> nn.Module:
+def on_device(module: nn.Module, device: torch.device) -> nn.Module:
     """Moves what a block holds; constants and factory calls of its graph name the device it was captured on."""
     if device.type != "cpu":
         for inner in [m for m in module.modules() if isinstance(m, fx.GraphModule)]:

@@ -23,16 +23,16 @@ from isthmus.runtime.program import BucketSpec, Program
 
 __all__ = ["Ring", "Server", "Sync", "Tree", "make_sync", "piece_bounds"]
 
-_LARGEST = 1 << 22  # bytes of a segment
+_LARGEST = 1 << 20  # bytes of a segment: one is added, still in the cache, while the next comes
 _SMALLEST = 1 << 16  # bytes below which it is not worth a message of its own
 _SHORT = 1 << 15  # bytes of a tensor that is better sent whole to everybody: half as many rounds
-_SWAPPED = 1 << 15  # ... where there are only two, which costs no bytes but adds twice as much
-_FAR = 0.002  # seconds there and back beyond which a round counts more than adding
-_SCRATCH = 1 << 23  # bytes on their way to be added: more would not stay in the cache
+_FAR = 0.002  # seconds there and back beyond which, of two participants, a round counts more than adding
+_SCRATCH = 1 << 22  # bytes on their way to be added: more would not stay in the cache
 _FAST, _MOST = 2.5e9, 1 << 26  # ... on a long link, this many per second of a round trip; at most
 _TAG = 0
-_spare: list[Tensor] = []  # scratch memory to use again, of _SCRATCH bytes each: new memory is slow
 _SPARE = 4
+_spare: list[Tensor] = []  # scratch memory to use again, of _SCRATCH bytes each: new memory is slow
+_finished: deque[Work] = deque(maxlen=32)  # Gloo's thread is at times still busy with a message, and ending it waits
 
 
 class Sync(Protocol):
@@ -78,6 +78,11 @@ def _add(target: Tensor, part: Tensor) -> None:
             np.add(into, part.numpy(), out=into)
 
 
+def _finish(work: Work) -> None:
+    work.wait()
+    _finished.append(work)
+
+
 class _Departures:
     """Messages on their way over one channel."""
 
@@ -89,7 +94,7 @@ class _Departures:
         self._works.append(self._channel.send(part, _TAG))
 
     def wait_first(self) -> None:
-        self._works.popleft().wait()
+        _finish(self._works.popleft())
 
     def wait(self) -> None:
         while self._works:
@@ -132,7 +137,7 @@ class _Arrivals:
         """The targets, each when it is complete; `leaving`: the same parts, which must have left before."""
         while self._posted:
             target, slot, work = self._posted.popleft()
-            work.wait()
+            _finish(work)
             if leaving is not None:
                 leaving.wait_first()
             if slot is not None:
@@ -168,7 +173,7 @@ class Ring:
         size = flat.numel() * flat.element_size()
         if self.count == 2 and self.following is not None and size:
             self.following.connected()
-            if size <= _SWAPPED or self.following.round_trip > _FAR:
+            if size <= _SHORT or self.following.round_trip > _FAR:
                 return self._swap(flat)
         if self.count > 2 and 0 < size <= _SHORT:
             return self._pass_whole(flat)

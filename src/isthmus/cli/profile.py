@@ -1,0 +1,97 @@
+"""`isthmus profile MODEL`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from isthmus.api import jobs_of
+from isthmus.cli.console import Answer, Progress, check_folder
+from isthmus.cluster.catalog import CATALOG
+from isthmus.model import source
+from isthmus.model.profile import save_profile
+from isthmus.report.text import columns
+from isthmus.units import format_seconds
+
+if TYPE_CHECKING:
+    from isthmus.runtime.machine import Machine
+    from isthmus.runtime.measure import Measurement
+
+__all__ = ["run"]
+
+
+def run(args: argparse.Namespace, progress: Progress) -> Answer:
+    """Measures the blocks of a model on this machine's device, and writes the profile."""
+    source.parse(args.model)
+    output: str = args.output or f"{jobs_of(args.model)[0].name}.profile.json"
+    check_folder(output)
+    progress.phase("Looking for a device")
+    from isthmus.runtime.machine import find_machine
+    from isthmus.runtime.measure import SAMPLES, profile_model
+
+    start = time.monotonic()
+    machine = find_machine(args.device, args.precision, args.threads)
+    progress.phase(f"Measuring {args.model} on {_where(machine)}")
+    found = profile_model(
+        args.model,
+        machine,
+        sequence=args.sequence,
+        samples=args.samples or SAMPLES,
+        listen=lambda block, samples: progress.detail(f"{block}, samples: {samples}"),
+    )
+    if found.profile.blocks:
+        save_profile(found.profile, output)
+    file = output if found.profile.blocks else None
+    values = _values(machine, found, file, time.monotonic() - start)
+    failure = None if file else f"no block of {args.model} has room on this device; nothing was written"
+    return Answer(values=values, text="\n".join(_lines(args, machine, found, output)), failure=failure)
+
+
+def _where(machine: Machine) -> str:
+    threads = f" ({machine.threads} thread{'s' * (machine.threads > 1)})" if machine.device.type == "cpu" else ""
+    return f"{machine.name}{threads} in {machine.precision}"
+
+
+def _values(machine: Machine, found: Measurement, file: str | None, seconds: float) -> dict[str, Any]:
+    return {
+        "file": file,
+        "points": len(found.profile.blocks),
+        "left_out": [{"block": block, "samples": samples} for block, samples in found.left_out],
+        "device": machine.kind,
+        "precision": machine.precision,
+        "machine": machine.name,
+        "threads": machine.threads if machine.device.type == "cpu" else None,
+        "samples": sorted({point.samples for point in found.profile.blocks}),
+        "seconds": seconds,
+    }
+
+
+def _lines(args: argparse.Namespace, machine: Machine, found: Measurement, output: str) -> list[str]:
+    points = found.profile.blocks
+    left_out = [f"left out: {block} on {samples} samples, no room" for block, samples in found.left_out]
+    head = f"{found.graph.name} on {_where(machine)}: {len(points)} points for {machine.kind}"
+    if not points:
+        return [head, "", *left_out]
+    foreign = f"{machine.kind} is not in the catalog: a cluster file must describe it under this name"
+    notes = [] if machine.kind in CATALOG else [foreign]
+    usage = f"isthmus plan {args.model} --cluster FILE --profile {output}"
+    return [head, "", *_table(found), "", *left_out, *notes, f"written to {output}; use it: {usage}"]
+
+
+def _table(found: Measurement) -> list[str]:
+    """Forward and backward seconds of each distinct block, by samples."""
+    equal = Counter(block.digest for block in found.graph.blocks)
+    points = {(point.block, point.samples): point for point in found.profile.blocks}
+    names = {point.block: point.name for point in found.profile.blocks}
+    counts = sorted({samples for _, samples in points})
+    rows = [["block", "equal", *(f"{count} sample{'s' * (count > 1)}" for count in counts)]]
+    for digest, name in names.items():
+        cells = [points.get((digest, count)) for count in counts]
+        shown = [
+            f"{format_seconds(one.forward_seconds)} + {format_seconds(one.backward_seconds)}" if one else "-"
+            for one in cells
+        ]
+        rows.append([name, str(equal[digest]), *shown])
+    return columns(rows, right=range(1, len(rows[0])))

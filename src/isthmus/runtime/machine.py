@@ -1,0 +1,96 @@
+"""The device of this machine that can be measured, and what a cluster file calls it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from isthmus.cluster.catalog import CATALOG
+from isthmus.cluster.spec import PRECISIONS, Precision
+from isthmus.errors import UsageError
+from isthmus.files import is_name
+from isthmus.files.document import NAME_RULE
+
+__all__ = ["Machine", "find_machine", "free_memory", "guess_kind"]
+
+_TOKEN = re.compile(r"\d+gb|[a-z]+\d+[a-z]*|\d+|[a-z]+")
+_PLAIN = re.compile(r"nvidia|tesla|geforce|quadro|amd|instinct|generation|sxm\d?|pcie|hbm\de?|\d+gb")
+
+
+class Machine(NamedTuple):
+    """What is measured on, and what the profile calls it."""
+
+    device: torch.device
+    name: str  # as the vendor calls it
+    kind: str
+    precision: Precision
+    threads: int
+
+
+def find_machine(kind: str | None = None, precision: Precision | None = None, threads: int | None = None) -> Machine:
+    """The first CUDA device, else the processor; the processor also where the kind is called CPU.
+
+    A kind that is not given is guessed from the device's name. The precision is then the fastest that the catalog
+    knows of it, as for a plan; fp32 where the catalog does not know it.
+    """
+    if kind is not None and not is_name(kind):
+        raise UsageError("this cannot be the name of a device kind", found=repr(kind[:80]), expected=NAME_RULE)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if kind == "CPU" or not torch.cuda.is_available():
+        device, name, guess = torch.device("cpu"), _processor(), "CPU"
+    else:
+        device, name = torch.device("cuda:0"), torch.cuda.get_device_name(0)
+        guess = guess_kind(name) or ""
+    if kind is None and not guess:
+        raise UsageError(
+            "the catalog has no such device",
+            found=name,
+            expected=f"one of {', '.join(CATALOG)}",
+            next="Say what your cluster file calls it: --device KIND",
+        )
+    known = CATALOG.get(kind or guess) or CATALOG.get(guess)
+    rates = known.compute if known is not None else {}
+    offered: list[Precision] = [p for p in PRECISIONS if p in rates] or ["fp32"]
+    fastest = max(offered, key=lambda p: rates.get(p, 0.0))
+    return Machine(device, name, kind or guess, precision or fastest, threads or cores)
+
+
+def guess_kind(name: str) -> str | None:
+    """The catalog's name for what a vendor calls a device: `NVIDIA A100-SXM4-40GB` is A100-40GB; None if unsure.
+
+    All words of the kind stand in the name, and no other word does that might make it another device (`Laptop`, `MIG`).
+    Of several such kinds the one with most words.
+    """
+    words = set(_TOKEN.findall(name.lower()))
+    if any(re.fullmatch(r"sxm\d|hbm\de?", word) for word in words):
+        words.add("sxm")
+    found = []
+    for kind in CATALOG:
+        own = set(_TOKEN.findall(kind.lower()))
+        if own <= words and all(_PLAIN.fullmatch(word) for word in words - own):
+            found.append((len(own), kind))
+    return max(found)[1] if found else None
+
+
+def free_memory() -> float:
+    """Bytes that a process on this machine may still take; without limit where the system does not say."""
+    found = _system_says("meminfo", r"^MemAvailable: +(\d+) kB$")
+    return int(found) * 1024.0 if found else float("inf")
+
+
+def _processor() -> str:
+    return _system_says("cpuinfo", r"^model name\s*: (.+)$") or f"{platform.machine()} processor"
+
+
+def _system_says(file: str, pattern: str) -> str | None:
+    """What stands in a file of Linux; other systems have none."""
+    try:
+        found = re.search(pattern, (Path("/proc") / file).read_text("utf-8"), re.MULTILINE)
+    except OSError:
+        return None
+    return found[1] if found else None
