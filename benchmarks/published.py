@@ -253,8 +253,6 @@ def main() -> int:
     if not (DATA / "published_a100_one_host.csv").exists():
         return skip(called, f"the published runs are not there: {Path('..') / 'shared' / 'data'}")
     one, many = read("published_a100_one_host.csv"), read("published_a100_many_hosts.csv")
-    if called.quick:
-        one = [one[i] for i in np.random.default_rng(called.seed).permutation(len(one))[:240]]
     pricer = Pricer()
     rows, started = [], time.monotonic()
     for name, runs in (("one host", one), ("many hosts", many)):
