@@ -61,6 +61,13 @@ def two_replicas(job: Job = JOB) -> PlanFile:
     return _file(job, stages, syncs, micro_batches=1)
 
 
+def one_group() -> PlanFile:
+    """Both devices compute every block together."""
+    names = [block.name for block in graph().blocks]
+    stages = (Stage(first=names[0], last=names[-1], replicas=(Replica(devices=(A, B), share=BATCH),)),)
+    return _file(JOB, stages, (), micro_batches=1)
+
+
 def _file(job: Job, stages: tuple[Stage, ...], syncs: tuple[Sync, ...], micro_batches: int) -> PlanFile:
     part = Pipeline(
         job=job, model_digest=graph().digest, precision="fp32", micro_batches=micro_batches, stages=stages, syncs=syncs

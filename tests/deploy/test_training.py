@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 import isthmus
 from isthmus.deploy.engine import Kept, Notice
@@ -97,6 +99,23 @@ def test_a_worker_that_raises() -> None:
     assert caught.value.where == f"worker {B}, stage 1, step 3"
     assert {notice.worker for notice in said if "one more loss" in str(notice.news)} == {B}
     assert set(seen.values()) == {A, B} and not any(map(alive, seen))
+
+
+def test_a_checkpoint_of_another_job(tmp_path: Path) -> None:
+    """Everything that differs is named."""
+    with isthmus.join(two_stages(), trusted=CODE) as run:
+        tokens = torch.zeros(4, 8, dtype=torch.long)
+        run.step((tokens, tokens))
+        manifest = run.save(tmp_path) / "manifest.json"
+    saved = json.loads(manifest.read_text())
+    for changes, found in (
+        ({"loss": "own.losses:focal"}, "loss own.losses:focal"),
+        ({"sequence": 16, "sparsity": 0.5}, "sequence 16, sparsity 0.5"),
+    ):
+        manifest.write_text(json.dumps(saved | {"job": saved["job"] | changes}))
+        with pytest.raises(CheckpointError, match=f"another {', '.join(changes)}. Found") as caught:
+            isthmus.train(two_stages(), checkpoint=tmp_path, resume=True, trusted=CODE)
+        assert caught.value.found == found
 
 
 def test_a_parent_that_is_killed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from isthmus.model.zoo.gpt import GPT
 from isthmus.model.zoo.synthetic import cross_entropy
 from tests.runtime.world import Cutting, Task
 
-__all__ = ["TASKS", "pieces_of"]
+__all__ = ["TASKS", "Chain", "Layer", "pieces_of", "seeded", "vectors"]
 
 
 class Layer(nn.Module):
@@ -110,7 +110,7 @@ class _Wilful(nn.Module):
         return torch.tanh(self.inner(x))
 
 
-def _seeded(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+def seeded(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     def made() -> nn.Module:
         torch.manual_seed(7)
         return make()
@@ -118,7 +118,7 @@ def _seeded(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     return made
 
 
-def _vectors(shape: tuple[int, ...]) -> Callable[[Sequence[int]], tuple[Example, Tensor]]:
+def vectors(shape: tuple[int, ...]) -> Callable[[Sequence[int]], tuple[Example, Tensor]]:
     def get(numbers: Sequence[int]) -> tuple[Example, Tensor]:
         sources = [torch.Generator().manual_seed(number) for number in numbers]
         inputs = torch.stack([torch.randn(shape, generator=source) for source in sources])
@@ -143,13 +143,13 @@ def _gpt(dropout: float = 0.0) -> nn.Module:
 
 
 TASKS = {
-    "chain": Task(_seeded(Chain), _vectors((8,)), cross_entropy),
-    "dropout": Task(_seeded(lambda: Chain(dropout=0.3)), _vectors((8,)), cross_entropy),
-    "branches": Task(_seeded(Branches), _vectors((8,)), cross_entropy),
-    "normed": Task(_seeded(Normed), _vectors((2, 6, 6)), cross_entropy),
-    "wilful": Task(_seeded(Wilful), _vectors((8,)), cross_entropy),
-    "gpt": Task(_seeded(_gpt), _tokens, cross_entropy),
-    "gpt-dropout": Task(_seeded(lambda: _gpt(0.2)), _tokens, cross_entropy),
+    "chain": Task(seeded(Chain), vectors((8,)), cross_entropy),
+    "dropout": Task(seeded(lambda: Chain(dropout=0.3)), vectors((8,)), cross_entropy),
+    "branches": Task(seeded(Branches), vectors((8,)), cross_entropy),
+    "normed": Task(seeded(Normed), vectors((2, 6, 6)), cross_entropy),
+    "wilful": Task(seeded(Wilful), vectors((8,)), cross_entropy),
+    "gpt": Task(seeded(_gpt), _tokens, cross_entropy),
+    "gpt-dropout": Task(seeded(lambda: _gpt(0.2)), _tokens, cross_entropy),
 }
 
 

@@ -26,8 +26,8 @@ from isthmus.runtime.checkpoint import (
     Checkpoint,
     Cut,
     Header,
-    LossScale,
     Piece,
+    SavedScale,
     Saver,
     clear,
     export,
@@ -152,11 +152,17 @@ def test_the_loss_scale_and_a_run_before_its_first_update(folder: Path) -> None:
     """fp16 steps that overflowed made no update, so there are no moments yet."""
     job = Job(name="small", model="zoo:mlp-tiny", batch=8, precision="fp16")
     top = Header.of(
-        graph_of({"x": (3,)}), step=2, job=job, precision="fp16", updates=0, samples=16, loss_scale=LossScale(value=2.0)
+        graph_of({"x": (3,)}),
+        step=2,
+        job=job,
+        precision="fp16",
+        updates=0,
+        samples=16,
+        loss_scale=SavedScale(value=2.0),
     )
     piece = Piece(parameter="x", quantity="weight", shape=(3,), data=torch.ones(3))
     checkpoint = open_checkpoint(finish(folder, [write_part(folder, 2, "w", [piece])], top))
-    assert checkpoint.manifest.loss_scale == LossScale(value=2.0, steps=0)
+    assert checkpoint.manifest.loss_scale == SavedScale(value=2.0, steps=0)
     assert checkpoint.manifest.job == job
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from isthmus.errors import ModelError
 from isthmus.model.export import Example
 from isthmus.model.job import Job
-from isthmus.model.pieces import cut
+from isthmus.model.pieces import Pieces, cut
 from isthmus.runtime.channel import ChannelError, Network
 from isthmus.runtime.factors import FactorExchange, Factors, make_factors, tap
 from isthmus.runtime.program import BucketSpec
@@ -219,10 +219,15 @@ def test_a_captured_model(workers: dict[str, Network]) -> None:
     )
     job = Job(name="captured", model="zoo:mlp-tiny", batch=7)
 
-    def work(p: int) -> dict[str, Tensor]:
+    def copied() -> Pieces:
         model = Small()
         model.load_state_dict(state)
-        pieces = cut(model, Example(args=(torch.zeros(2, 6),), kwargs={}), name="small")
+        return cut(model, Example(args=(torch.zeros(2, 6),), kwargs={}), name="small")
+
+    both = [copied(), copied()]  # torch.export is not for several threads
+
+    def work(p: int) -> dict[str, Tensor]:
+        pieces = both[p]
         parameters = {n: q for block in pieces.blocks for n, q in block.named_parameters()}
         program: Any = SimpleNamespace(device=names[p], job=job, runs=[SimpleNamespace(slices=1)])
         sync = make_factors(spec, program, workers[names[p]], {0: pieces.blocks}, parameters)

@@ -100,7 +100,7 @@ cases = st.fixed_dictionaries(
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything happens at sizes that are quick to test."""
-    for name, value in {"_LARGEST": 4096, "_SMALLEST": 64, "_SHORT": 256, "_SWAPPED": 512, "_SCRATCH": 16384}.items():
+    for name, value in {"_LARGEST": 4096, "_SMALLEST": 64, "_SHORT": 256, "_SCRATCH": 16384}.items():
         monkeypatch.setattr(syncs, name, value)
     monkeypatch.setattr(syncs, "_spare", [])
 

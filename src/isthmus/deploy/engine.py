@@ -67,7 +67,7 @@ class Running(Protocol):
         """The next that there is to know; None if nothing came in `timeout` seconds."""
 
     def command(self, worker: str, number: int) -> None:
-        """Tells a worker SAVE or STOP; one that is gone does not hear it."""
+        """Tells a worker to STOP; one that is gone does not hear it."""
 
     def interrupt(self) -> None:
         """Puts an Interrupt among the notices; may be called from a signal handler."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,19 +21,22 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, fx, nn
 from torch._C._distributed_c10d import HashStore
+from torch.utils import _pytree as pytree
 
 from isthmus.cluster.spec import Cluster
 from isthmus.deploy.training import failure
-from isthmus.errors import RunError, UsageError
+from isthmus.errors import PlanError, RunError, UsageError
 from isthmus.model.export import Example
 from isthmus.model.pieces import Pieces
+from isthmus.plan.resolve import Resolved, resolve
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
 from isthmus.runtime.channel import ChannelError, Network
 from isthmus.runtime.checkpoint import Checkpoint, assemble, latest, open_checkpoint
+from isthmus.runtime.dataset import described
 from isthmus.runtime.draws import draws_of
 from isthmus.runtime.loss import CheckedLoss
-from isthmus.runtime.manifest import Header, LossScale
+from isthmus.runtime.manifest import Header, SavedScale
 from isthmus.runtime.program import Program, programs
 from isthmus.runtime.saving import Piece, finish, write_part
 from isthmus.runtime.serve import failed
@@ -49,7 +53,8 @@ _PATIENCE = 2.0  # seconds to wait for a better reason than a lost channel
 class Joined:
     """A plan that is being trained; a context manager.
 
-    Workers are made at the first batch, whose form tells the model's inputs. `step_number` counts steps done.
+    Workers are made at the first batch, whose form tells the model's inputs. `step_number` counts steps done. What
+    fails or is interrupted inside a worker's task closes the run: its workers are no longer at the same point.
     """
 
     def __init__(
@@ -72,7 +77,7 @@ class Joined:
         self._updates = 0
         self._batch: tuple[Example, Any] | None = None
         self._crew: _Crew | None = None
-        self._closed = False
+        self._closed: str | None = None  # why
 
     def __enter__(self) -> Self:
         return self
@@ -85,23 +90,28 @@ class Joined:
     def step(self, batch: tuple[Any, Any]) -> float:
         """One update from `(inputs, targets)` of the whole job's batch; the mean loss before it.
 
-        Inputs: a tensor, a tuple or a dict of tensors, as the module takes them, batch first.
+        Inputs: a tensor, a tuple or a dict of tensors, as the module takes them, batch first. Targets: None, or
+        tensors, batch first, in whatever tuples, lists and dicts the loss takes.
         """
         inputs, targets = batch
         example = _example(inputs)
-        self._check_batch(example)
+        self._check_batch("inputs", (*example.args, *example.kwargs.values()))
+        if targets is not None:
+            self._check_batch("targets", pytree.tree_leaves(targets))
         self._batch = (example, targets)
         crew = self._ready()
         number, size = self.step_number, self.job.batch
-        results = crew.all(lambda worker: worker.step(number, range(number * size, (number + 1) * size)), number)
-        result = results[crew.leader]
-        self.step_number, self._updates = number + 1, self._updates + (not result.skipped)
+        with self._closing():
+            results = crew.all(lambda worker: worker.step(number, range(number * size, (number + 1) * size)), number)
+            result = results[crew.leader]
+            self.step_number, self._updates = number + 1, self._updates + (not result.skipped)
         return result.loss
 
     def state_dict(self) -> dict[str, Tensor]:
         """Weights (in fp32) and buffers under the names of the model; `model.load_state_dict(...)` takes them."""
         crew = self._ready()
-        pieces = [piece for found in crew.all(saved_pieces, self.step_number).values() for piece in found]
+        with self._closing():
+            pieces = [piece for found in crew.all(saved_pieces, self.step_number).values() for piece in found]
         by_name: dict[str, list[Piece]] = {}
         for piece in pieces:
             if piece.quantity in ("weight", "buffer"):
@@ -117,8 +127,9 @@ class Joined:
             pieces = saved_pieces(worker)
             return write_part(Path(folder), step, worker.program.device, pieces) if pieces else None
 
-        parts = [part for part in crew.all(write, step).values() if part is not None]
-        scale = crew.all(lambda worker: worker.scale, step)[crew.leader]
+        with self._closing():
+            parts = [part for part in crew.all(write, step).values() if part is not None]
+            scale = crew.all(lambda worker: worker.scale, step)[crew.leader]
         header = Header.of(
             crew.graph,
             step=step,
@@ -126,28 +137,39 @@ class Joined:
             precision=self._part.precision,
             updates=self._updates,
             samples=step * self.job.batch,
-            loss_scale=LossScale(value=scale.value, steps=scale.good) if scale.used else None,
+            loss_scale=SavedScale(value=scale.value, steps=scale.good) if scale.used else None,
         )
         return finish(Path(folder), parts, header)
 
     def close(self) -> None:
         """Ends all threads; the weights are gone with them."""
-        self._closed = True
+        self._closed = self._closed or "the run was closed"
         if self._crew is not None:
             self._crew.close()
             self._crew = None
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Closes the run if what is done fails, or is interrupted."""
+        try:
+            yield
+        except BaseException as error:
+            self._closed = f"the run was closed when it failed ({type(error).__name__})"
+            self.close()
+            raise
 
     # -- setting up
 
     def _ready(self) -> _Crew:
         if self._closed:
-            raise UsageError("the run was closed", next="Join the plan again")
+            raise UsageError(self._closed, next="Join the plan again; `resume` goes on from what was saved")
         if self._crew is None:
             if self._batch is None:
                 raise UsageError("nothing was trained yet", next="Call step(batch) first")
-            self._crew = self._started(self._batch[0])
-            if self._checkpoint is not None:
-                self._load(self._crew, self._checkpoint)
+            with self._closing():
+                self._crew = self._started(self._batch[0])
+                if self._checkpoint is not None:
+                    self._load(self._crew, self._checkpoint)
         return self._crew
 
     def _started(self, example: Example) -> _Crew:
@@ -155,7 +177,10 @@ class Joined:
         source = _Source(self._model, few, self._part, self._sequence)
         models = {self.job.name: source.pieces.graph}
         check(self.plan, self.cluster, models)
-        return _Crew(programs(self.plan, self.cluster, models), source, self._loss, self._samples)
+        made = programs(self.plan, self.cluster, models)
+        places = {device: _device(index) for index, device in enumerate(made)}
+        _check_meetings(resolve(self.plan, self.cluster, models), places)
+        return _Crew(made, places, source, self._loss, self._samples)
 
     def _load(self, crew: _Crew, checkpoint: Checkpoint) -> None:
         manifest = checkpoint.manifest
@@ -175,13 +200,21 @@ class Joined:
         example, targets = self._batch
         low = numbers[0] - self.step_number * self.job.batch
         high = low + len(numbers)
-        return _rows(example, low, high), targets[low:high] if isinstance(targets, Tensor) else targets
+        return _rows(example, low, high), pytree.tree_map_only(Tensor, lambda tensor: tensor[low:high], targets)
 
-    def _check_batch(self, example: Example) -> None:
-        sizes = {len(value) for value in (*example.args, *example.kwargs.values())}
-        if sizes != {self.job.batch}:
+    def _check_batch(self, what: str, values: Iterable[Any]) -> None:
+        """Every replica gets its own rows of all of them."""
+        values = list(values)
+        if any(not isinstance(value, Tensor) or not value.ndim for value in values) or not values:
             raise UsageError(
-                "the batch is not the job's: no plan changes how many samples a step has",
+                f"the {what} of a batch must be tensors whose first dimension counts the samples",
+                found=", ".join(dict.fromkeys(map(described, values))) or "none",
+                expected=f"tensors of {self.job.batch} samples",
+                next="Let the module or the loss itself hold what is the same for all samples",
+            )
+        if (sizes := {len(value) for value in values}) != {self.job.batch}:
+            raise UsageError(
+                f"the {what} are not the job's batch: no plan changes how many samples a step has",
                 found=f"{', '.join(map(str, sorted(sizes)))} samples",
                 expected=f"{self.job.batch}",
             )
@@ -219,6 +252,7 @@ class _Crew:
     def __init__(
         self,
         made: Mapping[str, Program],
+        places: Mapping[str, torch.device],
         source: _Source,
         loss: Callable[[Any, Any], tuple[Tensor, Tensor]],
         get: Callable[[Sequence[int]], tuple[Example, Any]],
@@ -228,16 +262,20 @@ class _Crew:
         self._networks: dict[str, Network] = {}
         self._tasks: dict[str, SimpleQueue[Any]] = {device: SimpleQueue() for device in made}
         self._answers: SimpleQueue[tuple[str, Any, BaseException | None]] = SimpleQueue()
-        self._copying = threading.Lock()
         self._threads = []
         store = HashStore()
-        for index, device in enumerate(made):
-            self._networks[device] = Network(store, device)
-            make = partial(self._made, device, index, source, loss, get)
-            thread = threading.Thread(target=self._work, args=(device, make), name=device, daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        self._collect(None)
+        try:
+            own = {device: source.copy(program) for device, program in made.items()}  # torch.export wants one thread
+            for device in made:
+                self._networks[device] = Network(store, device)
+                make = partial(self._made, device, places[device], own.pop(device), source, loss, get)
+                thread = threading.Thread(target=self._work, args=(device, make), name=device, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+            self._collect(None)
+        except BaseException:
+            self.close()
+            raise
 
     def all(self, task: Callable[[Worker], T], step: int) -> dict[str, T]:
         """Has every worker do the task; what each gave."""
@@ -251,29 +289,33 @@ class _Crew:
             tasks.put(None)
         for network in self._networks.values():
             network.close()
+        deadline = time.monotonic() + _PATIENCE
         for thread in self._threads:
-            thread.join(timeout=_PATIENCE)
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
-    def _made(self, device: str, index: int, source: _Source, loss: Any, get: Any) -> Worker:
+    def _made(self, device: str, place: torch.device, pieces: Pieces, source: _Source, loss: Any, get: Any) -> Worker:
         network, program = self._networks[device], self.programs[device]
-        with self._copying:
-            pieces = source.copy(program)
-        worker = Worker(
-            program, pieces, source.draws, network, _device(index), loss, get,
+
+        def here(numbers: Sequence[int]) -> tuple[Example, Any]:
+            example, targets = get(numbers)
+            return example, pytree.tree_map_only(Tensor, lambda tensor: tensor.to(place), targets)
+
+        return Worker(
+            program, pieces, source.draws, network, place, loss, here,
             buffers=source.buffers, initial=source.initial,
         )  # fmt: skip
-        network.connect()
-        return worker
 
     def _work(self, device: str, make: Callable[[], Worker]) -> None:
-        try:
-            worker = make()
-            self._answers.put((device, None, None))
-            while (task := self._tasks[device].get()) is not None:
-                self._answers.put((device, task(worker), None))
-            worker.close()
-        except BaseException as error:
-            self._answers.put((device, None, error))
+        with ExitStack() as stack:
+            try:
+                worker = make()
+                stack.callback(worker.close)
+                worker.network.connect()
+                self._answers.put((device, None, None))
+                while (task := self._tasks[device].get()) is not None:
+                    self._answers.put((device, task(worker), None))
+            except BaseException as error:  # told before the channels are closed, which makes others fail too
+                self._answers.put((device, None, error))
 
     def _collect(self, step: int | None) -> dict[str, Any]:
         answers: dict[str, Any] = {}
@@ -294,10 +336,32 @@ class _Crew:
                 break
             if found is not None and not isinstance(found, ChannelError):
                 device, error = other, found
-        self.close()
         raised = failure(self.programs[device], failed(error, step))
         raised.__cause__ = error
         return raised
+
+
+def _check_meetings(resolved: Resolved, places: Mapping[str, torch.device]) -> None:
+    """A process has one thread for the backward of a CUDA device: who waits on it for another's sum keeps it from all.
+
+    Workers that meet in the backward (tensor groups, batch statistics over replicas) need a CUDA device each.
+    """
+    seen: dict[torch.device, str] = {}
+    for part, stage in ((p, stage) for p in resolved.pipelines for stage in p.stages):
+        blocks = part.graph.blocks[stage.first : stage.last + 1]
+        mixes = len(stage.replicas) > 1 and not stage.duplicate and any(block.mixes_samples for block in blocks)
+        for index in (d for r in stage.replicas if mixes or len(r.devices) > 1 for d in r.devices):
+            device = resolved.devices[index].name
+            place = places[device]
+            if place.type == "cuda" and seen.setdefault(place, device) != device:
+                raise PlanError(
+                    "run",
+                    "workers that meet in the backward pass cannot share a CUDA device as threads of one process",
+                    where=f"pipeline {part.pipeline.job.name}, stage {blocks[0].name} .. {blocks[-1].name}",
+                    found=f"{seen[place]} and {device} on {place}",
+                    expected="a CUDA device for each member of a tensor group, and for each replica with batch norm",
+                    next="Use `isthmus train`: it runs workers as processes, which can share one",
+                )
 
 
 def _other_names(model: nn.Module) -> dict[str, str]:

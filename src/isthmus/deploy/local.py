@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 import msgspec
 
@@ -30,6 +30,7 @@ from isthmus.runtime.protocol import Clock, Command, Event, Hello, Order, Place,
 __all__ = ["LocalEngine"]
 
 _LAST_LINES = 20
+_LAST_WORDS = 1.0  # seconds to read what an ended worker has told and printed
 _COMMAND = (sys.executable, "-P", "-m", "isthmus.runtime.serve")  # -P: no file of the working directory hides a module
 
 
@@ -96,11 +97,11 @@ class _Processes:
 
 
 class _Process:
-    """One worker: two threads read what it tells and what it prints."""
+    """One worker: two threads read what it tells and what it prints, and close these pipes; a third sees its end."""
 
     def __init__(self, device: str, start: Start, notices: SimpleQueue[Notice]) -> None:
         self._device, self._notices = device, notices
-        self._lock = threading.Lock()
+        self._lock, self._reaping = threading.Lock(), threading.Lock()
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._popen = subprocess.Popen(
             (*_COMMAND, device),  # its name is for people who look at the list of processes
@@ -111,8 +112,9 @@ class _Process:
         )
         self._printed = threading.Thread(target=self._listen, name=f"{device} prints", daemon=True)
         self._told = threading.Thread(target=self._read, name=f"{device} tells", daemon=True)
-        self._printed.start()
-        self._told.start()
+        self._seen = threading.Thread(target=self._watch, name=f"{device} ends", daemon=True)
+        for thread in (self._printed, self._told, self._seen):
+            thread.start()
         self.tell(start)
 
     def tell(self, message: msgspec.Struct) -> None:
@@ -124,45 +126,53 @@ class _Process:
             self._popen.stdin.flush()
 
     def kill(self) -> None:
-        """At once, with all that it started."""
-        if self._popen.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._popen.pid, signal.SIGKILL)
+        """At once, with all that it started; once it was reaped, that is done, and its number may be another's."""
+        with self._reaping:
+            if self._popen.returncode is None:
+                self._kill_group()
 
     def wait(self) -> None:
-        """Until it is gone and its pipes are read."""
-        self._popen.wait()
-        self._told.join(timeout=1.0)
-        for pipe in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
-            with contextlib.suppress(OSError):
-                _close(pipe)
+        """Until it is gone and its pipes are read, or held by a process that has left its group."""
+        self._seen.join()
+        assert self._popen.stdin is not None
+        with self._lock, contextlib.suppress(BrokenPipeError):  # of a line that it never read
+            self._popen.stdin.close()
+
+    def _watch(self) -> None:
+        """Waits for its end and ends what it started, which may hold its pipes, while its number is still its own."""
+        os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
+        with self._reaping:
+            self._kill_group()
+            exit_code = self._popen.wait()
+        deadline = time.monotonic() + _LAST_WORDS
+        for reader in (self._told, self._printed):
+            reader.join(timeout=max(0.0, deadline - time.monotonic()))
+        name = signal.Signals(-exit_code).name if exit_code < 0 else None
+        self._notices.put(Notice(self._device, Ended(exit_code=exit_code, signal=name, last=tuple(self._last))))
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
 
     def _read(self) -> None:
         assert self._popen.stdout is not None
-        with contextlib.suppress(ValueError):  # closed while it was read: the run is over
-            for line in self._popen.stdout:
+        with self._popen.stdout as lines:
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break  # it was killed while it wrote
                 event: Event = msgspec.json.decode(line, type=Event)
                 if isinstance(event, Hello):
                     self.tell(Clock(now=time.perf_counter()))
                 else:
                     self._notices.put(Notice(self._device, event))
-        exit_code = self._popen.wait()
-        self._printed.join(timeout=1.0)
-        name = signal.Signals(-exit_code).name if exit_code < 0 else None
-        self._notices.put(Notice(self._device, Ended(exit_code=exit_code, signal=name, last=tuple(self._last))))
 
     def _listen(self) -> None:
         assert self._popen.stderr is not None
-        with contextlib.suppress(ValueError):
-            for line in self._popen.stderr:
+        with self._popen.stderr as lines:
+            for line in lines:
                 text = line.decode(errors="replace").rstrip()
                 self._last.append(text)
                 self._notices.put(Notice(self._device, Said(line=text)))
-
-
-def _close(pipe: IO[bytes] | None) -> None:
-    if pipe is not None:
-        pipe.close()
 
 
 def _place(number: int, workers: int, store: Path) -> Place:

@@ -18,6 +18,7 @@ from isthmus.deploy.engine import Ended, Engine, Interrupt, Kept, Notice, Runnin
 from isthmus.deploy.measured import measured_timeline
 from isthmus.errors import CheckpointError, RunError
 from isthmus.model.graph import BlockGraph
+from isthmus.model.job import Job
 from isthmus.runtime.manifest import Header, PartInfo
 from isthmus.runtime.program import Program
 from isthmus.runtime.protocol import STOP, Done, Failed, Order, Ready, Saving, Stepped, Wrote
@@ -132,23 +133,22 @@ def _begin(program: Program, graph: BlockGraph, settings: RunSettings) -> tuple[
         return 0, None
     checkpoint = open_checkpoint(newest)
     checkpoint.fits(graph)
-    was, job = checkpoint.manifest.job, program.job
-    same = {
-        "batch": (was.batch, job.batch),
-        "seed": (was.seed, job.seed),
-        "data": (was.data, job.data),
-        "optimizer": (was.optimizer.name, job.optimizer.name),
-    }
-    for field, (before, now) in same.items():
-        if before != now:
-            raise CheckpointError(
-                f"the checkpoint is of another job: its {field} differs",
-                where=str(newest),
-                found=str(before),
-                expected=str(now),
-                next="Train with the job that it was saved by, or into another folder",
-            )
+    before, now = _what_is_trained(checkpoint.manifest.job), _what_is_trained(program.job)
+    if other := [field for field in now if before[field] != now[field]]:
+        raise CheckpointError(
+            f"the checkpoint is of another job: another {', '.join(other)}",
+            where=str(newest),
+            found=", ".join(f"{field} {before[field]}" for field in other),
+            expected=", ".join(f"{field} {now[field]}" for field in other),
+            next="Train with the job that it was saved by, or into another folder",
+        )
     return checkpoint.manifest.step, newest
+
+
+def _what_is_trained(job: Job) -> dict[str, object]:
+    """What a training keeps from its first step to its last; rates, steps and the plan may change."""
+    fields = ("batch", "sequence", "seed", "data", "loss", "sparsity")
+    return {field: getattr(job, field) for field in fields} | {"optimizer": job.optimizer.name}
 
 
 class _Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from isthmus.model.split_rules import Part
 from isthmus.model.trace import Trace, Value, tensors_of
 
 __all__ = ["prove"]
+
+_FAKING = threading.Lock()  # the mode keeps some of its state for the whole process, and members may be threads of one
 
 Shape = tuple[int, ...]
 
@@ -58,7 +61,7 @@ class _Blank(fx.Interpreter):
 
     def start(self, inputs: list[Value], probe: int, section: Section) -> None:
         """One run."""
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        with _FAKING, FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             blanks = [torch.empty(v.shapes[probe], dtype=v.dtype, device=self.device) for v in inputs]
             try:
                 self.run(*blanks)

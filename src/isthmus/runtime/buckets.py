@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from isthmus.runtime.executor import Span
 from isthmus.runtime.extents import Cut
+from isthmus.runtime.factors import Factors
 from isthmus.runtime.lanes import Lanes
 from isthmus.runtime.program import BucketSpec, Run
 from isthmus.runtime.syncs import Sync, piece_bounds
@@ -54,16 +55,31 @@ class Bucket:
             self.weights[lo:hi].copy_(parameter.detach().reshape(-1))
             parameter.data = self.weights[lo:hi].view(parameter.shape)
             parameter.grad = self.gradients[lo:hi].view(parameter.shape)
-        self.mask = _mask(self) if spec.kept is not None else None
+        self.cuts = {name: cuts[name] for name in self.names if name in cuts}
+        self.mask = self._mask(spec.kept, initial) if spec.kept is not None else None
         self.resident = spec.layout != "sharded-all"
         self.piece = self.weights[slice(*self.bounds)]
         if not self.resident:
             self.piece = self.piece.clone()
             self.release()
-        self.cuts = {name: cuts[name] for name in self.names if name in cuts}
         self.exact = self._exact(initial)
         group = next((group for group in spec.groups if device in group), (device,))
         self.answers = tuple(name for name in self.names if group[0] == device or name in cuts)
+
+    def _mask(self, kept: float, initial: Mapping[str, Tensor]) -> Tensor:
+        """True for what is kept of each matrix: the largest by magnitude at the beginning. The rest becomes zero."""
+        mask = torch.ones(self.weights.numel(), dtype=torch.bool, device=self.weights.device)
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if parameter.dim() == 2:
+                whole = initial.get(name, parameter).detach().to(mask.device)
+                chosen = torch.zeros(whole.numel(), dtype=torch.bool, device=mask.device)
+                order = torch.sort(whole.abs().reshape(-1), descending=True, stable=True).indices
+                chosen[order[: round(kept * whole.numel())]] = True
+                chosen = chosen.view(whole.shape)
+                part = self.cuts[name].slice.cut(chosen) if name in self.cuts else chosen
+                mask[slice(*self.ranges[name])] = part.reshape(-1)
+        self.weights.mul_(mask)
+        return mask
 
     def _exact(self, initial: Mapping[str, Tensor]) -> Tensor | None:
         """The piece in fp32, before it was rounded."""
@@ -109,6 +125,8 @@ class Bucket:
             self.sync.reduce_scatter(self.gradients)
         else:
             self.sync.all_reduce(self.gradients)
+            if self.mask is not None and self.spec.how == "factors":
+                self.gradients.mul_(self.mask)  # products were added all the while
 
     def share(self) -> None:
         """After the update of a piece: everybody gets the new weights."""
@@ -123,21 +141,6 @@ class Bucket:
     def release(self) -> None:
         """Gives the room for all weights back; the views stay."""
         self.weights.untyped_storage().resize_(0)
-
-
-def _mask(bucket: Bucket) -> Tensor:
-    """True for what is kept of each matrix: the largest by magnitude at the beginning. The rest becomes zero."""
-    mask = torch.ones(bucket.weights.numel(), dtype=torch.bool, device=bucket.weights.device)
-    kept = bucket.spec.kept or 1.0
-    for (lo, hi), parameter in zip(bucket.ranges.values(), bucket.parameters, strict=True):
-        if parameter.dim() == 2:
-            size = bucket.weights[lo:hi].abs()
-            count = round(kept * (hi - lo))
-            chosen = torch.zeros(hi - lo, dtype=torch.bool, device=mask.device)
-            chosen[torch.sort(size, descending=True, stable=True).indices[:count]] = True
-            mask[lo:hi] = chosen
-    bucket.weights.mul_(mask)
-    return mask
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ class Buckets:
         self._uses = {name: sum(name in names for names in used.values()) for name in self._home}
         self._current: int | None = None
         self._passed: set[tuple[int, str]] = set()
-        self._left: dict[str, int] = {}
+        self._left: dict[int, int] = {}
         self._lanes = Lanes()
         self.spans: list[Span] | None = None
         for bucket in buckets:
@@ -178,7 +181,7 @@ class Buckets:
     def begin(self) -> None:
         """A step begins: gradients are zero."""
         self._passed.clear()
-        self._left = {bucket.spec.name: sum(self._uses[name] for name in bucket.names) for bucket in self.buckets}
+        self._left = {bucket.spec.number: sum(self._uses[name] for name in bucket.names) for bucket in self.buckets}
         for bucket in self.buckets:
             bucket.gradients.zero_()
         for served in self.served:
@@ -200,8 +203,8 @@ class Buckets:
             return
         self._passed.add((run, name))
         bucket = self._home[name]
-        self._left[bucket.spec.name] -= 1
-        if self._left[bucket.spec.name] == 0:
+        self._left[bucket.spec.number] -= 1
+        if self._left[bucket.spec.number] == 0:
             if bucket.sync is None:
                 bucket.reduce()
             else:
@@ -223,6 +226,9 @@ class Buckets:
     def close(self) -> None:
         """Ends the threads."""
         self._lanes.close()
+        for bucket in self.buckets:
+            if isinstance(bucket.sync, Factors):
+                bucket.sync.close()
 
     def share(self) -> None:
         """New weights of sharded optimizers go around, all buckets at once."""

@@ -22,7 +22,16 @@ from isthmus.cluster.spec import Precision
 from isthmus.errors import CheckpointError, UsageError
 from isthmus.model.graph import BlockGraph
 from isthmus.runtime.extents import Cut, Extent, Overlap, Shape, overlaps, part_elements
-from isthmus.runtime.manifest import MANIFEST, Header, LossScale, Manifest, PartInfo, PieceInfo, Quantity, read_manifest
+from isthmus.runtime.manifest import (
+    MANIFEST,
+    Header,
+    Manifest,
+    PartInfo,
+    PieceInfo,
+    Quantity,
+    SavedScale,
+    read_manifest,
+)
 from isthmus.runtime.saving import Piece, Saved, Saver, clear, complete_folders, finish, write_part
 from isthmus.runtime.tensor_file import DTYPES, Entry, open_tensors, sync_folder, write_tensors, writing
 
@@ -30,10 +39,10 @@ __all__ = [
     "Checkpoint",
     "Cut",
     "Header",
-    "LossScale",
     "PartInfo",
     "Piece",
     "Saved",
+    "SavedScale",
     "Saver",
     "assemble",
     "clear",

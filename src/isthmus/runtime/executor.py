@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from isthmus.errors import ModelError
 from isthmus.model.export import Example
 from isthmus.model.pieces import Pieces
 from isthmus.runtime.channel import Network
@@ -41,6 +42,9 @@ class Watch(Protocol):
 
     def final(self, run: Run, begins: bool) -> None:
         """The last backward of a run in this step begins, or has ended."""
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in memory that goes when its unit's weights do."""
 
 
 @dataclass
@@ -212,10 +216,12 @@ class Executor:
                 if todo[index].backward and todo[index].run not in seen:
                     choices.append(index)
                 seen.add(todo[index].run)
-        keys: list[Key] = [
-            (self._tools[todo[i].run].run.number, todo[i].backward, todo[i].micro_batch, 0) for i in choices
-        ]
-        return choices[self.inbox.first_ready(keys)]
+        return choices[self.inbox.first_ready([self._keys(todo[i], whole=i > 0) for i in choices])]
+
+    def _keys(self, action: Action, *, whole: bool) -> list[Key]:
+        """What an action waits for before it begins: its first slice or, where it overtakes another, all of them."""
+        run = self._tools[action.run].run
+        return [(run.number, action.backward, action.micro_batch, k) for k in range(run.slices if whole else 1)]
 
     def _forward(
         self, tools: _Tools, m: int, step: int, samples: Sequence[int], get: Callable[..., Any], sums: _Sums
@@ -249,6 +255,10 @@ class Executor:
                     inside[name] = self._begun(name, known[name], found)
             given = self._block(tools, block, [inside[name] for name in self.pieces.incoming[block]], step, places)
             named = dict(zip(self.pieces.outgoing[block], given, strict=True))
+            if self.hooks.watch is not None:
+                named = {
+                    name: tensor.clone() if self.hooks.watch.holds(tensor) else tensor for name, tensor in named.items()
+                }
             inside |= named
             kept = {name: tensor for name, tensor in named.items() if name in tools.kept[unit]}
             found.outputs |= {name: tensor for name, tensor in kept.items() if tensor.requires_grad}
@@ -258,6 +268,8 @@ class Executor:
 
     def _begun(self, name: str, tensor: Any, unit: _Unit) -> Any:
         """A tensor as a unit begins with it: gradients end here, and are passed on by hand."""
+        if name in unit.inputs:
+            return unit.inputs[name]
         if name not in self._grad or not tensor.is_floating_point():
             return tensor
         unit.inputs[name] = tensor.detach().requires_grad_()
@@ -277,11 +289,12 @@ class Executor:
         return compute(*taken)  # type: ignore[no-any-return]
 
     def _judge(self, tools: _Tools, known: dict[str, Any], target: Any, unit: _Unit, sums: _Sums) -> Tensor:
-        """The loss of the model's outputs. An output that another run gives is not at hand: it is None."""
+        """The loss of the model's outputs; one that another run gives is not at hand, and says so if it is used."""
         outputs: dict[str, Any] = {}
         for name in (leaf for leaf in self.pieces.outputs if isinstance(leaf, str)):
-            tensor = known.get(name)
-            outputs[name] = tensor if tensor is None or name in unit.outputs else self._begun(name, tensor, unit)
+            tensor = known.get(name, _Elsewhere(name))
+            began = name in known and name not in unit.outputs
+            outputs[name] = self._begun(name, tensor, unit) if began else tensor
         total, count = self.loss(self.pieces.result(outputs), target)
         if tools.run.counts:
             sums.add(total, count)
@@ -354,11 +367,6 @@ class Executor:
                 tensors = [outputs[name] for name in inflow.flow.tensors]
                 inflow.learn(Form.of(tensors, inflow.dims, samples))
 
-    @property
-    def bytes_sent(self) -> int:
-        """Between runs, since the beginning."""
-        return sum(sender.bytes for tools in self._tools for sender in (*tools.outputs, *tools.gradients))
-
     def close(self) -> None:
         """Ends the receiving threads."""
         for tools in self._tools:
@@ -369,6 +377,21 @@ class Executor:
 def _recomputing(module: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Around the forward, and around it again: what it counts (batch statistics) it counts once."""
     return nullcontext(), unchanged(module)
+
+
+class _Elsewhere:
+    """An output of the model that another worker makes: a loss that uses it must not go on as if it were not there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        raise ModelError(
+            "the loss uses an output of the model that is made in an earlier stage",
+            found=f"output {self._name}",
+            expected="outputs of the last stage",
+            next="Give the loss what the last block makes, or use a plan whose last stage makes this output too",
+        )
 
 
 class _Sums:
@@ -393,7 +416,6 @@ class _Local:
         self.inbox, self.sender, self.receiver, self.flow, self.dims, self.back = (
             inbox, sender, receiver, flow, dims, back,
         )  # fmt: skip
-        self.bytes = 0
         self._messages = messages(sender, receiver)
         for message in self._messages:
             inbox.expect(receiver.number, back, message.j)

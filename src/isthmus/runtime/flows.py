@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from isthmus.errors import ModelError
 from isthmus.runtime.channel import Channel, Work
 from isthmus.runtime.program import Flow, Run, samples_of_slice
 
@@ -24,7 +25,7 @@ __all__ = ["Form", "Inbox", "Inflow", "Message", "Outflow", "Part", "messages"]
 HEADER = 0  # tag
 AHEAD = 4  # receives posted ahead on one flow
 PENDING = 16  # sends of one flow that may be under way
-_LONGEST = 64  # numbers in a header
+_DIMS = 8  # dimensions of a tensor that a header has room for
 _DTYPES = (
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool, torch.complex64,
@@ -83,22 +84,37 @@ class Form:
         return sum(size * dtype.itemsize for size, (dtype, _) in zip(sizes, self.tensors, strict=True))
 
     def header(self) -> Tensor:
-        """The form in 64 numbers."""
-        numbers = [self.samples, len(self.tensors)]
+        """The form in numbers: samples, then for each tensor its dtype, its dimensions and their sizes."""
+        numbers = [self.samples]
         for dtype, shape in self.tensors:
-            numbers += [_DTYPES.index(dtype), len(shape), *shape]
-        return torch.tensor(numbers + [0] * (_LONGEST - len(numbers)), dtype=torch.int64)
+            if dtype not in _DTYPES or len(shape) > _DIMS:
+                raise ModelError(
+                    "a tensor between stages cannot be sent",
+                    found=f"{dtype} of {len(shape)} dimensions",
+                    expected=f"at most {_DIMS} dimensions of {', '.join(str(known) for known in _DTYPES)}",
+                )
+            numbers += [_DTYPES.index(dtype), len(shape), *shape, *[0] * (_DIMS - len(shape))]
+        return torch.tensor(numbers, dtype=torch.int64)
+
+    @staticmethod
+    def room(tensors: int) -> Tensor:
+        """Where a header of so many tensors is received."""
+        return torch.empty(1 + tensors * (2 + _DIMS), dtype=torch.int64)
 
     @staticmethod
     def read(header: Tensor, dims: Sequence[int]) -> Form:
         """What `header` wrote."""
-        samples, count, *numbers = header.tolist()
-        tensors, at = [], 0
-        for _ in range(count):
+        samples, *numbers = header.tolist()
+        tensors = []
+        for at in range(0, len(numbers), 2 + _DIMS):
             dtype, size = numbers[at : at + 2]
             tensors.append((_DTYPES[dtype], tuple(numbers[at + 2 : at + 2 + size])))
-            at += 2 + size
         return Form(samples, tensors, dims)
+
+    def like(self, other: Form) -> bool:
+        """Whether both are one form, for different numbers of samples perhaps."""
+        dtypes = [[dtype for dtype, _ in form.tensors] for form in (self, other)]
+        return dtypes[0] == dtypes[1] and self.shapes(self.samples) == other.shapes(self.samples)
 
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
         """The tensors' bytes in a row."""
@@ -139,10 +155,10 @@ class Inbox:
         self._need: dict[tuple[int, bool, int], int] = {}
         self._failure: BaseException | None = None
 
-    def expect(self, run: int, back: bool, slice_: int, count: int = 1) -> None:
-        """So many more parts come for this slice in every micro-batch."""
+    def expect(self, run: int, back: bool, slice_: int) -> None:
+        """One more part comes for this slice in every micro-batch."""
         key = (run, back, slice_)
-        self._need[key] = self._need.get(key, 0) + count
+        self._need[key] = self._need.get(key, 0) + 1
 
     def put(self, key: Key, part: Part) -> None:
         """A part has come."""
@@ -160,20 +176,20 @@ class Inbox:
         need = self._need.get((key[0], key[1], key[3]), 0)
         return need == 0 or len(self._parts.get(key, ())) == need
 
-    def first_ready(self, keys: Sequence[Key]) -> int:
-        """Waits until one of the keys has all its parts; the first of those."""
+    def first_ready(self, choices: Sequence[Sequence[Key]]) -> int:
+        """Waits until all keys of one of the choices have all their parts; the first of those."""
         with self._come:
             while True:
                 if self._failure is not None:
                     raise self._failure
-                for index, key in enumerate(keys):
-                    if self._ready(key):
+                for index, keys in enumerate(choices):
+                    if all(map(self._ready, keys)):
                         return index
                 self._come.wait()
 
     def take(self, key: Key) -> list[Part]:
         """All parts of a key, in the order of their samples; waits for them."""
-        self.first_ready([key])
+        self.first_ready([[key]])
         with self._come:
             return sorted(self._parts.pop(key, []), key=lambda part: (part.lo, part.run))
 
@@ -187,12 +203,21 @@ class Outflow:
         for message in messages(sender, flow):
             self.by_slice.setdefault(message.k, []).append(message)
         self._header = header
+        self._form: Form | None = None
         self._pending: deque[Work] = deque()
-        self.bytes = 0
 
     def send(self, micro_batch: int, k: int, tensors: Sequence[Tensor], lo: int, hi: int) -> None:
         """What slice k has to send of tensors that hold the samples [lo, hi)."""
         form = Form.of(tensors, self.dims, hi - lo)
+        self._form = self._form or form
+        if not self._form.like(form):
+            raise ModelError(
+                "tensors between stages have other shapes than before",
+                where=f"to {self.flow.peer}",
+                found=", ".join(str(list(tensor.shape)) for tensor in tensors),
+                expected=", ".join(str(list(shape)) for shape in self._form.shapes(hi - lo)),
+                next="Give every batch samples of one shape: pad sequences to one length",
+            )
         if self._header:
             self._header = False
             self._post(self.channel.send(form.header(), HEADER))
@@ -202,7 +227,6 @@ class Outflow:
                 for tensor, dim in zip(tensors, self.dims, strict=True)
             ]
             packed = form.pack(parts)
-            self.bytes += packed.numel()
             self._post(self.channel.send(packed, message.tag(micro_batch)))
 
     def _post(self, work: Work) -> None:
@@ -265,7 +289,7 @@ class Inflow:
             if not self._open:
                 return
             if not self.back:
-                header = torch.empty(_LONGEST, dtype=torch.int64)
+                header = Form.room(len(self.flow.tensors))
                 self.channel.receive(header, HEADER).wait()
                 self.learn(Form.read(header, self.dims))
             self._known.wait()

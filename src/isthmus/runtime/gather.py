@@ -7,7 +7,10 @@ other as often as that one will ask in a step, and a push leaves when its receiv
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
+
+from torch import Tensor
 
 from isthmus.runtime.buckets import Bucket
 from isthmus.runtime.channel import Channel, Network
@@ -31,12 +34,11 @@ class Gatherer:
             for run, found in zip(program.runs, units, strict=True)
             for u, names in enumerate(found)
         }
-        self._asked = {
-            id(one): 2 * program.micro_batches * run.slices
-            for run in program.runs
-            for u in range(len(run.units))
-            for one in self._of_unit[run.number, u]
-        }
+        self._asked = Counter[int]()  # of each set in a step, by every participant alike
+        for run in program.runs:
+            for u in range(len(run.units)):
+                for one in self._of_unit[run.number, u]:
+                    self._asked[id(one)] += 2 * program.micro_batches * run.slices
 
     def begin(self) -> None:
         """A step begins: pieces may be pushed."""
@@ -53,6 +55,19 @@ class Gatherer:
         for one in self._of_unit[run.number, unit]:
             one.bucket.release()
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in fetched weights."""
+        return any(
+            tensor.untyped_storage().data_ptr() == one.bucket.weights.untyped_storage().data_ptr()
+            for one in self._sets
+            if tensor.numel()
+        )
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What went wrong while pieces were pushed."""
+        return next((one.failures[0] for one in self._sets if one.failures), None)
+
     def wait(self) -> None:
         """Until everybody has what was asked for; pieces may then change."""
         for one in self._sets:
@@ -66,13 +81,13 @@ class _Set:
         self.bucket, members = bucket, bucket.spec.members
         self._bounds = {name: piece_bounds(bucket.weights.numel(), len(members), i) for i, name in enumerate(members)}
         self._channels: dict[str, Channel] = {
-            other: network.channel(f"{program.job.name} weights {bucket.spec.name}", other)
+            other: network.channel(f"{program.job.name} weights {bucket.spec.number}", other)
             for other in members
             if other != program.device
         }
         self._fetched = 0
         self._threads: list[threading.Thread] = []
-        self._failures: list[BaseException] = []
+        self.failures: list[BaseException] = []
 
     def begin(self, asked: int) -> None:
         self._fetched = 0
@@ -86,7 +101,9 @@ class _Set:
             for number in range(asked):
                 channel.send(self.bucket.piece, number).wait()
         except BaseException as failure:
-            self._failures.append(failure)
+            self.failures.append(failure)
+            for other in self._channels.values():  # whoever waits for a piece, here or there, must not wait for ever
+                other.close()
 
     def fetch(self) -> None:
         self.bucket.restore()
@@ -102,5 +119,5 @@ class _Set:
         for thread in self._threads:
             thread.join()
         self._threads.clear()
-        if self._failures:
-            raise self._failures[0]
+        if self.failures:
+            raise self.failures[0]

@@ -53,7 +53,9 @@ class CheckedLoss:
         if any(tensor.requires_grad for tensor in tensors) and not total.requires_grad:
             raise self._bad("the loss has no gradient", "a sum that was computed apart from the output")
         reals = [tensor for tensor in tensors if tensor.is_floating_point()]
-        samples = len(target) if target is not None else len(reals[0]) if reals and reals[0].ndim else 0
+        targets = [leaf for leaf in pytree.tree_leaves(target) if isinstance(leaf, Tensor)]
+        counted = [tensor for tensor in (*targets, *reals) if tensor.ndim]
+        samples = len(counted[0]) if counted else 0
         if samples >= 2 and all(tensor.shape[:1] == (samples,) for tensor in reals):
             self._prove_sum(output, target, samples)
 
@@ -65,7 +67,7 @@ class CheckedLoss:
                 batched = isinstance(leaf, Tensor) and leaf.shape[:1] == (samples,)
                 return leaf[low:high].detach() if batched else leaf
 
-            total, count = self._tried(pytree.tree_map(cut, output), cut(target))
+            total, count = self._tried(pytree.tree_map(cut, output), pytree.tree_map(cut, target))
             return float(total), float(count)
 
         both, first, second = part(0, 2), part(0, 1), part(1, 2)

@@ -30,11 +30,11 @@ __all__ = [
     "MANIFEST",
     "WIDTHS",
     "Header",
-    "LossScale",
     "Manifest",
     "PartInfo",
     "PieceInfo",
     "Quantity",
+    "SavedScale",
     "check_whole",
     "encode_manifest",
     "quantities_of",
@@ -91,7 +91,7 @@ class PartInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pieces: tuple[PieceInfo, ...]
 
 
-class LossScale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SavedScale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """fp16's factor on the loss, and for how many steps it has held since it was last changed."""
 
     value: float
@@ -115,7 +115,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     samples: Count
     parameters: Mapping[str, Shape]
     ties: Mapping[str, tuple[str, ...]] = {}
-    loss_scale: LossScale | None = None
+    loss_scale: SavedScale | None = None
 
     @classmethod
     def of(
@@ -127,7 +127,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         precision: Precision,
         updates: int,
         samples: int,
-        loss_scale: LossScale | None = None,
+        loss_scale: SavedScale | None = None,
     ) -> Header:
         """The header of a run of this model."""
         return cls(

@@ -31,6 +31,3 @@ def _mixes(part: ResolvedPipeline, stage: ResolvedStage, block: str, operation: 
         expected="one slice" if normed else "the whole micro-batch on one replica, in one slice",
         next="Give the stage one slice for each replica" if normed else "Let one replica take the whole micro-batch",
     )
-
-
-# -- batch norm over replicas

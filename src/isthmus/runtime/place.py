@@ -41,11 +41,12 @@ def place(program: Program, pieces: Pieces, draws: Draws, network: Network, devi
         modules = [pieces.blocks[block] for block in blocks]
         if len(run.group) > 1:
             modules = _divided(program, pieces, run, network, placed)
-        mixing = [block for block in blocks if pieces.graph.blocks[block].mixes_samples]
-        if mixing and len(run.replicas) > 1:
-            meeting = Meeting(f"{program.job.name} statistics {run.stages}", run.replicas, program.device, network)
-            for block in mixing:
-                modules[block - run.first] = synchronised(modules[block - run.first], meeting.sum)
+        for stage, (first, last), replicas in zip(run.stages, run.ranges, run.replicas, strict=True):
+            mixing = [b for b in range(first, last + 1) if pieces.graph.blocks[b].mixes_samples]
+            if mixing and len(replicas) > 1:
+                meeting = Meeting(f"{program.job.name} statistics {stage}", replicas, program.device, network)
+                for block in mixing:
+                    modules[block - run.first] = synchronised(modules[block - run.first], meeting.sum)
         placed.modules[index] = [on_device(module, device) for module in modules]
     return placed
 

@@ -55,6 +55,7 @@ class Run(_Frozen, frozen=True, kw_only=True):
 
     number: int
     stages: tuple[int, ...]
+    ranges: tuple[tuple[int, int], ...]  # first and last block of each stage
     first: int
     last: int
     lo: int
@@ -63,9 +64,9 @@ class Run(_Frozen, frozen=True, kw_only=True):
     recompute: tuple[bool, ...]  # of each block
     units: tuple[tuple[int, int], ...]  # first and last block of what is computed in one go: a stage if weights stream
     counts: bool  # its losses count: false on all but the first replica of a duplicate stage
-    saves: bool  # it keeps batch statistics for all replicas of its stages
+    saves: tuple[bool, ...]  # for each stage: it keeps batch statistics for all its replicas
     group: tuple[str, ...]  # devices of its tensor group, this one included
-    replicas: tuple[str, ...]  # devices that split its micro-batch, in order of their samples; this one included
+    replicas: tuple[tuple[str, ...], ...]  # for each stage: who splits its micro-batch, in order of their samples
     inputs: tuple[Flow, ...] = ()
     outputs: tuple[Flow, ...] = ()
     gradients: tuple[Flow, ...] = ()
@@ -135,6 +136,7 @@ def programs(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> 
         check_mixing(part)
         prepared = simulator.prepare(part.pipeline, net)
         assert isinstance(prepared, Prepared)
+        _check_side_by_side(part, prepared)
         found |= _Compiler(resolved, part, prepared).programs()
     return found
 
@@ -164,6 +166,34 @@ def _check_runnable(plan: Plan, cluster: Cluster) -> None:
                         expected="the devices of a group on one host",
                         next="Ask for smaller groups: --fix tp=N with N devices of one host",
                     )
+
+
+def _check_side_by_side(part: ResolvedPipeline, prepared: Prepared) -> None:
+    """Replicas that add up batch statistics must go through their micro-batches in the same order."""
+    orders, of, at = prepared.orders, prepared.runs.of, 0
+    for stage, told in zip(part.stages, part.pipeline.stages, strict=True):
+        runs = [int(run) for run in of[at : at + len(stage.replicas)]]
+        at += len(stage.replicas)
+        mixes = any(block.mixes_samples for block in part.graph.blocks[stage.first : stage.last + 1])
+        if not mixes or stage.duplicate:
+            continue
+        walks = {
+            tuple(
+                (int(m), bool(back))
+                for u, m, back in zip(orders.run, orders.micro_batch, orders.backward, strict=True)
+                if u == run
+            )
+            for run in runs
+        }
+        if len(walks) > 1:
+            raise PlanError(
+                "run",
+                "replicas that share batch statistics would wait for each other",
+                where=f"pipeline {part.pipeline.job.name}, stage {told.first} .. {told.last}",
+                found="pipelines of different depth side by side, which take their micro-batches in different orders",
+                expected="one order for all replicas of the stage",
+                next="Use schedule fill-drain, or one micro-batch",
+            )
 
 
 class _Compiler:
@@ -214,11 +244,12 @@ class _Compiler:
     def _members(self, number: int) -> list[tuple[Run, str]]:
         """A run as each member of its tensor group has it."""
         keys = self.replicas_of[number]
-        stage, replica = self.part.stages[keys[0][0]], self.part.replica(keys[0])
+        replica, ending = self.part.replica(keys[0]), self.part.replica(keys[-1])
         group = self._group(number)
         first, last = self.blocks_of[number]
+        ranges = tuple((self.part.stages[s].first, self.part.stages[s].last) for s, _ in keys)
         stages = self.part.pipeline.stages
-        shared = [replica] if stage.duplicate else stage.replicas
+        streams = stages[keys[0][0]].state == "sharded-all"
         return [
             (
                 Run(
@@ -230,13 +261,12 @@ class _Compiler:
                     hi=replica.hi,
                     slices=replica.slices,
                     recompute=tuple(stages[self.part.stage_of[b]].recompute for b in range(first, last + 1)),
-                    units=tuple((self.part.stages[s].first, self.part.stages[s].last) for s, _ in keys)
-                    if stages[keys[0][0]].state == "sharded-all"
-                    else ((first, last),),
-                    counts=member == 0 and not (stage.duplicate and replica.number > 0),
-                    saves=member == 0 and replica.number == 0,
+                    ranges=ranges,
+                    units=ranges if streams else ((first, last),),
+                    counts=member == 0 and not (self.part.stages[keys[-1][0]].duplicate and ending.number > 0),
+                    saves=tuple(member == 0 and r == 0 for _, r in keys),
                     group=group,
-                    replicas=tuple(self.names[r.devices[member % len(r.devices)]] for r in shared),
+                    replicas=tuple(self._sharers(key, member) for key in keys),
                     inputs=self._incoming(self.activations, number, member),
                     outputs=self._outgoing(self.activations, number, member),
                     gradients=self._outgoing(self.gradients, number, member),
@@ -246,6 +276,12 @@ class _Compiler:
             )
             for member, device in enumerate(group)
         ]
+
+    def _sharers(self, key: tuple[int, int], member: int) -> tuple[str, ...]:
+        """Devices that split the micro-batch of a stage with this replica; it alone in a duplicate stage."""
+        stage = self.part.stages[key[0]]
+        replicas = [stage.replicas[key[1]]] if stage.duplicate else stage.replicas
+        return tuple(self.names[replica.devices[member % len(replica.devices)]] for replica in replicas)
 
     def _group(self, number: int) -> tuple[str, ...]:
         return tuple(self.names[d] for d in self.part.replica(self.replicas_of[number][0]).devices)
@@ -303,7 +339,7 @@ class _Compiler:
                 own = self.run_of[source, replica.number]
                 senders = [self._senders(user, replica) for user in users if user != source]
                 for sender in dict.fromkeys(run for found in senders for run in found if run != own):
-                    self._check_whole(tensor.name, sender, list(users), replica)
+                    self._check_whole(tensor.name, sender, source, list(users), replica)
                     table.setdefault((sender, own), {})[tensor.name] = None
         return table
 
@@ -311,10 +347,11 @@ class _Compiler:
         """Runs that send the receiver gradients from their part of a stage."""
         return [self.run_of[stage, r] for r, _, _ in suppliers(self.resolved, self.part.stages[stage], receiver)]
 
-    def _check_whole(self, tensor: str, sender: int, users: list[int], receiver: ResolvedReplica) -> None:
-        """All uses of a tensor in a run must be asked of that run, as their gradients come as one sum."""
-        inside = [stage for stage, _ in self.replicas_of[sender] if stage in users]
-        if any(sender not in self._senders(stage, receiver) for stage in inside):
+    def _check_whole(self, tensor: str, sender: int, source: int, users: list[int], receiver: ResolvedReplica) -> None:
+        """All uses of a tensor in a run are asked of that run, whose gradients come as one sum."""
+        held = [stage for stage, _ in self.replicas_of[sender]]
+        inside = [stage for stage in held if stage in users]
+        if source in held or any(sender not in self._senders(stage, receiver) for stage in inside):
             raise PlanError(
                 "run",
                 f"the gradient of {tensor} would be counted twice",
@@ -377,6 +414,15 @@ class _Compiler:
         if not holders and device != root:
             return None
         equal = len({len(group) for group in groups}) == 1
+        layouts = {self.part.pipeline.stages[s].state for s, _ in self.part.holders[sync.parameters[0]]}
+        if not equal and layouts != {"replicated"}:
+            raise PlanError(
+                "run",
+                "state that is sharded over tensor groups of different sizes cannot be run",
+                where=f"pipeline {self.part.pipeline.job.name}, sync {plain.bucket}",
+                found=" and ".join(" + ".join(group) for group in groups),
+                expected="groups of one size, or replicated state",
+            )
         if root is not None and any(len(group) > 1 for group in groups):
             raise PlanError(
                 "run",
@@ -388,7 +434,6 @@ class _Compiler:
         member = holders[0].index(device) if holders and equal else 0
         members = tuple(group[member] for group in groups)
         stages = [self.part.pipeline.stages[s] for s, _ in self.part.holders[sync.parameters[0]]]
-        layouts = {stage.state for stage in stages}
         regions = dict(zip(self.names, self.resolved.regions, strict=True))
         return BucketSpec(
             name=plain.bucket,

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from isthmus.runtime.manifest import LossScale, PartInfo
+from isthmus.runtime.manifest import PartInfo, SavedScale
 from isthmus.runtime.program import Program
 
 __all__ = [
-    "SAVE",
     "STOP",
     "Clock",
     "Command",
@@ -32,7 +31,7 @@ __all__ = [
     "Wrote",
 ]
 
-SAVE, STOP = 1, 2  # what the leader passes on to all workers: save after this step; save and stop
+STOP = 1  # what the leader passes on to all workers: save and stop after this step
 
 
 class _Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +77,7 @@ class Clock(_Told, frozen=True, kw_only=True):
 
 
 class Command(_Told, frozen=True, kw_only=True):
-    """Save, or save and stop, at the end of the present step."""
+    """What all are to do at the end of the present step: STOP."""
 
     number: int
 
@@ -112,7 +111,7 @@ class Saving(_Told, frozen=True, kw_only=True):
 
     step: int
     updates: int
-    loss_scale: LossScale | None
+    loss_scale: SavedScale | None
 
 
 class Wrote(_Told, frozen=True, kw_only=True):

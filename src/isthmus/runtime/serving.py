@@ -24,7 +24,7 @@ from isthmus.runtime.checkpoint import open_checkpoint
 from isthmus.runtime.data import open_samples
 from isthmus.runtime.draws import draws_of
 from isthmus.runtime.loss import CheckedLoss, open_loss
-from isthmus.runtime.manifest import LossScale
+from isthmus.runtime.manifest import SavedScale
 from isthmus.runtime.memory import keep_freed_memory
 from isthmus.runtime.order import Order as SampleOrder
 from isthmus.runtime.program import Program
@@ -62,9 +62,8 @@ class Serving:
         for number in range(order.first, order.stop):
             self.step = number
             self._stepped(worker, number)
-            command = worker.totals.command
-            ends = number + 1 == order.stop or command == STOP
-            if ends or command or (order.every and (number + 1) % order.every == 0):
+            ends = number + 1 == order.stop or worker.totals.command == STOP
+            if ends or (order.every and (number + 1) % order.every == 0):
                 self._save(worker, number + 1)
             self._tell_saved(wait=ends)
             if ends:
@@ -132,7 +131,7 @@ class Serving:
         if self._saver is None:
             return
         if self._leads:
-            scale = LossScale(value=worker.scale.value, steps=worker.scale.good) if worker.scale.used else None
+            scale = SavedScale(value=worker.scale.value, steps=worker.scale.good) if worker.scale.used else None
             self.tell(Saving(step=step, updates=self._updates, loss_scale=scale))
         pieces = saved_pieces(worker)
         if pieces:

@@ -58,6 +58,8 @@ def load_state(worker: Worker, checkpoint: Checkpoint, updates: int) -> None:
         if bucket.resident:
             with torch.no_grad():
                 bucket.weights.copy_(_read(bucket, checkpoint, "weight", (0, bucket.weights.numel())))
+                if bucket.mask is not None:
+                    bucket.weights.mul_(bucket.mask)
         if bucket.piece.numel():
             state = {
                 name: _read(bucket, checkpoint, quantity, bucket.bounds)

@@ -29,7 +29,7 @@ class Totals:
         others = [worker for worker in program.workers if worker != program.leader] if self.leads else [program.leader]
         name = f"{program.job.name} totals"
         self._channels: dict[str, Channel] = {other: network.channel(name, other) for other in others}
-        self._own: SimpleQueue[tuple[float, float]] = SimpleQueue()
+        self._own: SimpleQueue[tuple[float, float] | None] = SimpleQueue()
         self._result = _numbers(0.0, 0.0, 0.0)
         self._asked: SimpleQueue[int] = SimpleQueue()
         self._lanes = Lanes()
@@ -64,9 +64,9 @@ class Totals:
         total, count, _ = self._result.tolist()
         return total, count
 
-    def sums(self, first: float, second: float) -> tuple[float, float]:
-        """Two numbers added over all workers."""
-        numbers = _numbers(first, second)
+    def sum(self, mine: float) -> float:
+        """A number added over all workers."""
+        numbers = _numbers(mine)
         if self.leads:
             received = {other: torch.zeros_like(numbers) for other in self._channels}
             works = [self._channels[other].receive(into, _NORMS) for other, into in received.items()]
@@ -82,14 +82,16 @@ class Totals:
             channel.send(numbers, _NORMS).wait()
             work.wait()
             numbers = result
-        one, other = numbers.tolist()
-        return one, other
+        return float(numbers)
 
     def _collect(self) -> None:
         judges = [judge for judge in self.program.judges if judge != self.program.device]
         received = {judge: _numbers(0.0, 0.0, 0.0) for judge in judges}
         works = [self._channels[judge].receive(into, _COUNTS) for judge, into in received.items()]
-        result = _numbers(*self._own.get(), 0.0)
+        own = self._own.get()
+        if own is None:
+            return
+        result = _numbers(*own, 0.0)
         for work, into in zip(works, received.values(), strict=True):
             work.wait()
             result += into
@@ -100,7 +102,8 @@ class Totals:
         self._result = result
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread, also one that waits for losses that will not come."""
+        self._own.put(None)
         self._lanes.close()
 
 

@@ -15,7 +15,7 @@ from isthmus.cluster.spec import Precision
 from isthmus.model.export import Example
 from isthmus.model.pieces import Pieces
 from isthmus.runtime.buckets import Bucket, Buckets, Served
-from isthmus.runtime.channel import Network
+from isthmus.runtime.channel import ChannelError, Network
 from isthmus.runtime.executor import Executor, Hooks, Loss, Span
 from isthmus.runtime.factors import make_factors
 from isthmus.runtime.gather import Gatherer
@@ -27,7 +27,7 @@ from isthmus.runtime.syncs import Ring, Sync, make_sync
 from isthmus.runtime.totals import Totals
 from isthmus.runtime.unequal import UnequalGroups
 
-__all__ = ["DTYPES", "Step", "Worker"]
+__all__ = ["DTYPES", "Step", "Worker", "meets"]
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Get = Callable[[Sequence[int]], tuple[Example, Any]]
@@ -97,7 +97,7 @@ class Worker:
         self._syncs = Buckets(self.buckets, self._served(), used)
         self._gatherer = Gatherer(program, network, self.buckets, units)
         randomness = Randomness(program.job.seed, pieces.graph, placed.draws)
-        hooks = Hooks(watch=self, randomness=randomness.at, ordered=_ordered(program, pieces))
+        hooks = Hooks(watch=self, randomness=randomness.at, ordered=meets(program, pieces))
         if paced is not None:
             hooks.paced = paced
         self.executor = Executor(program, pieces, modules, network, device, loss, hooks)
@@ -134,23 +134,29 @@ class Worker:
         self._syncs.begin()
         self._gatherer.begin()
         self.executor.seed = self.scale.value / job.batch
-        self.executor.step(number, samples, self._samples, self.totals.judged)
-        self._syncs.wait()
+        try:
+            self.executor.step(number, samples, self._samples, self.totals.judged)
+            self._syncs.wait()
+        except ChannelError:
+            if self._gatherer.failure is not None:  # it closed the channels, so that nobody waits for ever
+                raise self._gatherer.failure from None
+            raise
         self._gatherer.wait()
         total, count = self.totals.counts()
-        factor = job.batch / (max(count, 1.0) * self.scale.value)
-        norm, finite = None, True
+        count = count if count > 0.0 else 1.0  # nothing to learn from: gradients are zero
+        factor = job.batch / (count * self.scale.value)
+        norm, skipped = None, False
         if job.optimizer.clip is not None or self.scale.used:
-            square, _ = self.totals.sums(self.updater.square(), 0.0)
-            finite = math.isfinite(square)
-            norm = math.sqrt(square) * factor if finite else math.inf
+            square = self.totals.sum(self.updater.square())
+            norm = math.sqrt(square) * factor if math.isfinite(square) else math.inf
+            skipped = self.scale.used and not math.isfinite(square)
             if job.optimizer.clip is not None:
                 factor *= min(1.0, job.optimizer.clip / (norm + 1e-6))
-        if finite:
+        if not skipped:
             self.updater.step(factor)
             self._syncs.share()
-        self.scale.follow(finite)
-        return Step(number, total / max(count, 1.0), norm, not finite)
+        self.scale.follow(not skipped)
+        return Step(number, total / count, norm, skipped)
 
     def _samples(self, numbers: Sequence[int]) -> tuple[Example, Any]:
         example, target = self._get(numbers)
@@ -182,10 +188,11 @@ class Worker:
         return self._rest | {
             name: tensor
             for index, run in enumerate(self.program.runs)
-            if run.saves
+            for (first, last), saves in zip(run.ranges, run.saves, strict=True)
+            if saves
             for module in self._modules[index]
             for name, tensor in (*module.named_buffers(), *module.named_parameters())
-            if name in self._buffers and run.first <= self._buffers[name] <= run.last
+            if name in self._buffers and first <= self._buffers[name] <= last
         }
 
     def record(self) -> None:
@@ -216,6 +223,10 @@ class Worker:
         """The last backward of a run."""
         self._syncs.final(run, begins)
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in weights that will be dropped."""
+        return self._gatherer.holds(tensor)
+
     def close(self) -> None:
         """Ends all threads and channels."""
         for part in (self._syncs, self.totals, self.executor, self.network):
@@ -231,10 +242,15 @@ def _homes(pieces: Pieces, names: Sequence[str]) -> dict[str, int]:
     return {name: homes[name] for name in names if name in homes}
 
 
-def _ordered(program: Program, pieces: Pieces) -> bool:
-    """Whether others go through the same actions side by side and must meet: nothing may overtake then."""
+def meets(program: Program, pieces: Pieces) -> bool:
+    """Whether others go through the same actions side by side, and meet in the middle: nothing may overtake then."""
     mixing = [index for index, block in enumerate(pieces.graph.blocks) if block.mixes_samples]
     return any(
-        len(run.group) > 1 or (len(run.replicas) > 1 and any(run.first <= block <= run.last for block in mixing))
+        len(run.group) > 1
+        or any(
+            len(replicas) > 1 and first <= block <= last
+            for (first, last), replicas in zip(run.ranges, run.replicas, strict=True)
+            for block in mixing
+        )
         for run in program.runs
     )
