@@ -73,3 +73,17 @@ def test_tensorboard_is_an_extra(isthmus: Isthmus, tmp_path: Path, monkeypatch: 
     plan = written(tmp_path, two_stages())
     done = isthmus("train", plan, *TRUSTED, "--tensorboard", tmp_path / "board")
     assert done.code == 2 and "pip install 'isthmus[tensorboard]'" in done.err
+
+
+def test_a_checkpoint_folder_that_is_a_file_is_refused_before_anything_runs(
+    isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    plan = written(tmp_path, two_stages())
+    done = isthmus("train", plan, *TRUSTED, "--steps", 1, "--checkpoint", plan)
+    assert done.code == 1 and "checkpoints cannot be written there" in done.err
+
+
+def test_what_names_no_plan_and_no_job_is_told_so(isthmus: Isthmus) -> None:
+    done = isthmus("train", "plan.jsn", "--steps", 1)
+    assert done.code == 1 and "This names no model" in done.err

@@ -59,9 +59,9 @@ def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated,
 
 def _planned_now(args: argparse.Namespace, progress: Progress) -> tuple[Simulated, list[str]]:
     """The plan that the default planner finds; code that the job names is named by whoever gave the job."""
+    jobs = jobs_of(args.what, batch=args.batch, sequence=args.sequence, precision=args.precision)
     if args.cluster is None:
         raise UsageError("a job needs a cluster to be planned for", where="isthmus train", next="Add --cluster FILE")
-    jobs = jobs_of(args.what, batch=args.batch, sequence=args.sequence, precision=args.precision)
     cluster = load_cluster(args.cluster)
     progress.phase(f"Reading {', '.join(dict.fromkeys(job.model for job in jobs))}")
     models = models_of(jobs)
@@ -74,10 +74,15 @@ def _planned_now(args: argparse.Namespace, progress: Progress) -> tuple[Simulate
 
 
 def _trained(args: argparse.Namespace, progress: Progress, priced: Simulated, trusted: list[str]) -> RunResult:
+    from isthmus.runtime.checkpoint import latest
+
     (job,) = jobs_of_plan(priced.plan)[:1]
     engine = LocalEngine()
     workers = len(priced.price.memory)
     progress.phase(engine.describe(workers))
+    if args.resume:
+        newest = latest(args.checkpoint)
+        progress.phase(f"Going on from {newest}" if newest else f"No checkpoint in {args.checkpoint}: from step 1")
     progress.rest()
     steps = args.steps or job.steps
     with contextlib.ExitStack() as open_files:

@@ -26,6 +26,7 @@ from isthmus.runtime.protocol import STOP, Done, Failed, Order, Ready, Saving, S
 __all__ = ["Listener", "RunResult", "RunSettings", "failure", "train"]
 
 Listener = Callable[[Notice], None]
+_LAST_WORDS = 2.0  # seconds
 _PATIENCE = (0.0, 0.5, 5.0)  # seconds to wait for a better reason, by how good the one known is
 
 
@@ -120,6 +121,15 @@ def _begin(program: Program, graph: BlockGraph, settings: RunSettings) -> tuple[
 
     if settings.folder is None:
         return 0, None
+    try:
+        settings.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            "checkpoints cannot be written there",
+            where=str(settings.folder),
+            found=str(error.strerror),
+            expected="a folder, or room for a new one",
+        ) from error
     newest = latest(settings.folder)
     if newest is not None and not settings.resume:
         raise CheckpointError(
@@ -236,17 +246,34 @@ class _Run:
     def _reason(self, running: Running, first: Notice) -> RunError:
         """One worker's end takes others with it: the best reason is a signal, then an error, then a lost channel."""
         best, gone = first, {first.worker}
+        ended = {first.worker} if isinstance(first.news, Ended) else set()
         deadline = time.monotonic() + _PATIENCE[_rank(best)]
         while len(gone) < len(self._programs) and (left := deadline - time.monotonic()) > 0:
             notice = running.next(timeout=left)
+            if notice is not None:
+                self._listen(notice)
             if notice is None or not isinstance(notice.news, Failed | Ended) or notice.worker in self._done:
                 continue
+            if isinstance(notice.news, Ended):
+                ended.add(notice.worker)
             told = notice.worker in gone and isinstance(notice.news, Ended) and notice.news.signal is None
             if not told:  # the end of a worker that has said why it fails says nothing new
                 gone.add(notice.worker)
                 best = min(best, notice, key=_rank)
                 deadline = min(deadline, time.monotonic() + _PATIENCE[_rank(best)])
+        if best.worker not in ended:
+            self._hear_out(running, best.worker)
         return self._error(best)
+
+    def _hear_out(self, running: Running, worker: str) -> None:
+        """What a worker that failed still says until it ends."""
+        deadline = time.monotonic() + _LAST_WORDS
+        while (left := deadline - time.monotonic()) > 0:
+            notice = running.next(timeout=left)
+            if notice is not None:
+                self._listen(notice)
+                if notice.worker == worker and isinstance(notice.news, Ended):
+                    return
 
     def _error(self, notice: Notice) -> RunError:
         program, news = self._programs[notice.worker], notice.news
