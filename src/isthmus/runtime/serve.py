@@ -8,6 +8,7 @@ the parent is gone, and so is this process, whatever it is doing. Ctrl-C is the 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -60,6 +61,8 @@ def _events() -> Callable[[Event], None]:
     """Writes events where standard output went; what is printed goes to standard error from now on."""
     private = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what is printed is seen at once, whatever ends the worker
     lock = threading.Lock()
 
     def tell(event: Event) -> None:
