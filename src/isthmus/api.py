@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from isthmus.deploy.engine import Engine
     from isthmus.deploy.join import Joined
     from isthmus.deploy.training import Listener, RunResult
-    from isthmus.model.capture import Example
 
 __all__ = [
     "Simulated",
@@ -106,7 +105,7 @@ def capture(
         raise UsageError("a module alone does not say what it takes", expected="capture(module, example inputs)")
     from isthmus.model import capture as modules
 
-    return modules.capture(model, _example(example), name=name or type(model).__name__, sequence=sequence)
+    return modules.capture(model, modules.Example.of(example), name=name or type(model).__name__, sequence=sequence)
 
 
 def plan(
@@ -340,17 +339,6 @@ def _profile(given: Profile | str | Path | None) -> tuple[Profile | None, str]:
     if given is None or isinstance(given, Profile):
         return given, given.origin if given and given.origin else "the profile"
     return load_profile(given), str(given)
-
-
-def _example(given: Any) -> Example:
-    """Example inputs: a tensor, several, or some by name."""
-    from isthmus.model.capture import Example
-
-    if isinstance(given, Example):
-        return given
-    if isinstance(given, Mapping):
-        return Example(args=(), kwargs=dict(given))
-    return Example(args=tuple(given) if isinstance(given, (tuple, list)) else (given,), kwargs={})
 
 
 def _job_of(spec: str) -> Job:

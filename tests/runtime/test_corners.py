@@ -167,3 +167,10 @@ def test_sharded_state_over_unequal_groups_is_refused() -> None:
     syncs = [sync("ring transformer.wte.weight abc"), sync("ring 0-3 ab")]
     with pytest.raises(PlanError, match="different sizes"):
         check_same("gpt", named("gpt", stages, syncs, **HALVES))
+
+
+def test_masks_leave_out_what_is_no_linear_weight() -> None:
+    """Tables of tokens and places, and a head that shares one, are not pruned."""
+    others = {**HALVES, "sparsity": 0.75}
+    stages = [stage("0-3 a6", kept=0.25), stage("4-z b6", kept=0.25)]
+    check_same("gpt", named("gpt", stages, [sync("ring transformer.wte.weight ab")], **others))

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -236,7 +237,7 @@ def reference(task: Task, plan: Plan, steps: int) -> Result:
     settings, dtype = part.job.optimizer, DTYPES[part.precision]
     model = task.make().to(DEVICE)
     masters = dict(model.named_parameters())
-    masks = _masks(masters, part.job.sparsity)
+    masks = _masks(model, part.job.sparsity)
     optimizer = _optimizer(settings, list(masters.values()))
     size = part.job.batch // part.micro_batches
     losses = []
@@ -267,11 +268,13 @@ def reference(task: Task, plan: Plan, steps: int) -> Result:
     return Result(losses, {name: p.detach().cpu() for name, p in masters.items()})
 
 
-def _masks(weights: dict[str, nn.Parameter], sparsity: float | None) -> dict[str, Tensor]:
-    """Of each matrix the largest are kept, by number; the rest is and stays zero."""
+def _masks(model: nn.Module, sparsity: float | None) -> dict[str, Tensor]:
+    """Of each linear layer's weight that nothing else uses the largest are kept, by number; the rest is zero."""
     masks = {}
-    for name, weight in weights.items() if sparsity else ():
-        if weight.dim() == 2:
+    users = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    for name, weight in model.named_parameters() if sparsity else ():
+        if id(weight) in linear and users[id(weight)] == 1:
             order = weight.detach().abs().flatten().sort(descending=True, stable=True).indices
             mask = torch.zeros(weight.numel(), device=weight.device)
             mask[order[: round((1 - (sparsity or 0.0)) * weight.numel())]] = 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,7 +22,7 @@ _WIDE = 110  # columns of a terminal that has room for a bar
 _LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
 
 
-class _Watch:
+class _Watch(ABC):
     """Something that hears of a run, and is closed after it."""
 
     def __enter__(self) -> Self:
@@ -32,13 +33,13 @@ class _Watch:
     ) -> None:
         self.close(error)
 
+    @abstractmethod
     def hear(self, notice: Notice) -> None:
         """Something happened."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self, error: BaseException | None) -> None:
         """The run is over."""
-        raise NotImplementedError
 
 
 class Bar(_Watch):

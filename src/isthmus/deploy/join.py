@@ -94,7 +94,7 @@ class Joined:
         tensors, batch first, in whatever tuples, lists and dicts the loss takes.
         """
         inputs, targets = batch
-        example = _example(inputs)
+        example = Example.of(inputs)
         self._check_batch("inputs", (*example.args, *example.kwargs.values()))
         if targets is not None:
             self._check_batch("targets", pytree.tree_leaves(targets))
@@ -379,14 +379,6 @@ def _opened(path: Path) -> Checkpoint:
 def _device(index: int) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return torch.device(f"cuda:{index % count}" if count else "cpu")
-
-
-def _example(given: Any) -> Example:
-    if isinstance(given, Example):
-        return given
-    if isinstance(given, Mapping):
-        return Example(args=(), kwargs=dict(given))
-    return Example(args=tuple(given) if isinstance(given, (tuple, list)) else (given,), kwargs={})
 
 
 def _rows(example: Example, low: int, high: int) -> Example:

@@ -8,7 +8,7 @@ else from two exports whose graphs are compared node by node. A size f is then r
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +32,15 @@ class Example:
 
     args: tuple[torch.Tensor, ...] = ()
     kwargs: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def of(given: Any) -> Example:
+        """A tensor, several, or some by name."""
+        if isinstance(given, Example):
+            return given
+        if isinstance(given, Mapping):
+            return Example(args=(), kwargs=dict(given))
+        return Example(args=tuple(given) if isinstance(given, (tuple, list)) else (given,), kwargs={})
 
 
 @dataclass(frozen=True)

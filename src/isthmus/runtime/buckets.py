@@ -67,17 +67,17 @@ class Bucket:
         self.answers = tuple(name for name in self.names if group[0] == device or name in cuts)
 
     def _mask(self, kept: float, initial: Mapping[str, Tensor]) -> Tensor:
-        """True for what is kept of each matrix: the largest by magnitude at the beginning. The rest becomes zero."""
+        """True for what is kept of each linear weight: the largest at the beginning. The rest becomes zero."""
         mask = torch.ones(self.weights.numel(), dtype=torch.bool, device=self.weights.device)
-        for name, parameter in zip(self.names, self.parameters, strict=True):
-            if parameter.dim() == 2:
-                whole = initial.get(name, parameter).detach().to(mask.device)
-                chosen = torch.zeros(whole.numel(), dtype=torch.bool, device=mask.device)
-                order = torch.sort(whole.abs().reshape(-1), descending=True, stable=True).indices
-                chosen[order[: round(kept * whole.numel())]] = True
-                chosen = chosen.view(whole.shape)
-                part = self.cuts[name].slice.cut(chosen) if name in self.cuts else chosen
-                mask[slice(*self.ranges[name])] = part.reshape(-1)
+        own = dict(zip(self.names, self.parameters, strict=True))
+        for name in self.spec.pruned:
+            whole = initial.get(name, own[name]).detach().to(mask.device)
+            chosen = torch.zeros(whole.numel(), dtype=torch.bool, device=mask.device)
+            order = torch.sort(whole.abs().reshape(-1), descending=True, stable=True).indices
+            chosen[order[: round(kept * whole.numel())]] = True
+            chosen = chosen.view(whole.shape)
+            part = self.cuts[name].slice.cut(chosen) if name in self.cuts else chosen
+            mask[slice(*self.ranges[name])] = part.reshape(-1)
         self.weights.mul_(mask)
         return mask
 

@@ -34,17 +34,17 @@ Loss = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 class Watch(Protocol):
     """Who wants to know what the executor is about to do, or has done."""
 
-    def before(self, run: Run, unit: int, backward: bool) -> None:
-        """The blocks of a unit will be computed: its weights must be there."""
+    def before(self, run: Run, stretch: int) -> None:
+        """The blocks of a stretch will be computed: its weights must be there."""
 
-    def after(self, run: Run, unit: int, backward: bool) -> None:
-        """The unit's weights are not needed for now."""
+    def after(self, run: Run, stretch: int) -> None:
+        """The stretch's weights are not needed for now."""
 
     def final(self, run: Run, begins: bool) -> None:
         """The last backward of a run in this step begins, or has ended."""
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in memory that goes when its unit's weights do."""
+        """Whether a tensor lies in memory that goes when its stretch's weights do."""
 
 
 @dataclass
@@ -58,21 +58,18 @@ class Span:
     end: float
 
 
-@dataclass
+@dataclass(frozen=True)
 class Hooks:
-    """What surrounds computing: all may be left out."""
+    """What surrounds computing."""
 
-    watch: Watch | None = None
-    randomness: Callable[[int, int, Sequence[int]], AbstractContextManager[Any]] | None = (
-        None  # step, block, places of the samples in the walk
-    )
-    paced: Callable[[], AbstractContextManager[Any]] = nullcontext  # around every forward and backward
-    ordered: bool = False  # no action may overtake another
+    watch: Watch
+    randomness: Callable[[int, int, Sequence[int]], AbstractContextManager[Any]]  # step, block, places of the samples
+    ordered: bool  # no action may overtake another
 
 
 @dataclass
-class _Unit:
-    """What the forward of a unit leaves for its backward: tensors it began with and tensors it gave."""
+class _Stretch:
+    """What the forward of a stretch leaves for its backward: tensors it began with and tensors it gave."""
 
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
@@ -82,7 +79,7 @@ class _Unit:
 class _Saved:
     """What a forward leaves for its backward."""
 
-    units: list[_Unit]
+    stretches: list[_Stretch]
     loss: Tensor | None
     lo: int
     hi: int
@@ -100,7 +97,7 @@ class _Tools:
     returned: tuple[str, ...] = ()  # tensors whose gradients come back
     fed: bool = False  # takes inputs of the model
     last: bool = False
-    kept: tuple[frozenset[str], ...] = ()  # of what each unit gives: tensors that gradients come back for
+    kept: tuple[frozenset[str], ...] = ()  # of what each stretch gives: tensors that gradients come back for
 
 
 class Executor:
@@ -134,7 +131,7 @@ class Executor:
         returned = tuple(dict.fromkeys(name for flow in run.returns for name in flow.tensors))
         wanted = {*returned, *(name for name in pieces.outputs if isinstance(name, str))}
         kept = []
-        for first, last in run.units:
+        for first, last in run.stretches:
             later = {name for block in range(last + 1, run.last + 1) for name in pieces.incoming[block]} | wanted
             kept.append(frozenset(name for block in range(first, last + 1) for name in pieces.outgoing[block]) & later)
         return _Tools(
@@ -196,11 +193,10 @@ class Executor:
             action = todo.pop(self._pick(todo))
             tools = self._tools[action.run]
             begin = perf_counter()
-            with self.hooks.paced():
-                if action.backward:
-                    self._backward(tools, action.micro_batch)
-                else:
-                    self._forward(tools, action.micro_batch, number, samples, get, sums)
+            if action.backward:
+                self._backward(tools, action.micro_batch)
+            else:
+                self._forward(tools, action.micro_batch, number, samples, get, sums)
             if self.spans is not None:
                 what = "backward" if action.backward else "forward"
                 self.spans.append(Span(what, tools.run.number, action.micro_batch, begin, perf_counter()))
@@ -237,50 +233,51 @@ class Executor:
             if tools.fed or tools.last:
                 example, target = get(numbers)
                 known |= self.pieces.bind(example.args, example.kwargs)
-            units = [self._unit(tools, unit, known, step, places) for unit in range(len(run.units))]
-            loss = self._judge(tools, known, target, units[-1], sums) if tools.last else None
+            stretches = [self._stretch(tools, stretch, known, step, places) for stretch in range(len(run.stretches))]
+            loss = self._judge(tools, known, target, stretches[-1], sums) if tools.last else None
             for sender in tools.outputs:
                 sender.send(m, k, [known[name] for name in sender.flow.tensors], lo, hi)
             self._learn(tools, known, hi - lo)
-            self._saved[run.number, m, k] = _Saved(units, loss, lo, hi)
+            self._saved[run.number, m, k] = _Saved(stretches, loss, lo, hi)
 
-    def _unit(self, tools: _Tools, unit: int, known: dict[str, Any], step: int, places: Sequence[int]) -> _Unit:
-        """Runs the blocks of a unit; what they give becomes known."""
-        first, last = tools.run.units[unit]
-        found, inside = _Unit({}, {}), {}
-        self._before(tools.run, unit, False)
+    def _stretch(
+        self, tools: _Tools, stretch: int, known: dict[str, Any], step: int, places: Sequence[int]
+    ) -> _Stretch:
+        """Runs the blocks of a stretch; what they give becomes known."""
+        first, last = tools.run.stretches[stretch]
+        found, inside = _Stretch({}, {}), {}
+        self.hooks.watch.before(tools.run, stretch)
         for block in range(first, last + 1):
             for name in self.pieces.incoming[block]:
                 if name not in inside:
                     inside[name] = self._begun(name, known[name], found)
             given = self._block(tools, block, [inside[name] for name in self.pieces.incoming[block]], step, places)
             named = dict(zip(self.pieces.outgoing[block], given, strict=True))
-            if self.hooks.watch is not None:
-                named = {
-                    name: tensor.clone() if self.hooks.watch.holds(tensor) else tensor for name, tensor in named.items()
-                }
+            named = {
+                name: tensor.clone() if self.hooks.watch.holds(tensor) else tensor for name, tensor in named.items()
+            }
             inside |= named
-            kept = {name: tensor for name, tensor in named.items() if name in tools.kept[unit]}
+            kept = {name: tensor for name, tensor in named.items() if name in tools.kept[stretch]}
             found.outputs |= {name: tensor for name, tensor in kept.items() if tensor.requires_grad}
-        self._after(tools.run, unit, False)
+        self.hooks.watch.after(tools.run, stretch)
         known |= inside
         return found
 
-    def _begun(self, name: str, tensor: Any, unit: _Unit) -> Any:
-        """A tensor as a unit begins with it: gradients end here, and are passed on by hand."""
-        if name in unit.inputs:
-            return unit.inputs[name]
+    def _begun(self, name: str, tensor: Any, stretch: _Stretch) -> Any:
+        """A tensor as a stretch begins with it: gradients end here, and are passed on by hand."""
+        if name in stretch.inputs:
+            return stretch.inputs[name]
         if name not in self._grad or not tensor.is_floating_point():
             return tensor
-        unit.inputs[name] = tensor.detach().requires_grad_()
-        return unit.inputs[name]
+        stretch.inputs[name] = tensor.detach().requires_grad_()
+        return stretch.inputs[name]
 
     def _block(self, tools: _Tools, block: int, taken: list[Any], step: int, places: Sequence[int]) -> Sequence[Any]:
         position = block - tools.run.first
         module, randomness = tools.modules[position], self.hooks.randomness
 
         def compute(*inputs: Any) -> Any:
-            with randomness(step, block, places) if randomness is not None else nullcontext():
+            with randomness(step, block, places):
                 return module(*inputs)
 
         if tools.run.recompute[position]:
@@ -288,13 +285,13 @@ class Executor:
             return checkpoint(compute, *taken, use_reentrant=False, preserve_rng_state=False, context_fn=again)  # type: ignore[no-any-return]
         return compute(*taken)  # type: ignore[no-any-return]
 
-    def _judge(self, tools: _Tools, known: dict[str, Any], target: Any, unit: _Unit, sums: _Sums) -> Tensor:
+    def _judge(self, tools: _Tools, known: dict[str, Any], target: Any, stretch: _Stretch, sums: _Sums) -> Tensor:
         """The loss of the model's outputs; one that another run gives is not at hand, and says so if it is used."""
         outputs: dict[str, Any] = {}
         for name in (leaf for leaf in self.pieces.outputs if isinstance(leaf, str)):
             tensor = known.get(name, _Elsewhere(name))
-            began = name in known and name not in unit.outputs
-            outputs[name] = self._begun(name, tensor, unit) if began else tensor
+            began = name in known and name not in stretch.outputs
+            outputs[name] = self._begun(name, tensor, stretch) if began else tensor
         total, count = self.loss(self.pieces.result(outputs), target)
         if tools.run.counts:
             sums.add(total, count)
@@ -306,19 +303,19 @@ class Executor:
             saved = self._saved.pop((run.number, m, k))
             parts = self.inbox.take((run.number, True, m, k))
             last = m == self.program.micro_batches - 1 and k == run.slices - 1
-            if last and watch is not None:
+            if last:
                 watch.final(run, True)
-            gradients = self._units_back(tools, saved, parts)
-            if last and watch is not None:
+            gradients = self._stretches_back(tools, saved, parts)
+            if last:
                 watch.final(run, False)
             for sender in tools.gradients:
                 sender.send(m, k, [gradients[name] for name in sender.flow.tensors], saved.lo, saved.hi)
 
-    def _units_back(self, tools: _Tools, saved: _Saved, parts: Sequence[Part]) -> dict[str, Tensor]:
-        """Backward of the units, last to first; gradients of all that they began with."""
+    def _stretches_back(self, tools: _Tools, saved: _Saved, parts: Sequence[Part]) -> dict[str, Tensor]:
+        """Backward of the stretches, last to first; gradients of all that they began with."""
         gradients: dict[str, Tensor] = {}
-        for unit in reversed(range(len(saved.units))):
-            found = saved.units[unit]
+        for stretch in reversed(range(len(saved.stretches))):
+            found = saved.stretches[stretch]
             roots, seeds = [], []
             for name, tensor in found.outputs.items():
                 seed = gradients.get(name)
@@ -328,25 +325,17 @@ class Executor:
                 if seed is not None:
                     roots.append(tensor)
                     seeds.append(seed)
-            if unit == len(saved.units) - 1 and saved.loss is not None and saved.loss.requires_grad:
+            if stretch == len(saved.stretches) - 1 and saved.loss is not None and saved.loss.requires_grad:
                 roots.append(saved.loss)
                 seeds.append(torch.full_like(saved.loss, self.seed))
-            self._before(tools.run, unit, True)
+            self.hooks.watch.before(tools.run, stretch)
             if roots:
                 torch.autograd.backward(roots, seeds)
-            self._after(tools.run, unit, True)
+            self.hooks.watch.after(tools.run, stretch)
             for name, leaf in found.inputs.items():
                 own = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
                 gradients[name] = gradients[name] + own if name in gradients else own
         return gradients
-
-    def _before(self, run: Run, unit: int, backward: bool) -> None:
-        if self.hooks.watch is not None:
-            self.hooks.watch.before(run, unit, backward)
-
-    def _after(self, run: Run, unit: int, backward: bool) -> None:
-        if self.hooks.watch is not None:
-            self.hooks.watch.after(run, unit, backward)
 
     def _joined(self, parts: Sequence[Part]) -> dict[str, Any]:
         """Whole tensors of a slice from the parts that came."""

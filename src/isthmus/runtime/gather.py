@@ -24,20 +24,24 @@ class Gatherer:
     """Fetches and drops the weights of sharded stages."""
 
     def __init__(
-        self, program: Program, network: Network, buckets: Sequence[Bucket], units: Sequence[Sequence[Sequence[str]]]
+        self,
+        program: Program,
+        network: Network,
+        buckets: Sequence[Bucket],
+        stretches: Sequence[Sequence[Sequence[str]]],
     ) -> None:
-        """`units[r][u]`: the parameters that unit u of run r uses."""
+        """`stretches[r][u]`: the parameters that stretch u of run r uses."""
         self.program = program
         self._sets = [_Set(program, network, bucket) for bucket in buckets if not bucket.resident]
-        self._of_unit = {
+        self._of_stretch = {
             (run.number, u): [one for one in self._sets if not set(names).isdisjoint(one.bucket.names)]
-            for run, found in zip(program.runs, units, strict=True)
+            for run, found in zip(program.runs, stretches, strict=True)
             for u, names in enumerate(found)
         }
         self._asked = Counter[int]()  # of each set in a step, by every participant alike
         for run in program.runs:
-            for u in range(len(run.units)):
-                for one in self._of_unit[run.number, u]:
+            for u in range(len(run.stretches)):
+                for one in self._of_stretch[run.number, u]:
                     self._asked[id(one)] += 2 * program.micro_batches * run.slices
 
     def begin(self) -> None:
@@ -45,14 +49,14 @@ class Gatherer:
         for one in self._sets:
             one.begin(self._asked[id(one)])
 
-    def before(self, run: Run, unit: int) -> None:
-        """Fetches the weights of a unit."""
-        for one in self._of_unit[run.number, unit]:
+    def before(self, run: Run, stretch: int) -> None:
+        """Fetches the weights of a stretch."""
+        for one in self._of_stretch[run.number, stretch]:
             one.fetch()
 
-    def after(self, run: Run, unit: int) -> None:
+    def after(self, run: Run, stretch: int) -> None:
         """Drops them."""
-        for one in self._of_unit[run.number, unit]:
+        for one in self._of_stretch[run.number, stretch]:
             one.bucket.release()
 
     def holds(self, tensor: Tensor) -> bool:

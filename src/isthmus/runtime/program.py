@@ -10,12 +10,11 @@ tensor group all compute the group's runs: member i takes what flows in from mem
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from isthmus.cluster.spec import Cluster, Precision
-from isthmus.cost.simulate import Prepared, Simulator
 from isthmus.errors import PlanError
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
@@ -25,6 +24,9 @@ from isthmus.runtime.mixing import check_mixing
 
 __all__ = ["Action", "BucketSpec", "Flow", "Program", "Run", "programs", "samples_of_slice"]
 
+
+if TYPE_CHECKING:
+    from isthmus.cost.simulate import Prepared
 
 _Table = dict[tuple[int, int], dict[str, None]]  # (sending run, receiving run) -> tensors, in the graph's order
 
@@ -62,7 +64,9 @@ class Run(_Frozen, frozen=True, kw_only=True):
     hi: int
     slices: int
     recompute: tuple[bool, ...]  # of each block
-    units: tuple[tuple[int, int], ...]  # first and last block of what is computed in one go: a stage if weights stream
+    stretches: tuple[
+        tuple[int, int], ...
+    ]  # first and last block of what is computed in one go: a stage if weights stream
     counts: bool  # its losses count: false on all but the first replica of a duplicate stage
     saves: tuple[bool, ...]  # for each stage: it keeps batch statistics for all its replicas
     group: tuple[str, ...]  # devices of its tensor group, this one included
@@ -100,6 +104,7 @@ class BucketSpec(_Frozen, frozen=True, kw_only=True):
     layout: Layout = "replicated"
     spill: Spill = "none"
     kept: float | None = None
+    pruned: tuple[str, ...] = ()  # what a mask applies to: linear weights
     groups: tuple[tuple[str, ...], ...] = ()
 
 
@@ -127,6 +132,8 @@ def samples_of_slice(run: Run | Flow, k: int) -> tuple[int, int]:
 
 def programs(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> dict[str, Program]:
     """The program of each worker of a checked plan, by device."""
+    from isthmus.cost.simulate import Prepared, Simulator  # compiled code, which workers do without
+
     _check_runnable(plan, cluster)
     resolved = resolve(plan, cluster, models)
     simulator = Simulator(cluster, models)
@@ -262,7 +269,7 @@ class _Compiler:
                     slices=replica.slices,
                     recompute=tuple(stages[self.part.stage_of[b]].recompute for b in range(first, last + 1)),
                     ranges=ranges,
-                    units=ranges if streams else ((first, last),),
+                    stretches=ranges if streams else ((first, last),),
                     counts=member == 0 and not (self.part.stages[keys[-1][0]].duplicate and ending.number > 0),
                     saves=tuple(member == 0 and r == 0 for _, r in keys),
                     group=group,
@@ -385,18 +392,25 @@ class _Compiler:
             taken.update(alone)
             for stage in dict.fromkeys(self._home(name, run) for name in alone):
                 told = self.part.pipeline.stages[stage]
+                here = tuple(name for name in alone if self._home(name, run) == stage)
                 found.append(
                     BucketSpec(
                         name=f"stage {stage}",
                         number=len(self.part.syncs) + stage,
                         how=None,
-                        parameters=tuple(name for name in alone if self._home(name, run) == stage),
+                        parameters=here,
                         spill=told.spill,
                         kept=told.kept,
+                        pruned=self._pruned(here, told.kept),
                         groups=(run.group,),
                     )
                 )
         return tuple(found)
+
+    def _pruned(self, parameters: tuple[str, ...], kept: float | None) -> tuple[str, ...]:
+        """Linear weights, where there is a mask; others are exempt."""
+        known = self.graph.parameter
+        return tuple(name for name in parameters if kept is not None and known[name].linear is not None)
 
     def _home(self, parameter: str, run: Run) -> int:
         """The first stage of the run that uses a parameter."""
@@ -447,6 +461,7 @@ class _Compiler:
             layout=next((layout for layout in _LAYOUTS if layout in layouts), "replicated"),
             spill=stages[0].spill,
             kept=stages[0].kept,
+            pruned=self._pruned(sync.parameters, stages[0].kept),
             groups=groups,
         )
 

@@ -10,6 +10,7 @@ participants, in 16 bits too. A CUDA tensor has its result in the order of the c
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -225,7 +226,7 @@ class Ring:
         departures.wait()
 
 
-class _Whole:
+class _Whole(ABC):
     """A sync that knows no pieces; new weights go around a ring however the gradient came."""
 
     scatters = False
@@ -233,9 +234,9 @@ class _Whole:
     def __init__(self, ring: Ring | None) -> None:
         self._ring = ring
 
+    @abstractmethod
     def all_reduce(self, flat: Tensor) -> None:
         """The sum over all."""
-        raise NotImplementedError
 
     def reduce_scatter(self, flat: Tensor) -> None:
         """All of it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +57,6 @@ class Worker:
         *,
         buffers: Sequence[str] = (),
         initial: Mapping[str, Tensor] | None = None,
-        paced: Callable[[], AbstractContextManager[Any]] | None = None,
     ) -> None:
         """`pieces` are this worker's own, in the plan's precision, and `draws` what is random in them.
 
@@ -76,10 +74,10 @@ class Worker:
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         }
-        units = [
+        stretches = [
             [
                 [name for b in range(first, last + 1) for name in pieces.graph.blocks[b].parameters]
-                for first, last in run.units
+                for first, last in run.stretches
             ]
             for run in program.runs
         ]
@@ -92,14 +90,12 @@ class Worker:
             bucket.sync = self._sync(bucket.spec, placed, parameters)
         used = {
             run.number: list(dict.fromkeys(name for names in found for name in names))
-            for run, found in zip(program.runs, units, strict=True)
+            for run, found in zip(program.runs, stretches, strict=True)
         }
         self._syncs = Buckets(self.buckets, self._served(), used)
-        self._gatherer = Gatherer(program, network, self.buckets, units)
+        self._gatherer = Gatherer(program, network, self.buckets, stretches)
         randomness = Randomness(program.job.seed, pieces.graph, placed.draws)
         hooks = Hooks(watch=self, randomness=randomness.at, ordered=meets(program, pieces))
-        if paced is not None:
-            hooks.paced = paced
         self.executor = Executor(program, pieces, modules, network, device, loss, hooks)
         self.updater = Updater(program.job.optimizer, self.buckets)
         self.scale = LossScale(used=program.precision == "fp16")
@@ -211,13 +207,13 @@ class Worker:
 
     # -- what the executor tells
 
-    def before(self, run: Run, unit: int, backward: bool) -> None:
-        """Weights of a unit are needed."""
-        self._gatherer.before(run, unit)
+    def before(self, run: Run, stretch: int) -> None:
+        """Weights of a stretch are needed."""
+        self._gatherer.before(run, stretch)
 
-    def after(self, run: Run, unit: int, backward: bool) -> None:
+    def after(self, run: Run, stretch: int) -> None:
         """... and no longer."""
-        self._gatherer.after(run, unit)
+        self._gatherer.after(run, stretch)
 
     def final(self, run: Run, begins: bool) -> None:
         """The last backward of a run."""
