@@ -14,10 +14,11 @@ import msgspec
 
 from isthmus.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
-__all__ = ["PRECISIONS", "Cluster", "Device", "DeviceKind", "Host", "Link", "Precision"]
+__all__ = ["PRECISIONS", "TCP_PAYLOAD", "Cluster", "Device", "DeviceKind", "Host", "Link", "Precision"]
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
+TCP_PAYLOAD = 1460 / 1500  # of a link's bandwidth, what TCP carries: 40 of the 1500 bytes of a packet are headers
 
 
 class DeviceKind(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,257 @@
+"""`isthmus emulate CLUSTER -- COMMAND`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import IO, Any, NamedTuple, NoReturn, TextIO
+
+from isthmus.cli.console import Answer, Progress
+from isthmus.cluster.load import load_cluster
+from isthmus.emulate.links import check_values
+from isthmus.emulate.world import World
+from isthmus.errors import UsageError
+from isthmus.report.text import columns
+from isthmus.units import Seconds, format_seconds, parse_bandwidth, parse_seconds
+
+__all__ = ["Change", "parse_change", "run"]
+
+_WHERE = "isthmus emulate"
+_MASTER_PORT = 29500  # torch's own default; free on a host that was just made
+_LOOK = 0.5  # seconds between two looks at whether the world is still there
+_LAST_WORDS = 5.0  # seconds for a command to end when told to, and for its last lines to be read
+
+
+class Change(NamedTuple):
+    """What becomes of a link, when. No values: it is as in the file again."""
+
+    at: Seconds
+    a: str
+    b: str
+    values: Mapping[str, Any]
+
+
+def run(args: argparse.Namespace, progress: Progress) -> Answer:
+    """Runs one command on every host at the same time, and says how each ended."""
+    if not args.argv:
+        raise UsageError(
+            "no command to run", where=_WHERE, next=f"Write it at the end: {_WHERE} {args.file} -- COMMAND"
+        )
+    if shutil.which(args.argv[0]) is None:
+        raise UsageError(f"no command {args.argv[0]!r} on this machine", where=_WHERE)
+    changes = sorted((parse_change(text) for text in args.change), key=lambda change: change.at)
+    cluster = load_cluster(args.file)
+    with _ended_by_sigterm(), World(cluster, hosts=args.on or None, shaped=False if args.unshaped else None) as world:
+        if changes and not world.shaped:
+            raise UsageError("--change needs emulated links", where=_WHERE, found=world.reason)
+        for change in changes:
+            world.pairs(change.a, change.b)  # said before anything runs, not when its time comes
+        count = f"{len(world.hosts)} host{'s' * (len(world.hosts) > 1)}"
+        progress.phase(f"{count} of {cluster.name} on this machine; {'; '.join(world.notes)}")
+        progress.rest()
+        start = time.monotonic()
+        codes = _play(args, world, changes)
+        seconds = time.monotonic() - start
+        return _answer(world, codes, seconds)
+
+
+def parse_change(text: str) -> Change:
+    """`10 s virginia frankfurt bandwidth=100 Mbit/s latency=80 ms`, or `cut`, `mend`, `loss=0.01`."""
+    match = re.fullmatch(r"\s*([0-9.]+ ?[a-z]+)\s+(\S+)\s+(\S+)\s+(\S.*?)\s*", text)
+    values: dict[str, Any] = {}
+    try:
+        if match is None:
+            raise ValueError("AT A B WHAT")
+        for item in re.split(r"\s+(?=\w+=|cut\b|mend\b)", match[4]):
+            values |= _value(*item.partition("="))
+        check_values(**{name: value for name, value in values.items() if name != "cut"})
+        return Change(parse_seconds(match[1]), match[2], match[3], values)
+    except ValueError as error:
+        example = "'10 s virginia frankfurt bandwidth=100 Mbit/s', latency=80 ms, loss=0.01, cut or mend"
+        raise UsageError(
+            "--change cannot be read", where=_WHERE, found=repr(text[:200]), expected=f"{error}, as in {example}"
+        ) from None
+
+
+def _value(name: str, sign: str, text: str) -> dict[str, Any]:
+    match name, sign:
+        case "cut", "":
+            return {"cut": True}
+        case "mend", "":
+            return {}
+        case "bandwidth", "=":
+            return {"bandwidth": parse_bandwidth(text)}
+        case "latency", "=":
+            return {"latency": parse_seconds(text)}
+        case "loss", "=":
+            return {"loss": float(text)}
+    raise ValueError("bandwidth=, latency=, loss=, cut or mend")
+
+
+def _play(args: argparse.Namespace, world: World, changes: Sequence[Change]) -> dict[str, int]:
+    """The exit code of each host's command, when all have ended; what changes meanwhile is changed."""
+    start, waiting = time.monotonic(), list(changes)
+    commands = _Commands(world, args.argv, sys.stderr if args.json else args.out)
+    with commands:
+        while len(commands.codes) < len(world.hosts):
+            while waiting and time.monotonic() - start >= waiting[0].at:
+                _apply(world, waiting.pop(0))
+            until = start + waiting[0].at - time.monotonic() if waiting else _LOOK
+            commands.listen(min(_LOOK, max(0.0, until)))
+            world.check()
+    return {host: commands.codes[host] for host in world.hosts}
+
+
+def _apply(world: World, change: Change) -> None:
+    if change.values:
+        world.change(change.a, change.b, **change.values)
+    else:
+        world.mend(change.a, change.b)
+
+
+class _Commands:
+    """One process for each host; threads pass on what they print, line by line, behind the host's name."""
+
+    def __init__(self, world: World, argv: Sequence[str], out: TextIO) -> None:
+        self.codes: dict[str, int] = {}
+        self._ended: SimpleQueue[tuple[str, int]] = SimpleQueue()
+        self._printing = threading.Lock()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._world, self._argv, self._out = world, argv, out
+        self._width = max(map(len, world.hosts))
+        self._hung_up: BrokenPipeError | None = None  # who read our output went away
+
+    def __enter__(self) -> None:
+        try:
+            port = _MASTER_PORT if self._world.shaped else _free_port()
+            for rank, host in enumerate(self._world.hosts):
+                self._start(host, _environment(self._world, rank, port))
+        except BaseException:
+            self._end()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def listen(self, timeout: float) -> None:
+        """Waits for one of them to end."""
+        if self._hung_up is not None:
+            raise self._hung_up
+        with contextlib.suppress(Empty):
+            host, status = self._ended.get(timeout=timeout)
+            self.codes[host] = status
+            if status != 0:
+                self._say(host, f"ended: {_how(status)}", sys.stderr)
+
+    def _start(self, host: str, environment: Mapping[str, str]) -> None:
+        process = subprocess.Popen(
+            self._world.command(host, self._argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        self._processes[host] = process
+        assert process.stdout is not None and process.stderr is not None
+        readers = [
+            threading.Thread(target=self._pass_on, args=(host, pipe, stream), daemon=True)
+            for pipe, stream in ((process.stdout, self._out), (process.stderr, sys.stderr))
+        ]
+        for thread in (*readers, threading.Thread(target=self._watch, args=(host, process, readers), daemon=True)):
+            thread.start()
+
+    def _pass_on(self, host: str, pipe: IO[bytes], stream: TextIO) -> None:
+        with pipe:
+            for line in pipe:
+                try:
+                    self._say(host, line.decode(errors="replace").rstrip("\r\n"), stream)
+                except BrokenPipeError as error:
+                    self._hung_up = error
+                    return
+
+    def _watch(self, host: str, process: subprocess.Popen[bytes], readers: Sequence[threading.Thread]) -> None:
+        status = process.wait()
+        for reader in readers:  # something that it started may hold its pipes for longer
+            reader.join(timeout=_LAST_WORDS)
+        self._ended.put((host, status))
+
+    def _say(self, host: str, text: str, stream: TextIO) -> None:
+        with self._printing:
+            print(f"{host:{self._width}} | {text}", file=stream, flush=True)
+
+    def _end(self) -> None:
+        """Tells those that still run to end, then makes them."""
+        living = [process for process in self._processes.values() if process.poll() is None]
+        for order, patience in ((signal.SIGTERM, _LAST_WORDS), (signal.SIGKILL, None)):
+            for process in living:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, order)
+            deadline = time.monotonic() + (patience or 0.0)
+            for process in living:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=None if patience is None else max(0.0, deadline - time.monotonic()))
+
+
+def _environment(world: World, rank: int, port: int) -> dict[str, str]:
+    """What torch.distributed reads."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(world.hosts)),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": world.address(world.hosts[0]),
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": world.interface,
+        "TP_SOCKET_IFNAME": world.interface,
+        "ISTHMUS_HOST": world.hosts[rank],
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM leaves as an exception, so that everything is cleaned up; exit code 143, as is usual."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _how(status: int) -> str:
+    return f"exit code {status}" if status >= 0 else f"killed ({signal.Signals(-status).name})"
+
+
+def _answer(world: World, codes: Mapping[str, int], seconds: float) -> Answer:
+    hosts = {host: {"exit_code": status, "address": world.address(host)} for host, status in codes.items()}
+    failed = [f"{host} ({_how(status)})" for host, status in codes.items() if status != 0]
+    rows = [(host, world.address(host), _how(status)) for host, status in codes.items()]
+    text = "\n".join(["", *columns(rows), "", f"{format_seconds(seconds)} in all"])
+    values = {"hosts": hosts, "shaped": world.shaped, "reason": world.reason, "seconds": seconds}
+    return Answer(values=values, text=text, failure=f"failed: {', '.join(failed)}" if failed else None)

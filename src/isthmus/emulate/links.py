@@ -1,0 +1,180 @@
+"""A cluster as what a router must do: resources that packets pass, and the route of each pair of hosts over them.
+
+A packet between two hosts passes the sender's nic, what the pair can reach, the trunk of the two regions if there is
+one, and the receiver's nic; then it travels for the latency. Each way counts for itself. This is what
+`cost.network.fabric` says of messages. Resources that can never hold anything up are left out:
+
+- a nic or a trunk, if all the pairs that pass it can together not exceed it;
+- a pair, if a nic or a trunk on its route stays and is not faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from isthmus.cluster.spec import Cluster
+from isthmus.errors import UsageError
+from isthmus.units import Bytes, BytesPerSecond, Seconds
+
+__all__ = ["MOST_HOSTS", "Links", "Route", "check_values"]
+
+MOST_HOSTS = 500  # a router waits for all of them in one select, which has room for 1024 files
+_LEAST_BUFFER, _MOST_BUFFER = 1 << 20, 1 << 29  # bytes of a socket
+_PAUSE = 0.05  # seconds for which a process on a busy machine may wait for a processor without its link falling idle
+
+
+class Route(msgspec.Struct, kw_only=True):
+    """How one host reaches another, at present."""
+
+    bandwidth: BytesPerSecond
+    latency: Seconds
+    loss: float = 0.0
+    cut: bool = False
+
+
+class _Resource(NamedTuple):
+    number: int
+    rate: BytesPerSecond
+
+
+class Links:
+    """All routes between some hosts of a cluster; they may change."""
+
+    def __init__(self, cluster: Cluster, hosts: Sequence[str]) -> None:
+        self._cluster, self.hosts = cluster, tuple(hosts)
+        self._routes: dict[tuple[str, str], Route] = {}
+        self._numbers: dict[tuple[str, ...], int] = {}
+        for pair in self._pairs(self.hosts, self.hosts):
+            self._mend(pair)
+
+    def __contains__(self, pair: tuple[str, str]) -> bool:
+        return pair in self._routes
+
+    def change(
+        self,
+        a: str,
+        b: str,
+        *,
+        bandwidth: BytesPerSecond | None = None,
+        latency: Seconds | None = None,
+        loss: float | None = None,
+        cut: bool | None = None,
+    ) -> None:
+        """Both ways between two hosts, or between all hosts of two regions. None: as it is."""
+        check_values(bandwidth, latency, loss)
+        for pair in self.pairs(a, b):
+            route = self._routes[pair]
+            route.bandwidth = route.bandwidth if bandwidth is None else bandwidth
+            route.latency = route.latency if latency is None else latency
+            route.loss = route.loss if loss is None else loss
+            route.cut = route.cut if cut is None else cut
+
+    def mend(self, a: str, b: str) -> None:
+        """As the cluster says."""
+        for pair in self.pairs(a, b):
+            self._mend(pair)
+
+    def reach(self, a: str, b: str) -> BytesPerSecond:
+        """What one pair of hosts can reach when nobody else sends."""
+        trunk = self._trunk(a, b)
+        nics = (self._cluster.hosts[a].nic, self._cluster.hosts[b].nic)
+        return BytesPerSecond(min(self._routes[a, b].bandwidth, *nics, *([trunk] if trunk is not None else [])))
+
+    def window(self, a: str, b: str) -> Bytes:
+        """Bytes that are on their way or acknowledged on the way back when the pair sends all it can."""
+        return Bytes(self.reach(a, b) * 2 * self._routes[a, b].latency)
+
+    def buffers(self) -> dict[str, int]:
+        """Bytes for each socket, by host: three times what its best route carries in a round trip and a pause."""
+        needs = dict.fromkeys(self.hosts, float(_LEAST_BUFFER))
+        for a, b in self._routes:
+            need = 3 * (self.window(a, b) + self.reach(a, b) * _PAUSE)
+            needs[a], needs[b] = max(needs[a], need), max(needs[b], need)
+        return {host: round(min(need, _MOST_BUFFER)) for host, need in needs.items()}
+
+    def table(self) -> dict[str, Any]:
+        """For the router: each route with the rates of its resources, the buffers of each host."""
+        kept = self._kept()
+        number = {host: index for index, host in enumerate(self.hosts)}
+        rows = {}
+        for (a, b), route in self._routes.items():
+            resources = [resource for name in self._shared(a, b) if (resource := kept.get(name)) is not None]
+            if all(resource.rate > route.bandwidth for resource in resources):
+                resources.insert(0, _Resource(self._number(("pair", a, b)), route.bandwidth))
+            rows[f"{number[a]} {number[b]}"] = {
+                "resources": {resource.number: resource.rate for resource in resources},
+                "latency": route.latency,
+                "loss": route.loss,
+                "cut": route.cut,
+            }
+        return {"routes": rows, "buffers": {str(number[host]): size for host, size in self.buffers().items()}}
+
+    def _kept(self) -> Mapping[tuple[str, ...], _Resource]:
+        """Nics and trunks that can hold something up."""
+        asked: dict[tuple[str, ...], float] = {}
+        for (a, b), route in self._routes.items():
+            for name in self._shared(a, b):
+                asked[name] = asked.get(name, 0.0) + route.bandwidth
+        rates = {name: self._rate(name) for name in asked}
+        return {name: _Resource(self._number(name), rate) for name, rate in rates.items() if rate < asked[name]}
+
+    def _shared(self, a: str, b: str) -> Iterator[tuple[str, ...]]:
+        """The resources of a route that other pairs pass too."""
+        yield "nic out", a
+        if self._trunk(a, b) is not None:
+            yield "trunk", self._cluster.hosts[a].region, self._cluster.hosts[b].region
+        yield "nic in", b
+
+    def _rate(self, name: tuple[str, ...]) -> BytesPerSecond:
+        if name[0] != "trunk":
+            return self._cluster.hosts[name[1]].nic
+        rate = self._cluster.trunk(name[1], name[2])
+        assert rate is not None
+        return rate
+
+    def _number(self, name: tuple[str, ...]) -> int:
+        return self._numbers.setdefault(name, len(self._numbers))
+
+    def _trunk(self, a: str, b: str) -> BytesPerSecond | None:
+        return self._cluster.trunk(self._cluster.hosts[a].region, self._cluster.hosts[b].region)
+
+    def _mend(self, pair: tuple[str, str]) -> None:
+        link = self._cluster.link(*pair)
+        assert link is not None
+        self._routes[pair] = Route(bandwidth=link.bandwidth, latency=link.latency)
+
+    def _pairs(self, ones: Sequence[str], others: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Ordered pairs that have a link, both ways."""
+        both = {pair for a in ones for b in others for pair in ((a, b), (b, a)) if a != b}
+        yield from sorted(pair for pair in both if self._cluster.link(*pair) is not None)
+
+    def pairs(self, a: str, b: str) -> list[tuple[str, str]]:
+        """Ordered pairs of hosts between two hosts or two regions that have a link; UsageError if there is none."""
+        pairs = list(self._pairs(self._members(a), self._members(b)))
+        if not pairs:
+            raise UsageError(f"no link between {a} and {b}", next="Change only links that the cluster file has")
+        return pairs
+
+    def _members(self, name: str) -> list[str]:
+        """A host, or the hosts of a region."""
+        found = [host for host in self.hosts if name in (host, self._cluster.hosts[host].region)]
+        if not found:
+            regions = dict.fromkeys(self._cluster.hosts[host].region for host in self.hosts)
+            raise UsageError(
+                f"no host or region {name!r} in this world", expected=f"one of {', '.join([*self.hosts, *regions])}"
+            )
+        return found
+
+
+def check_values(bandwidth: float | None = None, latency: float | None = None, loss: float | None = None) -> None:
+    """UsageError where no link can be so."""
+    if bandwidth is not None and not (math.isfinite(bandwidth) and bandwidth > 0):
+        raise UsageError("a bandwidth is above 0", found=str(bandwidth), next="To stop all packets, cut the link")
+    if latency is not None and not (math.isfinite(latency) and latency >= 0):
+        raise UsageError("a latency is 0 or more", found=str(latency))
+    if loss is not None and not 0 <= loss <= 1:
+        raise UsageError("a loss is the part of packets that is lost", found=str(loss), expected="0 to 1")
