@@ -1,0 +1,221 @@
+"""`isthmus cluster probe CLUSTER`: on every host of a cluster, or in an emulated world of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import time
+from contextlib import ExitStack
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from isthmus.cli.arguments import unknown
+from isthmus.cli.console import Answer, Progress, check_folder
+from isthmus.cluster.load import load_cluster
+from isthmus.cluster.spec import Cluster
+from isthmus.cluster.write import cluster_yaml
+from isthmus.deploy.company import Company, meeting, started, take_part
+from isthmus.deploy.probe import (
+    Found,
+    PairFound,
+    ProbeSettings,
+    Round,
+    expected_seconds,
+    host_pairs,
+    probe,
+    rounds,
+)
+from isthmus.deploy.probed import probed_cluster
+from isthmus.deploy.prober import LONGEST
+from isthmus.errors import FileError, RunError, UsageError
+from isthmus.files import write_whole
+from isthmus.report.text import columns, cut, excerpt
+from isthmus.units import format_bandwidth, format_seconds
+
+__all__ = ["run"]
+
+_SECRET = 16  # characters that a token has at least
+_PLACE = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:]+):(?P<port>[0-9]{1,5})")
+_SHOWN = 60  # pairs that are listed for people
+
+
+def run(args: argparse.Namespace, progress: Progress) -> Answer:
+    """Leads the probe or takes part in it; whoever leads writes the file."""
+    cluster = load_cluster(args.file)
+    _check_usage(args, cluster)
+    output: str = args.output or f"{Path(args.file).stem}.probed.yaml"
+    if not args.emulate and args.host != next(iter(cluster.hosts)):
+        return _join(args, cluster, progress)
+    check_folder(output)
+    with ExitStack() as ends:
+        company, remarks = (_emulated if args.emulate else _met)(args, cluster, progress, ends)
+        found = _probe(args, cluster, company, progress)
+    missing = [host for host in cluster.hosts if host not in company.addresses]
+    return _answer(cluster, found, missing, remarks, output)
+
+
+def _check_usage(args: argparse.Namespace, cluster: Cluster) -> None:
+    where = args.parser.prog
+    if args.emulate == (args.host is not None or args.meet is not None):
+        expected = "--emulate, or --host NAME and --meet ADDRESS:PORT on every host"
+        raise UsageError("it is not clear what takes part", where=where, expected=expected)
+    if not args.emulate and (args.host is None or args.meet is None):
+        raise UsageError(f"--{'meet' if args.host else 'host'} is missing", where=where, next=f"See {where} --help")
+    if args.host is not None and args.host not in cluster.hosts:
+        raise unknown("no host of the cluster is named", args.host, list(cluster.hosts), where)
+    if not 0.1 <= args.seconds <= LONGEST:
+        raise UsageError(
+            "--seconds cannot be so", where=where, found=f"{args.seconds:g}", expected=f"0.1 to {LONGEST:g}"
+        )
+    if len(cluster.hosts) < 2:
+        raise UsageError("the cluster has one host, and no link to measure", where=args.file)
+
+
+def _place(args: argparse.Namespace) -> tuple[str, int]:
+    match = _PLACE.fullmatch(args.meet)
+    if match is None or not 1 <= int(match["port"]) <= 65535:
+        raise UsageError("--meet cannot be read", where=args.parser.prog, found=repr(args.meet[:80]),
+                         expected="an address and a port, like 10.0.0.1:29400")  # fmt: skip
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def _token(args: argparse.Namespace) -> bytes:
+    """The secret that all hosts share; never on the command line, which every user of the machine can see."""
+    remedy = "Make one, and give every host the same: openssl rand -hex 32 > token; --token-file token"
+    if args.token_file is not None:
+        try:
+            with Path(args.token_file).open("rb") as file:
+                token = file.read(4096).strip()
+        except OSError as problem:
+            raise FileError(f"cannot read the token: {problem.strerror}", where=args.token_file, next=remedy) from None
+    else:
+        token = os.environ.get("ISTHMUS_TOKEN", "").strip().encode()
+    if len(token) < _SECRET:
+        found = f"{len(token)} characters" if token else "none: neither --token-file nor ISTHMUS_TOKEN is given"
+        raise UsageError("a token is needed, so that no stranger takes part", where=args.parser.prog, found=found,
+                         expected=f"{_SECRET} characters or more", next=remedy)  # fmt: skip
+    return token
+
+
+def _own_address(cluster: Cluster, host: str) -> str | None:
+    address = cluster.hosts[host].address
+    return None if address is None else address.strip("[]")
+
+
+def _join(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> Answer:
+    """Takes part until the leader ends it."""
+    token, place = _token(args), _place(args)
+    start = time.monotonic()
+    progress.phase(f"{args.host} takes part in the probe that {next(iter(cluster.hosts))} leads at {args.meet}")
+    take_part(place, token, args.host, _own_address(cluster, args.host), args.wait)
+    values = {"file": None, "host": args.host, "pairs": [], "seconds": time.monotonic() - start}
+    return Answer(values=values, text=f"{args.host} took part; {next(iter(cluster.hosts))} has the result")
+
+
+def _met(args: argparse.Namespace, cluster: Cluster, progress: Progress, ends: ExitStack) -> tuple[Company, list[str]]:
+    """The hosts that came to the meeting point."""
+    token, place = _token(args), _place(args)
+    progress.phase(f"Waiting at {args.meet} for {len(cluster.hosts) - 1} other hosts, {args.wait:g} s at most")
+    me = (args.host, _own_address(cluster, args.host) or place[0])
+    company = ends.enter_context(meeting(place, token, me, list(cluster.hosts), args.wait, progress.phase))
+    if len(company.addresses) < 2:
+        raise RunError(
+            "no other host came",
+            where=args.meet,
+            next=f"Run the same on each, with its name as --host, within {args.wait:g} s",
+        )
+    return company, []
+
+
+def _emulated(
+    args: argparse.Namespace, cluster: Cluster, progress: Progress, ends: ExitStack
+) -> tuple[Company, list[str]]:
+    """A prober for each host of an emulated world."""
+    from isthmus.emulate.world import World
+
+    progress.phase(f"Making a world of {len(cluster.hosts)} hosts")
+    world = ends.enter_context(World(cluster))
+    company = ends.enter_context(started(list(cluster.hosts), world.command, world.address))
+    if world.shaped:
+        return company, ["measured in an emulated world on one machine"]
+    return company, [f"only this machine's loopback was measured, not these links ({world.reason})"]
+
+
+def _probe(args: argparse.Namespace, cluster: Cluster, company: Company, progress: Progress) -> Found:
+    settings = ProbeSettings(seconds=args.seconds, trunks=args.trunks, nics=args.nics)
+    pairs = host_pairs([host for host in cluster.hosts if host in company.addresses])
+    if args.emulate:  # nothing that the file does not know can be found there
+        pairs = [pair for pair in pairs if cluster.link(*pair) is not None]
+    schedule = rounds(cluster, pairs, max(1, (os.cpu_count() or 1) // 2) if args.emulate else None)
+    seconds = format_seconds(expected_seconds(cluster, schedule, settings))
+    progress.phase(f"Measuring {len(pairs)} pairs of hosts in {len(schedule)} rounds, about {seconds}")
+
+    def listen(what: str, done: int, total: int, pairs: Round) -> None:
+        names = ", ".join(" - ".join(pair) for pair in pairs)
+        progress.phase(cut(f"Measuring {what}, round {done + 1} of {total}: {names}", 110))
+
+    found = probe(cluster, company, schedule, settings, listen)
+    if not found.pairs:
+        raise RunError(
+            "no pair of hosts could be measured", found=next(iter(found.failed.values()), "no link between any")
+        )
+    return found
+
+
+def _answer(cluster: Cluster, found: Found, missing: list[str], remarks: list[str], output: str) -> Answer:
+    measured, notes = probed_cluster(cluster, found)
+    notes = [*remarks, *notes]
+    head = f"Links measured by isthmus cluster probe, {date.today().isoformat()}: {len(found.pairs)} pairs of hosts"
+    write_whole(output, cluster_yaml(measured, [f"{line}." for line in (head, *notes)]).encode())
+    text = [
+        f"{cluster.name}: {len(found.pairs)} pairs of hosts measured in {format_seconds(found.seconds)}",
+        "",
+        *_table(cluster, found),
+        "",
+        *notes,
+        f"written to {output}; look at it: isthmus cluster show {output}",
+    ]
+    gone = [f"{host} was lost" for host in found.lost] + [f"{host} did not come" for host in missing]
+    failure = f"not all was measured: {', '.join(gone)}; the rest is in {output}" if gone else None
+    return Answer(values=_values(cluster, found, notes, output), text="\n".join(text), failure=failure)
+
+
+def _table(cluster: Cluster, found: Found) -> list[str]:
+    rows = [["pair", "latency", "median", "there", "back", "the file says"]]
+    for (a, b), pair in found.pairs.items():
+        link = cluster.link(a, b)
+        given = f"{format_bandwidth(link.bandwidth)}, {format_seconds(link.latency)}" if link is not None else "no link"
+        times = map(format_seconds, (pair.latency, pair.latency_median))
+        rows.append([f"{a} - {b}", *times, *map(format_bandwidth, pair.bandwidth), given])
+    return excerpt("\n".join(columns(rows, right=range(1, 5))), _SHOWN, "--json has them all")
+
+
+def _values(cluster: Cluster, found: Found, notes: list[str], output: str) -> dict[str, Any]:
+    others = [pair for pair in host_pairs(cluster.hosts) if pair not in found.pairs]
+    return {
+        "file": output,
+        "pairs": [_pair_values(a, b, pair) for (a, b), pair in found.pairs.items()],
+        "not_measured": [{"a": a, "b": b, "why": found.failed.get((a, b), "not tried")} for a, b in others],
+        "trunks": [
+            {"between": list(regions), "bandwidth": shared.rate, "holds": shared.holds}
+            for regions, shared in found.trunks.items()
+        ],
+        "nics": [
+            {"host": host, "bandwidth": shared.rate, "holds": shared.holds} for host, shared in found.nics.items()
+        ],
+        "notes": notes,
+        "seconds": found.seconds,
+    }
+
+
+def _pair_values(a: str, b: str, pair: PairFound) -> dict[str, Any]:
+    return {
+        "a": a,
+        "b": b,
+        "latency": pair.latency,
+        "latency_median": pair.latency_median,
+        "bandwidth": list(pair.bandwidth),
+        "steady": pair.steady,
+    }

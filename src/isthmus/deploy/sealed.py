@@ -1,0 +1,175 @@
+"""Lines of JSON over a socket, between two ends that share a secret token.
+
+Each end proves that it knows the token without sending it; `purpose` says what the connection is for, s and c are
+fresh random numbers:
+
+    server ─▶ client    s
+    client ─▶ server    c, HMAC(token, "client" purpose s c)
+    server ─▶ client    HMAC(token, "server" purpose s c), or why it refuses
+
+After that every line carries HMAC(key of its direction, its number, its text), the keys made from token, s and c:
+whoever is on the way can read a line, but neither make one nor replay, reorder or move it. Lines have a bounded length,
+and nothing is waited for longer than said. All that goes wrong is an OSError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import math
+import secrets
+import socket
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+__all__ = ["PATIENCE", "Sealed", "enter", "greet"]
+
+PATIENCE = 10.0  # seconds to wait for the other end's next bytes
+_LONGEST = 16_384  # bytes of a line
+_NONCE = 32  # bytes
+
+
+class _Challenge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    server: str
+
+
+class _Proof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    client: str
+    proof: str
+
+
+class _Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    proof: str | None = None
+    refused: str | None = None
+
+
+class _Lines:
+    """Plain lines; what was received beyond the last one is kept for whoever reads next."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(PATIENCE)
+        self.socket = connection
+        self.rest = bytearray()
+
+    def write(self, message: Any) -> None:
+        self.socket.sendall(msgspec.json.encode(message) + b"\n")
+
+    def read(self, timeout: float | None) -> bytes | None:
+        """The next line; None where the other end closed between two lines. No line may take longer than `timeout`."""
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while (found := self.rest.find(b"\n", 0, _LONGEST)) < 0:
+            if len(self.rest) >= _LONGEST:
+                raise ConnectionError("a line is too long")
+            if time.monotonic() >= end:
+                raise TimeoutError
+            try:
+                part = self.socket.recv(_LONGEST)
+            except TimeoutError:  # of the socket, which is the same for all threads
+                continue
+            if not part and not self.rest:
+                return None
+            if not part:
+                raise ConnectionError("a line was cut off")
+            self.rest += part
+        line = bytes(self.rest[:found])
+        del self.rest[: found + 1]
+        return line
+
+    def expect(self, kind: Any) -> Any:
+        line = self.read(PATIENCE)
+        if line is None:
+            raise ConnectionError("the other end closed the connection")
+        return _decoded(line, kind)
+
+
+def _decoded(line: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise ConnectionError(f"a line cannot be understood: {problem}") from None
+
+
+class Sealed:
+    """A connection whose ends know each other; several threads may send, one receives."""
+
+    def __init__(self, lines: _Lines, sending: bytes, receiving: bytes) -> None:
+        self.socket = lines.socket
+        self._lines = lines
+        self._keys = (sending, receiving)
+        self._counts = [0, 0]
+        self._lock = threading.Lock()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """One line."""
+        text = msgspec.json.encode(message)
+        with self._lock:
+            self.socket.sendall(self._mac(0, text) + b" " + text + b"\n")
+
+    def receive(self, kind: Any, timeout: float | None = PATIENCE) -> Any:
+        """The next line as a `kind` (a type, or a union of types); None where the other end closed."""
+        line = self._lines.read(timeout)
+        if line is None:
+            return None
+        mac, _, text = line.partition(b" ")
+        if not hmac.compare_digest(mac, self._mac(1, text)):
+            raise ConnectionError("a line is not from the other end")
+        return _decoded(text, kind)
+
+    def rest(self) -> bytes:
+        """What came after the last line that was received; it is then forgotten here."""
+        rest = bytes(self._lines.rest)
+        self._lines.rest.clear()
+        return rest
+
+    def hang_up(self) -> None:
+        """Nothing more is sent; the other end sees that."""
+        with contextlib.suppress(OSError):  # the other end was first
+            self.socket.shutdown(socket.SHUT_WR)
+
+    def _mac(self, way: int, text: bytes) -> bytes:
+        number = self._counts[way].to_bytes(8, "big")
+        self._counts[way] += 1
+        return hmac.digest(self._keys[way], number + text, "sha256").hex().encode()
+
+
+def greet(connection: socket.socket, token: bytes, purpose: str) -> Sealed:
+    """The server's side; PermissionError where the other end does not know the token, or wants something else."""
+    lines = _Lines(connection)
+    server = secrets.token_hex(_NONCE)
+    lines.write(_Challenge(server=server))
+    answer = lines.expect(_Proof)
+    if not _same(answer.proof, _proof(token, "client", purpose, server, answer.client)):
+        lines.write(_Verdict(refused="the token is not the one that is known here"))
+        raise PermissionError("it does not know the token")
+    lines.write(_Verdict(proof=_proof(token, "server", purpose, server, answer.client)))
+    return _sealed(lines, token, purpose, server, answer.client, ("to client", "to server"))
+
+
+def enter(connection: socket.socket, token: bytes, purpose: str) -> Sealed:
+    """The client's side; PermissionError where the other end refuses, or does not know the token itself."""
+    lines = _Lines(connection)
+    server, client = lines.expect(_Challenge).server, secrets.token_hex(_NONCE)
+    lines.write(_Proof(client=client, proof=_proof(token, "client", purpose, server, client)))
+    verdict = lines.expect(_Verdict)
+    if verdict.refused is not None:
+        raise PermissionError(verdict.refused)
+    if not _same(verdict.proof or "", _proof(token, "server", purpose, server, client)):
+        raise PermissionError("the other end does not know the token")
+    return _sealed(lines, token, purpose, server, client, ("to server", "to client"))
+
+
+def _sealed(lines: _Lines, token: bytes, purpose: str, server: str, client: str, ways: tuple[str, str]) -> Sealed:
+    sending, receiving = (bytes.fromhex(_proof(token, way, purpose, server, client)) for way in ways)
+    return Sealed(lines, sending, receiving)
+
+
+def _proof(token: bytes, role: str, purpose: str, server: str, client: str) -> str:
+    """JSON keeps the parts apart, whatever they hold."""
+    return hmac.digest(token, msgspec.json.encode([role, purpose, server, client]), "sha256").hex()
+
+
+def _same(one: str, other: str) -> bool:
+    return hmac.compare_digest(one.encode(), other.encode())
