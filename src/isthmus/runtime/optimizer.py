@@ -69,8 +69,8 @@ class Updater:
         target = self.targets[index]
         with torch.no_grad():
             target.copy_(state["weight"])
-            if bucket.mask is not None:
-                target.mul_(bucket.mask[slice(*bucket.bounds)].to(target.device))
+            if bucket.piece_mask is not None:
+                target.mul_(bucket.piece_mask.to(target.device))
             if target.data_ptr() != bucket.piece.data_ptr():
                 bucket.piece.copy_(target)
         if self.torch is not None and len(state) > 1:

@@ -10,6 +10,7 @@ tensor group all compute the group's runs: member i takes what flows in from mem
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from isthmus.cost.simulate import Prepared
 
 _Table = dict[tuple[int, int], dict[str, None]]  # (sending run, receiving run) -> tensors, in the graph's order
-
-
-_LAYOUTS: tuple[Layout, ...] = ("sharded-all", "sharded-optimizer")
 
 
 class _Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,9 +62,7 @@ class Run(_Frozen, frozen=True, kw_only=True):
     hi: int
     slices: int
     recompute: tuple[bool, ...]  # of each block
-    stretches: tuple[
-        tuple[int, int], ...
-    ]  # first and last block of what is computed in one go: a stage if weights stream
+    stretches: tuple[tuple[int, int], ...]  # first and last block of what is computed in one go
     counts: bool  # its losses count: false on all but the first replica of a duplicate stage
     saves: tuple[bool, ...]  # for each stage: it keeps batch statistics for all its replicas
     group: tuple[str, ...]  # devices of its tensor group, this one included
@@ -102,6 +98,7 @@ class BucketSpec(_Frozen, frozen=True, kw_only=True):
     root: str | None = None
     segments: int = 1
     layout: Layout = "replicated"
+    late: bool = False  # gradients are summed at the end of a step, also where a piece is kept of all state
     spill: Spill = "none"
     kept: float | None = None
     pruned: tuple[str, ...] = ()  # what a mask applies to: linear weights
@@ -133,6 +130,7 @@ def samples_of_slice(run: Run | Flow, k: int) -> tuple[int, int]:
 def programs(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> dict[str, Program]:
     """The program of each worker of a checked plan, by device."""
     from isthmus.cost.simulate import Prepared, Simulator  # compiled code, which workers do without
+    from isthmus.runtime.turns import can_play  # programs
 
     _check_runnable(plan, cluster)
     resolved = resolve(plan, cluster, models)
@@ -144,8 +142,20 @@ def programs(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> 
         prepared = simulator.prepare(part.pipeline, net)
         assert isinstance(prepared, Prepared)
         _check_side_by_side(part, prepared)
-        found |= _Compiler(resolved, part, prepared).programs()
+        made = _Compiler(resolved, part, prepared).programs()
+        shared = any(bucket.layout == "sharded-all" for program in made.values() for bucket in program.buckets)
+        found |= made if not shared or can_play(made, part.graph) else _late(made)
     return found
+
+
+def _late(programs: Mapping[str, Program]) -> dict[str, Program]:
+    """The same programs, whose workers do not wait for each other's gradients before the end of a step."""
+    return {
+        device: msgspec.structs.replace(
+            program, buckets=tuple(msgspec.structs.replace(bucket, late=True) for bucket in program.buckets)
+        )
+        for device, program in programs.items()
+    }
 
 
 def _check_runnable(plan: Plan, cluster: Cluster) -> None:
@@ -220,6 +230,10 @@ class _Compiler:
             for run, keys in self.replicas_of.items()
         }
         self.activations, self.gradients = self._activations(), self._gradients()
+        states = [stage.state for stage in part.pipeline.stages]
+        self.layouts = [
+            {states[stage] for name in sync.parameters for stage, _ in part.holders[name]} for sync in part.syncs
+        ]
 
     def programs(self) -> dict[str, Program]:
         """By device: everybody with a run, and roots without one."""
@@ -269,7 +283,7 @@ class _Compiler:
                     slices=replica.slices,
                     recompute=tuple(stages[self.part.stage_of[b]].recompute for b in range(first, last + 1)),
                     ranges=ranges,
-                    stretches=ranges if streams else ((first, last),),
+                    stretches=self._stretches(ranges) if streams else ((first, last),),
                     counts=member == 0 and not (self.part.stages[keys[-1][0]].duplicate and ending.number > 0),
                     saves=tuple(member == 0 and r == 0 for _, r in keys),
                     group=group,
@@ -283,6 +297,21 @@ class _Compiler:
             )
             for member, device in enumerate(group)
         ]
+
+    def _stretches(self, ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        """Where weights stream: each stage from the lowest block of a bucket to that of the next."""
+        found = []
+        for first, last in ranges:
+            seen: set[int] = set()
+            starts = [first]
+            for block in range(first, last + 1):
+                names = self.graph.blocks[block].parameters
+                new = {self.part.sync_of[name] for name in names if name in self.part.sync_of} - seen
+                seen |= new
+                if new and block > first:
+                    starts.append(block)
+            found += [(a, b - 1) for a, b in pairwise([*starts, last + 1])]
+        return tuple(found)
 
     def _sharers(self, key: tuple[int, int], member: int) -> tuple[str, ...]:
         """Devices that split the micro-batch of a stage with this replica; it alone in a duplicate stage."""
@@ -383,7 +412,7 @@ class _Compiler:
 
     def _buckets(self, device: str, runs: list[Run]) -> tuple[BucketSpec, ...]:
         """Synced buckets that the device takes part in or serves, then what it alone holds, run by run."""
-        found = [spec for number in range(len(self.part.syncs)) if (spec := self._synced(number, device)) is not None]
+        found = [spec for number in range(len(self.part.syncs)) for spec in self._synced(number, device)]
         taken = set(self.part.sync_of)
         for run in runs:
             blocks = self.graph.blocks[run.first : run.last + 1]
@@ -420,15 +449,16 @@ class _Compiler:
             if parameter in self.graph.blocks[block].parameters
         )
 
-    def _synced(self, number: int, device: str) -> BucketSpec | None:
+    def _synced(self, number: int, device: str) -> list[BucketSpec]:
+        """What the device has of a sync."""
         sync, plain = self.part.syncs[number], self.part.pipeline.syncs[number]
         groups = tuple(self._group_of(sync.parameters[0], lead, plain.bucket) for lead in sync.participants)
         root = None if sync.root is None else self.names[sync.root]
         holders = [group for group in groups if device in group]
         if not holders and device != root:
-            return None
+            return []
         equal = len({len(group) for group in groups}) == 1
-        layouts = {self.part.pipeline.stages[s].state for s, _ in self.part.holders[sync.parameters[0]]}
+        layouts = self.layouts[number]
         if not equal and layouts != {"replicated"}:
             raise PlanError(
                 "run",
@@ -449,7 +479,7 @@ class _Compiler:
         members = tuple(group[member] for group in groups)
         stages = [self.part.pipeline.stages[s] for s, _ in self.part.holders[sync.parameters[0]]]
         regions = dict(zip(self.names, self.resolved.regions, strict=True))
-        return BucketSpec(
+        whole = BucketSpec(
             name=plain.bucket,
             number=number,
             how=sync.how,
@@ -458,12 +488,33 @@ class _Compiler:
             regions=tuple(regions[name] for name in members),
             root=root,
             segments=sync.segments,
-            layout=next((layout for layout in _LAYOUTS if layout in layouts), "replicated"),
+            layout=next(iter(layouts)) if len(layouts) == 1 else "sharded-optimizer",
             spill=stages[0].spill,
             kept=stages[0].kept,
             pruned=self._pruned(sync.parameters, stages[0].kept),
             groups=groups,
         )
+        return self._by_stage(whole) if whole.layout == "sharded-all" else [whole]
+
+    def _by_stage(self, whole: BucketSpec) -> list[BucketSpec]:
+        """What is sharded whole is summed after each backward of its stage, so it is a bucket for each stage."""
+        homes = {name: self.part.holders[name][0][0] for name in whole.parameters}
+        found: list[BucketSpec] = []
+        for stage in dict.fromkeys(homes.values()):
+            told = self.part.pipeline.stages[stage]
+            here = tuple(name for name in homes if homes[name] == stage)
+            more = len(self.part.syncs) + len(self.part.stages) * (1 + whole.number) + stage  # no other bucket's number
+            found.append(
+                msgspec.structs.replace(
+                    whole,
+                    number=more if found else whole.number,
+                    parameters=here,
+                    spill=told.spill,
+                    kept=told.kept,
+                    pruned=self._pruned(here, told.kept),
+                )
+            )
+        return found
 
     def _group_of(self, parameter: str, lead: int, bucket: str) -> tuple[str, ...]:
         """The tensor group that holds a parameter for the participant `lead`."""
