@@ -1,6 +1,6 @@
 # The commands, the same for people and CI. Each first makes .venv (again when the pins change), with plain pip.
 #
-#   make demo    plans a small GPT on the bundled two-region cluster
+#   make demo    plans a small GPT for two regions, and trains it there, emulated, by the plan and data-parallel
 #   make check   style, types and layers
 #   make test    all tests
 #   make bench   every benchmark in its quick form
@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/isthmus plan zoo:gpt-tiny --cluster examples/clusters/demo.yaml --batch 32
+	$(BIN)/python examples/demo.py
 
 check: $(STAMP)
 	$(BIN)/ruff check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -20,8 +21,14 @@ FLAGS = {
         "--bandwidth", "--fill", "--help", "--hulk", "--json", "--kind", "--latency", "--output", "--region", "--slurm",
         "-h", "-o",
     ],
+    "isthmus cluster probe": [
+        "--emulate", "--help", "--host", "--json", "--meet", "--nics", "--output", "--seconds", "--token-file",
+        "--trunks", "--wait", "-h", "-o",
+    ],
     "isthmus cluster show": ["--help", "--json", "-h"],
     "isthmus doctor": ["--help", "--json", "-h"],
+    "isthmus emulate": ["--change", "--help", "--json", "--on", "--unshaped", "-h"],
+    "isthmus export": ["--help", "--json", "--output", "-h", "-o"],
     "isthmus model": ["--help", "-h"],
     "isthmus model show": ["--help", "--json", "--save", "--sequence", "-h"],
     "isthmus plan": [
@@ -29,13 +36,15 @@ FLAGS = {
         "--precision", "--profile", "--seed", "--sequence", "-h", "-o",
     ],
     "isthmus profile": [
-        "--device", "--help", "--json", "--output", "--precision", "--samples", "--sequence", "--threads", "-h", "-o",
+        "--device", "--emulate", "--help", "--json", "--output", "--precision", "--samples", "--sequence", "--threads",
+        "-h", "-o",
     ],
     "isthmus report": ["--cluster", "--help", "--json", "--model", "--output", "--profile", "--run", "-h", "-o"],
     "isthmus simulate": ["--cluster", "--help", "--json", "--model", "--orders", "--profile", "--trace", "-h"],
     "isthmus train": [
-        "--batch", "--checkpoint", "--cluster", "--engine", "--events", "--every", "--export", "--help", "--json",
-        "--model", "--precision", "--resume", "--sequence", "--steps", "--tensorboard", "--trace", "-h",
+        "--batch", "--checkpoint", "--cluster", "--emulate", "--engine", "--events", "--every", "--export", "--help",
+        "--json", "--model", "--nccl", "--precision", "--profile", "--resume", "--sequence", "--steps", "--tensorboard",
+        "--trace", "-h",
     ],
 }  # fmt: skip
 
@@ -153,12 +162,27 @@ def test_interrupted(isthmus: Isthmus) -> None:
     assert done.err.splitlines()[-1] == "isthmus: interrupted"
 
 
-def test_a_reader_that_goes_away_is_no_bug(root: Path) -> None:
-    command = f"{sys.executable} -m isthmus.cli.main cluster show examples/clusters/many-regions.yaml --json"
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command} | true"], capture_output=True, text=True, check=False, cwd=root
-    )
-    assert done.returncode in (0, 1) and not done.stderr
+@pytest.mark.parametrize("both", [False, True], ids=["output", "output and errors"])
+@pytest.mark.parametrize(
+    "words", ["--help", "cluster show examples/clusters/many-regions.yaml", "simulate none.json --json"]
+)
+def test_a_reader_that_goes_away_is_no_bug(root: Path, words: str, both: bool) -> None:
+    """As in `isthmus ... | head`: it ends at once and quietly, with the exit code that a shell calls SIGPIPE."""
+    end, start = os.pipe()
+    os.close(end)
+    command = [sys.executable, "-m", "isthmus.cli.main", *words.split()]
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    errors = start if both else subprocess.PIPE
+    done = subprocess.run(command, stdout=start, stderr=errors, text=True, check=False, cwd=root, env=plain)
+    os.close(start)
+    assert done.returncode == 141
+    assert all(line.startswith("isthmus: none.json: cannot") for line in (done.stderr or "").splitlines())
+
+
+def test_a_pipe_that_breaks_elsewhere_is_a_bug(isthmus: Isthmus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "isthmus.cli.doctor", failing(BrokenPipeError(32, "Broken pipe")))
+    done = isthmus("doctor")
+    assert done.code == 1 and "this is a bug in Isthmus. BrokenPipeError" in done.err
 
 
 def test_output_that_a_terminal_cannot_show_is_escaped(root: Path, tmp_path: Path) -> None:

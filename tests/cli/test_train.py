@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_model
 
+from isthmus.emulate.world import unable
 from tests.cli.conftest import Isthmus
 from tests.deploy.jobs import BATCH, JOB, TRUSTED, A, B, plain_losses, two_stages, written
 from tests.deploy.models import small_gpt
@@ -87,3 +88,23 @@ def test_a_checkpoint_folder_that_is_a_file_is_refused_before_anything_runs(
 def test_what_names_no_plan_and_no_job_is_told_so(isthmus: Isthmus) -> None:
     done = isthmus("train", "plan.jsn", "--steps", 1)
     assert done.code == 1 and "This names no model" in done.err
+
+
+def test_an_emulated_world_gives_the_same_losses_over_its_own_links(
+    isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stages, 40 ms apart: a step goes there and back at least once."""
+    monkeypatch.chdir(root)
+    plan, events, far = written(tmp_path, two_stages()), tmp_path / "events.jsonl", tmp_path / "far.yaml"
+    plan.write_text(plan.read_text().replace(B, "there/CPU/0"))
+    far.write_text(
+        "{kind: cluster, version: 1, name: desk, hosts: {here: {region: a, devices: {CPU: 1}}, "
+        "there: {region: b, devices: {CPU: 1}}}, links: [{between: [a, b], bandwidth: 1 Gbit/s, latency: 40 ms}]}"
+    )
+    done = isthmus("train", plan, *TRUSTED, "--emulate", "--cluster", far, "--events", events, "--json")
+    assert done.code == 0, done.err
+    steps = [one for one in map(json.loads, events.read_text().splitlines()) if one["event"] == "step"]
+    assert [one["loss"] for one in steps] == pytest.approx(plain_losses(), rel=1e-6)
+    assert "act on this machine" in done.err and "Measuring" in done.err
+    assert done.values["shaped"] == (unable() is None) and done.values["predicted_step_seconds"] > 0.08
+    assert done.values["step_seconds"] > (0.08 if done.values["shaped"] else 0.0)

@@ -273,7 +273,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "an unknown quantity": (lambda v: first(v).update(quantity="velocity"), "quantity"),
     "an unknown field": (lambda v: first(v).update(pickle="x"), "unknown field"),
-    "another kind": (lambda v: v.update(kind="plan"), "a checkpoint file is needed"),
+    "another kind": (lambda v: v.update(kind="plan"), "this is the wrong kind of file"),
     "a newer version": (lambda v: v.update(version=2), "newer than this program"),
     "a job that cannot be": (lambda v: v["job"].update(batch=0), "batch cannot be so"),
     "more updates than steps": (lambda v: v.update(updates=99), "more updates than steps"),

@@ -11,7 +11,7 @@ from isthmus.plan.types import Plan, Replica, Stage, Sync
 from tests.runtime.tasks import TASKS, pieces_of
 from tests.runtime.world import assert_same, pipeline_plan, reference, small_cluster, train
 
-STEPS = 4
+STEPS = 20
 CLUSTER = small_cluster()
 DEVICES = {letter: f"h{i // 4}/CPU/{i % 4}" for i, letter in enumerate("abcdefgh")}  # a to d on one host
 SGD = Optimizer(name="sgd", learning_rate=0.2, momentum=0.9, weight_decay=0.01)
@@ -72,10 +72,10 @@ def named(task: str, stages: list[Stage], syncs: list[Sync], precision: str = "f
     )
 
 
-def check_same(task: str, plan: Plan, tolerance: float = 1e-5, steps: int = STEPS) -> None:
+def check_same(task: str, plan: Plan, tolerance: float = 1e-5) -> None:
     precision = plan.parts[0].precision  # type: ignore[union-attr]
-    found = train(TASKS[task], plan, CLUSTER, pieces_of(task, precision), steps)
-    assert_same(found, reference(TASKS[task], plan, steps), tolerance)
+    found = train(TASKS[task], plan, CLUSTER, pieces_of(task, precision), STEPS)
+    assert_same(found, reference(TASKS[task], plan, STEPS), tolerance)
 
 
 TWO = [stage("0-2 a4"), stage("3-z b4")]
@@ -86,7 +86,7 @@ BOTH = sync("ring 0-z ab")
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 def test_schedules_and_optimizers(schedule: str, optimizer: Optimizer) -> None:
     plan = named("chain", TWO, [], batch=12, micro_batches=3, schedule=schedule, optimizer=optimizer)
-    check_same("chain", plan, steps=20)
+    check_same("chain", plan)
 
 
 def test_interleaved_stages_take_turns_on_two_devices() -> None:
@@ -183,7 +183,8 @@ def test_dropout_does_not_depend_on_the_plan(task: str) -> None:
 @pytest.mark.parametrize("precision,tolerance", [("bf16", 0.03), ("fp16", 5e-3)])
 def test_sixteen_bits(precision: str, tolerance: float) -> None:
     stages = [stage("0-3 a2 b4", recompute=True), stage("4-z c6")]
-    plan = named("chain", stages, [sync("ring 0-3 ab")], precision, batch=12, micro_batches=2, optimizer=SGD)
+    steady = Optimizer(name="sgd", learning_rate=0.02, momentum=0.9)  # at ten times that, roundings grow with each step
+    plan = named("chain", stages, [sync("ring 0-3 ab")], precision, batch=12, micro_batches=2, optimizer=steady)
     check_same("chain", plan, tolerance)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed import FileStore, HashStore, Store, TCPStore
 
 from isthmus.model.job import Job
+from isthmus.plan import ring
 from isthmus.runtime import syncs
 from isthmus.runtime.channel import ChannelError, Network
 from isthmus.runtime.program import BucketSpec
@@ -100,8 +101,8 @@ cases = st.fixed_dictionaries(
 @pytest.fixture
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything happens at sizes that are quick to test."""
-    for name, value in {"_LARGEST": 4096, "_SMALLEST": 64, "_SHORT": 256, "_SCRATCH": 16384}.items():
-        monkeypatch.setattr(syncs, name, value)
+    for name, value in {"LARGEST": 4096, "WORTHY": 1024, "SMALLEST": 64, "SHORT": 256, "SCRATCH": 16384}.items():
+        monkeypatch.setattr(ring, name, value)
     monkeypatch.setattr(syncs, "_spare", [])
 
 
@@ -167,7 +168,7 @@ def test_new_weights_go_around_however_the_gradient_came(world: World, how: str)
 
 
 def test_two_far_apart_swap(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(syncs, "_FAR", -1.0)
+    monkeypatch.setattr(ring, "FAR", -1.0)
     check_all_reduce(world.syncs("ring", 2), parts_of(2, 1_000_001, torch.float32))
 
 

@@ -15,7 +15,7 @@ __all__ = ["Parser", "build_parser", "parse_arguments", "unknown"]
 
 _MODEL_HELP = "zoo:NAME, hf:CONFIG.json, package.module:function or a saved MODEL.json"
 _SEQUENCE_HELP = "tokens of a sample, for the models that have them"
-_PROFILE_HELP = "measured times of blocks and collectives, which go before the catalog's"
+_PROFILE_HELP = "measured times of blocks and collectives, which go before the catalog's; may be repeated"
 _CHOICE = re.compile(r"argument (?P<what>\S+): invalid choice: '(?P<word>[^']*)'", re.DOTALL)
 
 
@@ -59,7 +59,9 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
 
     What is needed is checked last, so that `--clustr` is called misspelt and not `--cluster` missing.
     """
-    args, rest = build_parser().parse_known_args(words)
+    end = words.index("--") if "--" in words and words[0] == "emulate" else len(words)
+    args, rest = build_parser().parse_known_args(words[:end])
+    args.argv = list(words[end + 1 :])  # a command of the user's own
     parser: Parser = args.parser
     for word in rest:
         option = word.partition("=")[0]
@@ -90,12 +92,15 @@ def build_parser() -> Parser:
     show.add_argument("file", metavar="FILE", help="a cluster file")
     made = _add(clusters, "import", "a cluster file from what others know", "cluster_import", needs=("output",))
     _cluster_import(made)
+    _cluster_probe(_add(clusters, "probe", "measures the links of a cluster into a file", "cluster_probe"))
     model = commands.add_parser("model", help="models", allow_abbrev=False)
     _model_show(_add(model.add_subparsers(metavar="COMMAND", required=True), "show", "what a model costs", "model"))
     _plan(_add(commands, "plan", "finds a plan, with the usual schemes beside it", needs=("cluster",)))
     _simulate(_add(commands, "simulate", "prices a plan again and writes its timeline"))
     _train(_add(commands, "train", "trains by a plan, on this machine"))
     _profile(_add(commands, "profile", "measures the blocks of a model on this machine's device"))
+    _emulate(_add(commands, "emulate", "runs a command on every host of a cluster, emulated on this machine"))
+    _export(_add(commands, "export", "writes the weights of a checkpoint as one safetensors file", needs=("output",)))
     _report(_add(commands, "report", "writes a plan as one page of HTML", needs=("output",)))
     return parser
 
@@ -125,6 +130,19 @@ def _cluster_import(parser: Parser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="the cluster file to write (needed)")
 
 
+def _cluster_probe(parser: Parser) -> None:
+    parser.add_argument("file", metavar="CLUSTER", help="a cluster file; what is not measured stays as it is there")
+    parser.add_argument("--emulate", action="store_true", help="in a world of emulated hosts, on this machine")
+    parser.add_argument("--host", metavar="NAME", help="this machine is that host (run the same on every host)")
+    parser.add_argument("--meet", metavar="ADDRESS:PORT", help="where the first host of the file waits for the others")
+    parser.add_argument("--token-file", metavar="FILE", help="a secret that all hosts share ($ISTHMUS_TOKEN)")
+    parser.add_argument("--wait", type=_seconds, metavar="SECONDS", default=300.0, help="for the others to come (300)")
+    parser.add_argument("--seconds", type=_seconds, metavar="N", default=2.0, help="of sending, each way, at least (2)")
+    parser.add_argument("--trunks", action="store_true", help="also send between two regions on several pairs at once")
+    parser.add_argument("--nics", action="store_true", help="also send between each host and several others at once")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the cluster file to write (CLUSTER.probed.yaml)")
+
+
 def _model_show(parser: Parser) -> None:
     parser.add_argument("model", metavar="MODEL", help=_MODEL_HELP)
     parser.add_argument("--sequence", type=_whole, metavar="N", help=_SEQUENCE_HELP)
@@ -137,7 +155,7 @@ def _plan(parser: Parser) -> None:
     parser.add_argument("--batch", type=_whole, metavar="N", help="samples per step of the whole job (32)")
     parser.add_argument("--sequence", type=_whole, metavar="N", help=_SEQUENCE_HELP)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="the fastest that every device has")
-    parser.add_argument("--profile", metavar="FILE", help=_PROFILE_HELP)
+    parser.add_argument("--profile", metavar="FILE", action="append", default=[], help=_PROFILE_HELP)
     parser.add_argument("--planner", metavar="NAME", default="auto", help="one planner instead of all (auto)")
     parser.add_argument("--fix", metavar="tp=2,pp=4", help="pin degrees of the grid planner: tp, pp, dp, micro")
     parser.add_argument("--budget", type=_seconds, metavar="SECONDS", help="stop searching after so long")
@@ -159,8 +177,11 @@ def _train(parser: Parser) -> None:
     parser.add_argument("--batch", type=_whole, metavar="N", help="samples per step of the whole job (32)")
     parser.add_argument("--sequence", type=_whole, metavar="N", help=_SEQUENCE_HELP)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="the fastest that every device has")
-    parser.add_argument("--steps", type=_whole, metavar="N", help="train so many in all (what the job says)")
+    parser.add_argument("--steps", type=_whole, metavar="N", help="train so many in all (what the job says; 1000)")
     parser.add_argument("--engine", choices=("local",), default="local", help="where workers run (local)")
+    parser.add_argument("--emulate", action="store_true", help="act out the cluster here: its links, slow devices")
+    parser.add_argument("--profile", metavar="FILE", action="append", default=[], help=_PROFILE_HELP)
+    parser.add_argument("--nccl", action="store_true", help="GPUs that have one worker each talk over NCCL")
     parser.add_argument("--checkpoint", metavar="DIR", help="save here at the end, and when interrupted")
     parser.add_argument("--every", type=_whole, metavar="N", help="also save after every N steps")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint there, if there is one")
@@ -177,9 +198,25 @@ def _profile(parser: Parser) -> None:
     parser.add_argument("--device", metavar="KIND", help="what your cluster file calls the device (its catalog name)")
     parser.add_argument("--sequence", type=_whole, metavar="N", help=_SEQUENCE_HELP)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="the fastest that the kind has")
+    parser.add_argument("--emulate", metavar="CLUSTER", help="the kinds of a cluster, as train --emulate acts")
     parser.add_argument("--samples", type=_wholes, metavar="N,N", help="numbers of samples to measure (1,2,4,8)")
     parser.add_argument("--threads", type=_whole, metavar="N", help="of the processor, as one worker has (all cores)")
     parser.add_argument("-o", "--output", metavar="FILE", help="the profile to write (NAME.profile.json)")
+
+
+def _emulate(parser: Parser) -> None:
+    parser.usage = "isthmus emulate CLUSTER [OPTION ...] -- COMMAND ..."
+    parser.epilog = "COMMAND finds RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment, and ISTHMUS_HOST."
+    known = "10 s virginia frankfurt bandwidth=100 Mbit/s; or latency=80 ms, loss=0.01, cut, mend; may be repeated"
+    parser.add_argument("file", metavar="CLUSTER", help="a cluster file")
+    parser.add_argument("--on", metavar="HOST", nargs="+", action="extend", help="only on these hosts")
+    parser.add_argument("--unshaped", action="store_true", help="on loopback, with links left as they are")
+    parser.add_argument("--change", metavar="'AT A B WHAT'", action="append", default=[], help=known)
+
+
+def _export(parser: Parser) -> None:
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="its folder, or a folder of several: the newest")
+    parser.add_argument("-o", "--output", metavar="FILE.safetensors", help="where to write the weights (needed)")
 
 
 def _report(parser: Parser) -> None:
@@ -192,7 +229,7 @@ def _planned(parser: Parser) -> None:
     """A plan that is priced again."""
     parser.add_argument("plan", metavar="PLAN", help="a plan file")
     parser.add_argument("--cluster", metavar="FILE", help="other machines than those that the plan holds")
-    parser.add_argument("--profile", metavar="FILE", help=_PROFILE_HELP)
+    parser.add_argument("--profile", metavar="FILE", action="append", default=[], help=_PROFILE_HELP)
     _trusted(parser)
 
 

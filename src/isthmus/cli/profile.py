@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from isthmus.api import jobs_of
 from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.cluster.catalog import CATALOG
+from isthmus.cluster.load import load_cluster
+from isthmus.emulate.act import as_emulated, paces
+from isthmus.errors import UsageError
 from isthmus.model import source
 from isthmus.model.profile import save_profile
 from isthmus.report.text import columns
@@ -32,7 +35,12 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     from isthmus.runtime.measure import SAMPLES, profile_model
 
     start = time.monotonic()
-    machine = find_machine(args.device, args.precision, args.threads)
+    slower = _slower(args)
+    machine = (
+        find_machine("CPU", args.precision or "fp32", 1)
+        if slower
+        else find_machine(args.device, args.precision, args.threads)
+    )
     progress.phase(f"Measuring {args.model} on {_where(machine)}")
     found = profile_model(
         args.model,
@@ -42,11 +50,25 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         listen=lambda block, samples: progress.detail(f"{block}, samples: {samples}"),
     )
     if found.profile.blocks:
-        save_profile(found.profile, output)
+        save_profile(as_emulated(found.profile, slower) if slower else found.profile, output)
     file = output if found.profile.blocks else None
     values = _values(machine, found, file, time.monotonic() - start)
     failure = None if file else f"no block of {args.model} has room on this device; nothing was written"
     return Answer(values=values, text="\n".join(_lines(args, machine, found, output)), failure=failure)
+
+
+def _slower(args: argparse.Namespace) -> dict[str, float]:
+    """How much slower than a core each kind is acted out; none where this machine itself is meant."""
+    if args.emulate is None:
+        return {}
+    for option in ("device", "threads"):
+        if getattr(args, option) is not None:
+            raise UsageError(
+                f"--{option} cannot be given with --emulate",
+                where="isthmus profile",
+                expected="one core, slowed down as each kind of the cluster will be",
+            )
+    return paces(load_cluster(args.emulate))
 
 
 def _where(machine: Machine) -> str:
@@ -71,12 +93,13 @@ def _values(machine: Machine, found: Measurement, file: str | None, seconds: flo
 def _lines(args: argparse.Namespace, machine: Machine, found: Measurement, output: str) -> list[str]:
     points = found.profile.blocks
     left_out = [f"left out: {block} on {samples} samples, no room" for block, samples in found.left_out]
-    head = f"{found.graph.name} on {_where(machine)}: {len(points)} points for {machine.kind}"
+    kinds = ", ".join(_slower(args)) or machine.kind
+    head = f"{found.graph.name} on {_where(machine)}: {len(points)} points for {kinds}"
     if not points:
         return [head, "", *left_out]
     foreign = f"{machine.kind} is not in the catalog: a cluster file must describe it under this name"
-    notes = [] if machine.kind in CATALOG else [foreign]
-    usage = f"isthmus plan {args.model} --cluster FILE --profile {output}"
+    notes = [] if args.emulate or machine.kind in CATALOG else [foreign]
+    usage = f"isthmus plan {args.model} --cluster {args.emulate or 'FILE'} --profile {output}"
     return [head, "", *_table(found), "", *left_out, *notes, f"written to {output}; use it: {usage}"]
 
 

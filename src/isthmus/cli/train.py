@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from isthmus.api import Simulated, jobs_of, jobs_of_plan, models_of, names_plan, prepare_simulator, simulate, train
-from isthmus.cli.console import Answer, Progress, check_folder
+from isthmus.api import (
+    Simulated,
+    emulated_profile,
+    jobs_of,
+    jobs_of_plan,
+    models_of,
+    names_plan,
+    prepare_simulator,
+    simulate,
+    train,
+)
+from isthmus.cli.console import Answer, Progress, check_checkpoints, check_folder
 from isthmus.cli.watch import Bar, Board, EventFile
 from isthmus.cluster.load import load_cluster
+from isthmus.cluster.spec import Cluster, Precision
 from isthmus.deploy.engine import Notice
 from isthmus.deploy.local import LocalEngine
 from isthmus.deploy.training import RunResult
 from isthmus.errors import UsageError
+from isthmus.model.job import Job
 from isthmus.model.load_job import named_code
+from isthmus.model.profile import Profile, load_profile
+from isthmus.plan.types import Pipeline
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import build_problem
 from isthmus.report.text import columns, times
 from isthmus.report.trace import write_trace
 from isthmus.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from isthmus.emulate.act import Emulation
 
 __all__ = ["run"]
 
@@ -28,11 +45,12 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     """Plans where it must, trains, and says what came of it beside what was predicted."""
     for path in (args.export, args.trace, args.events):
         check_folder(path)
+    check_checkpoints(args.checkpoint)
     if (args.resume or args.every) and args.checkpoint is None:
         option = "--resume" if args.resume else "--every"
         raise UsageError(f"{option} needs a folder of checkpoints", where="isthmus train", next="Add --checkpoint DIR")
     priced, trusted = _plan_file(args, progress) if names_plan(args.what) else _planned_now(args, progress)
-    result = _trained(args, progress, priced, trusted)
+    result, shaped = _trained(args, progress, priced, trusted)
     if args.trace and result.timeline is not None:
         write_trace(priced.timeline, args.trace, result.timeline)
     failure = None
@@ -42,7 +60,8 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         )
         failure = f"interrupted after step {result.steps}{saved}"
     text = "\n".join(_lines(args, priced, result))
-    return Answer(values=_values(args, result), text=text, failure=failure, exit_code=130)
+    values = {**_values(args, result), "shaped": shaped}
+    return Answer(values=values, text=text, failure=failure, exit_code=130)
 
 
 def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated, list[str]]:
@@ -50,45 +69,76 @@ def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated,
     for flag in ("batch", "sequence", "precision"):
         if getattr(args, flag) is not None:
             raise UsageError(f"--{flag} cannot be given for a plan", where="isthmus train", next="Plan again with it")
-    progress.phase("Preparing the simulator (compiled the first time: up to a minute)")
-    prepare_simulator()
+    prepare_simulator(progress.compiling)
     progress.phase(f"Checking {args.what}")
     cluster = load_cluster(args.cluster) if args.cluster else None
-    return simulate(args.what, cluster, trusted=args.model), args.model
+    priced = simulate(args.what, cluster, profile=args.profile or None, trusted=args.model)
+    if args.emulate and not args.profile:
+        (job,) = jobs_of_plan(priced.plan)[:1]
+        part = priced.plan.parts[0]
+        precision = part.precision if isinstance(part, Pipeline) else "fp32"
+        profile = _emulated(progress, job, priced.cluster, precision)
+        priced = simulate(priced.plan, priced.cluster, priced.models, profile=profile)
+    return priced, args.model
 
 
 def _planned_now(args: argparse.Namespace, progress: Progress) -> tuple[Simulated, list[str]]:
     """The plan that the default planner finds; code that the job names is named by whoever gave the job."""
-    jobs = jobs_of(args.what, batch=args.batch, sequence=args.sequence, precision=args.precision)
+    precision: Precision | None = args.precision
+    if args.emulate and precision is None:
+        precision = "fp32"  # what a processor computes best in
+    jobs = jobs_of(args.what, batch=args.batch, sequence=args.sequence, precision=precision)
     if args.cluster is None:
         raise UsageError("a job needs a cluster to be planned for", where="isthmus train", next="Add --cluster FILE")
     cluster = load_cluster(args.cluster)
     progress.phase(f"Reading {', '.join(dict.fromkeys(job.model for job in jobs))}")
     models = models_of(jobs)
-    progress.phase("Preparing the simulator (compiled the first time: up to a minute)")
-    prepare_simulator()
+    prepare_simulator(progress.compiling)
+    profile = load_profile(*args.profile) if args.profile else None
+    if args.emulate and profile is None:
+        profile = _emulated(progress, jobs[0], cluster, jobs[0].precision or "fp32")
     progress.phase("Planning")
-    choice = choose_plan(build_problem(cluster, jobs, models, 0))
+    choice = choose_plan(build_problem(cluster, jobs, models, 0, profile))
     trusted = [name for job in jobs for name in named_code(job)]
-    return simulate(choice.plan, cluster, models), trusted
+    return simulate(choice.plan, cluster, models, profile=profile), trusted
 
 
-def _trained(args: argparse.Namespace, progress: Progress, priced: Simulated, trusted: list[str]) -> RunResult:
+def _emulated(progress: Progress, job: Job, cluster: Cluster, precision: Precision) -> Profile:
+    """Times of the emulated devices: without them a prediction would be of the real ones."""
+    progress.phase(f"Measuring {job.model} on one core (isthmus profile --emulate writes this down, for --profile)")
+    return emulated_profile(
+        job.model,
+        cluster,
+        sequence=job.sequence,
+        precision=precision,
+        listen=lambda block, samples: progress.detail(f"{block}, samples: {samples}"),
+    )
+
+
+def _trained(
+    args: argparse.Namespace, progress: Progress, priced: Simulated, trusted: list[str]
+) -> tuple[RunResult, bool | None]:
+    """What came of it, and whether links were as in the cluster (None: that was not asked for)."""
     from isthmus.runtime.checkpoint import latest
 
     (job,) = jobs_of_plan(priced.plan)[:1]
-    engine = LocalEngine()
     workers = len(priced.price.memory)
-    progress.phase(engine.describe(workers))
     if args.resume:
         newest = latest(args.checkpoint)
         progress.phase(f"Going on from {newest}" if newest else f"No checkpoint in {args.checkpoint}: from step 1")
-    progress.rest()
     steps = args.steps or job.steps
     with contextlib.ExitStack() as open_files:
+        emulation = _emulation(args, priced, open_files)
+        engine = LocalEngine(emulation, nccl=args.nccl)
+        progress.phase(engine.describe(workers))
+        for note in emulation.world.notes if emulation is not None else ():
+            progress.phase(f"note: {note}")
+        progress.rest()
         shown: list[Any] = [open_files.enter_context(Bar(steps, job.batch, priced.price.step_seconds))]
         if args.events:
-            shown.append(open_files.enter_context(EventFile(args.events, job, steps, priced.price.step_seconds)))
+            shown.append(
+                open_files.enter_context(EventFile(args.events, job, priced.plan, steps, priced.price.step_seconds))
+            )
         if args.tensorboard:
             shown.append(open_files.enter_context(Board(args.tensorboard, job.batch)))
 
@@ -96,7 +146,7 @@ def _trained(args: argparse.Namespace, progress: Progress, priced: Simulated, tr
             for one in shown:
                 one.hear(notice)
 
-        return train(
+        result = train(
             priced,
             steps=steps,
             engine=engine,
@@ -108,6 +158,17 @@ def _trained(args: argparse.Namespace, progress: Progress, priced: Simulated, tr
             trusted=trusted,
             listen=listen,
         )
+        return result, emulation.world.shaped if emulation is not None else None
+
+
+def _emulation(args: argparse.Namespace, priced: Simulated, opened: contextlib.ExitStack) -> Emulation | None:
+    """The hosts that the plan uses, where they are to be acted out."""
+    if not args.emulate:
+        return None
+    from isthmus.emulate.act import Emulation
+
+    hosts = dict.fromkeys(priced.cluster.devices[device].host for device in priced.price.memory)
+    return opened.enter_context(Emulation(priced.cluster, list(hosts)))
 
 
 def _values(args: argparse.Namespace, result: RunResult) -> dict[str, Any]:
@@ -134,9 +195,10 @@ def _lines(args: argparse.Namespace, priced: Simulated, result: RunResult) -> li
     if not result.losses:
         return [f"{head} were done already"]
     measured, predicted = result.step_seconds or 0.0, priced.price.step_seconds
+    whose = "the emulated" if args.emulate else "the plan's"
     facts = [
         ("loss", f"{_loss(result.losses[0])} at first, {_loss(result.loss)} in the last step"),
-        ("step", f"{format_seconds(measured)} measured here; {format_seconds(predicted)} predicted for the plan's "
+        ("step", f"{format_seconds(measured)} measured here; {format_seconds(predicted)} predicted for {whose} "
                  f"devices: this is {times(measured / predicted)}"),
         ("samples", f"{job.batch / measured:.4g} a second"),
         ("sent", f"{format_bytes(result.bytes_sent)} by {len(result.workers)} worker{'s' * (len(result.workers) > 1)}"),

@@ -1,6 +1,7 @@
 """The engine that needs nothing but this machine: one process for each device of the plan.
 
-Processes find each other through a file in a private folder, and talk over loopback only. Each is the leader of a
+Processes find each other through a file in a private folder, and talk over loopback only; in an emulated world each
+runs on its host there, and they talk over its links. Each is the leader of a
 session of its own, so that Ctrl-C reaches the parent alone; its standard input is held by the parent, and ends with it.
 """
 
@@ -16,51 +17,101 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 
 from isthmus.deploy.engine import Ended, Interrupt, Notice, Said
 from isthmus.runtime.protocol import Clock, Command, Event, Hello, Order, Place, Start
 
-__all__ = ["LocalEngine"]
+__all__ = ["LocalEngine", "Setting"]
 
 _LAST_LINES = 20
 _LAST_WORDS = 1.0  # seconds to read what an ended worker has told and printed
 _COMMAND = (sys.executable, "-P", "-m", "isthmus.runtime.serve")  # -P: no file of the working directory hides a module
 
 
+class Setting(Protocol):
+    """How workers run, where that is not plainly on this machine: on emulated hosts, say."""
+
+    @property
+    def interface(self) -> str:
+        """The network device by which workers reach each other; none named: loopback."""
+
+    def command(self, device: str, argv: Sequence[str]) -> list[str]:
+        """The command that runs `argv` where the worker of a device belongs."""
+
+    def slower(self, device: str) -> float:
+        """How many times slower than this machine the device computes."""
+
+    def describe(self) -> str:
+        """Where they run, for people: what `2 devices of the plan` do."""
+
+
 class LocalEngine:
     """Workers as processes of this machine, whatever devices the plan has."""
 
+    def __init__(self, setting: Setting | None = None, *, nccl: bool = False) -> None:
+        """`nccl`: GPUs that have one worker each talk over it."""
+        self._setting, self._nccl = setting, nccl
+
     def start(self, orders: Mapping[str, Order]) -> _Processes:
         """A process for each."""
-        return _Processes(orders)
+        folder = Path(tempfile.mkdtemp(prefix="isthmus-"))  # mode 0700
+        places = [self._place(device, number, len(orders), folder) for number, device in enumerate(orders)]
+        return _Processes(folder, orders, dict(zip(orders, places, strict=True)), self._command)
 
     def describe(self, workers: int) -> str:
         """Where they run."""
+        if self._setting is not None:
+            return f"{workers} device{'s' * (workers > 1)} of the plan {self._setting.describe()}"
         count, cores = _accelerators(), _cores()
         where = f"{count} CUDA device{'s' * (count > 1)}" if count else f"{cores} core{'s' * (cores > 1)}"
         if workers == 1:
             return f"1 device of the plan runs as a process on this machine ({where})"
         return f"{workers} devices of the plan run as processes on this machine ({where})"
 
+    def _command(self, device: str) -> list[str]:
+        """Its last word is the device's name, for people who look at the list of processes."""
+        command = [*_COMMAND, device]
+        return command if self._setting is None else self._setting.command(device, command)
+
+    def _place(self, device: str, number: int, workers: int, folder: Path) -> Place:
+        store = str(folder / "store")
+        if self._setting is not None:
+            interface, slower = self._setting.interface, self._setting.slower(device)
+            return Place(store=store, device="cpu", threads=1, interface=interface, slower=slower)
+        count = _accelerators()
+        return Place(
+            store=store,
+            device=f"cuda:{number % count}" if count else "cpu",
+            threads=max(1, _cores() // workers),
+            nccl=self._nccl and count >= workers,
+        )
+
 
 class _Processes:
     """The processes of one run."""
 
-    def __init__(self, orders: Mapping[str, Order]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        orders: Mapping[str, Order],
+        places: Mapping[str, Place],
+        command: Callable[[str], Sequence[str]],
+    ) -> None:
+        """`folder` goes with them."""
         self._notices: SimpleQueue[Notice] = SimpleQueue()
-        self._folder = Path(tempfile.mkdtemp(prefix="isthmus-"))  # mode 0700
+        self._folder = folder
         self._workers: dict[str, _Process] = {}
         try:
-            for number, (device, order) in enumerate(orders.items()):
-                place = _place(number, len(orders), self._folder / "store")
-                self._workers[device] = _Process(device, Start(order=order, place=place), self._notices)
+            for device, order in orders.items():
+                start = Start(order=order, place=places[device])
+                self._workers[device] = _Process(device, command(device), start, self._notices)
         except BaseException:
             self._end()
             raise
@@ -99,12 +150,12 @@ class _Processes:
 class _Process:
     """One worker: two threads read what it tells and what it prints, and close these pipes; a third sees its end."""
 
-    def __init__(self, device: str, start: Start, notices: SimpleQueue[Notice]) -> None:
+    def __init__(self, device: str, command: Sequence[str], start: Start, notices: SimpleQueue[Notice]) -> None:
         self._device, self._notices = device, notices
         self._lock, self._reaping = threading.Lock(), threading.Lock()
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._popen = subprocess.Popen(
-            (*_COMMAND, device),  # its name is for people who look at the list of processes
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -173,12 +224,6 @@ class _Process:
                 text = line.decode(errors="replace").rstrip()
                 self._last.append(text)
                 self._notices.put(Notice(self._device, Said(line=text)))
-
-
-def _place(number: int, workers: int, store: Path) -> Place:
-    count = _accelerators()
-    device = f"cuda:{number % count}" if count else "cpu"
-    return Place(store=str(store), device=device, threads=max(1, _cores() // workers))
 
 
 def _cores() -> int:

@@ -74,8 +74,8 @@ def train(
 ) -> RunResult:
     """Runs the workers of one job to the end, or to the step after which somebody interrupts them.
 
-    The first interrupt (Ctrl-C) saves, where there is a folder, and stops after the present step; the second ends
-    everything at once, with KeyboardInterrupt.
+    The first interrupt (Ctrl-C, SIGTERM) saves, where there is a folder, and stops after the present step; the second
+    ends everything at once, with KeyboardInterrupt.
     """
     if settings.export is None:
         return _trained(programs, graph, engine, settings, listen)
@@ -334,7 +334,10 @@ def _rank(notice: Notice) -> int:
 
 @contextmanager
 def _interrupts(running: Running) -> Iterator[None]:
-    """Ctrl-C becomes a notice; a second one is a KeyboardInterrupt. Other threads than the main one hear none."""
+    """Ctrl-C and a request to end (SIGTERM) become a notice; a second one is a KeyboardInterrupt.
+
+    Other threads than the main one hear none.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -347,8 +350,9 @@ def _interrupts(running: Running) -> Iterator[None]:
         asked = True
         running.interrupt()
 
-    before = signal.signal(signal.SIGINT, heard)
+    before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -2,8 +2,8 @@
 
 A bucket's gradients are final when the last backward of every run that uses them has passed them; its sync then runs in
 a thread of its own while the backward goes on. State `sharded-optimizer`: the ring stops when each participant has the
-sum of its piece, it updates that piece, and the new weights go around. `sharded-all`: only the piece is kept between
-uses; every participant pushes its piece to the others before each forward and backward of its stage.
+sum of its piece, it updates that piece, and the new weights go around. `sharded-all`: only the piece is kept of weights
+and gradients; there is room for the rest while it is used (`gather`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from time import perf_counter
 
 import torch
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
 
 from isthmus.runtime.executor import Span
 from isthmus.runtime.extents import Cut
 from isthmus.runtime.factors import Factors
 from isthmus.runtime.lanes import Lanes
+from isthmus.runtime.pace import Pace
 from isthmus.runtime.program import BucketSpec, Run
 from isthmus.runtime.syncs import Sync, piece_bounds
 
@@ -49,7 +51,7 @@ class Bucket:
         self.bounds = piece_bounds(total, count, position if count > 1 else 0)
         like = self.parameters[0]
         self.weights = torch.empty(total, dtype=like.dtype, device=like.device)
-        self.gradients = torch.zeros_like(self.weights)
+        self.gradients = torch.zeros_like(self.weights)  # where scattered: of one backward
         for name, parameter in zip(self.names, self.parameters, strict=True):
             lo, hi = self.ranges[name]
             self.weights[lo:hi].copy_(parameter.detach().reshape(-1))
@@ -57,12 +59,19 @@ class Bucket:
             parameter.grad = self.gradients[lo:hi].view(parameter.shape)
         self.cuts = {name: cuts[name] for name in self.names if name in cuts}
         self.mask = self._mask(spec.kept, initial) if spec.kept is not None else None
+        self.exact = self._exact(initial)
         self.resident = spec.layout != "sharded-all"
-        self.piece = self.weights[slice(*self.bounds)]
+        self.scattered = not self.resident and not spec.late  # gradients are summed backward by backward
+        own = slice(*self.bounds)  # what this worker updates
+        self.piece, self.gradient = self.weights[own], self.gradients[own]
+        self.piece_mask = None if self.mask is None else self.mask[own]
         if not self.resident:
             self.piece = self.piece.clone()
             self.release()
-        self.exact = self._exact(initial)
+        if self.scattered:
+            self.gradient, self.mask = self.gradient.clone(), None
+            self.piece_mask = None if self.piece_mask is None else self.piece_mask.clone()
+            self.close()
         group = next((group for group in spec.groups if device in group), (device,))
         self.answers = tuple(name for name in self.names if group[0] == device or name in cuts)
 
@@ -92,24 +101,23 @@ class Bucket:
         flat = torch.cat(rows)
         return (flat if self.mask is None else flat * self.mask)[slice(*self.bounds)].clone()
 
-    @property
-    def gradient(self) -> Tensor:
-        """Of the piece that this worker updates."""
-        return self.gradients[slice(*self.bounds)]
-
     def counted(self) -> Iterator[Tensor]:
         """Parts of the gradient that count here, and nowhere else, for its norm."""
         if self.spec.layout == "replicated" and not self.first:
             return
         for name in self.answers:
-            lo, hi = self.held(name)
+            lo, hi = (place - self.bounds[0] for place in self.held(name))
             if lo < hi:
-                yield self.gradients[lo:hi]
+                yield self.gradient[lo:hi]
 
     def held(self, name: str) -> tuple[int, int]:
         """Where a parameter lies in the flat tensor, as far as it belongs to the piece that is updated here."""
         lo, hi = self.ranges[name]
         return max(lo, self.bounds[0]), max(min(hi, self.bounds[1]), max(lo, self.bounds[0]))
+
+    def clear(self) -> None:
+        """A step begins with gradients of zero."""
+        (self.gradient if self.scattered else self.gradients).zero_()
 
     def reduce(self) -> None:
         """Makes the gradient the sum over all participants: all of it, or the piece that is updated here."""
@@ -142,6 +150,24 @@ class Bucket:
         """Gives the room for all weights back; the views stay."""
         self.weights.untyped_storage().resize_(0)
 
+    def open(self) -> None:
+        """Room for the gradients of one backward."""
+        self.gradients.untyped_storage().resize_(self.gradients.numel() * self.gradients.element_size())
+        self.gradients.zero_()
+
+    def scatter(self) -> None:
+        """Adds the sum over all participants of one backward's gradients to the piece's, and closes."""
+        if self.sync is not None:  # numpy, which adds, fixes the size of what it sees: it sees an alias
+            self.sync.reduce_scatter(from_dlpack(self.gradients))
+        self.gradient.add_(self.gradients[slice(*self.bounds)])
+        if self.piece_mask is not None:
+            self.gradient.mul_(self.piece_mask)
+        self.close()
+
+    def close(self) -> None:
+        """Gives the room for all gradients back; the views stay."""
+        self.gradients.untyped_storage().resize_(0)
+
 
 @dataclass(frozen=True)
 class Served:
@@ -161,18 +187,21 @@ class Served:
 class Buckets:
     """All buckets of a worker: watches the backward pass, and syncs what is final."""
 
-    def __init__(self, buckets: Sequence[Bucket], served: Sequence[Served], used: Mapping[int, Sequence[str]]) -> None:
+    def __init__(
+        self, buckets: Sequence[Bucket], served: Sequence[Served], used: Mapping[int, Sequence[str]], pace: Pace
+    ) -> None:
         """`used`: the parameters of each run, by its number."""
-        self.buckets, self.served = buckets, served
-        self.used = {run: frozenset(names) for run, names in used.items()}
-        self._home = {name: bucket for bucket in buckets for name in bucket.names}
+        self.buckets, self.served, self._pace = buckets, served, pace
+        whole = [bucket for bucket in buckets if not bucket.scattered]
+        self._home = {name: bucket for bucket in whole for name in bucket.names}
+        self.used = {run: frozenset(names) & self._home.keys() for run, names in used.items()}
         self._uses = {name: sum(name in names for names in used.values()) for name in self._home}
         self._current: int | None = None
         self._passed: set[tuple[int, str]] = set()
         self._left: dict[int, int] = {}
         self._lanes = Lanes()
         self.spans: list[Span] | None = None
-        for bucket in buckets:
+        for bucket in whole:
             for name, parameter in zip(bucket.names, bucket.parameters, strict=True) if bucket.sync is not None else ():
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     lambda _, name=name: self._accumulated(name)
@@ -181,11 +210,11 @@ class Buckets:
     def begin(self) -> None:
         """A step begins: gradients are zero."""
         self._passed.clear()
-        self._left = {bucket.spec.number: sum(self._uses[name] for name in bucket.names) for bucket in self.buckets}
+        self._left = {b.spec.number: sum(self._uses[name] for name in b.names) for b in self.buckets if not b.scattered}
         for bucket in self.buckets:
-            bucket.gradients.zero_()
+            bucket.clear()
         for served in self.served:
-            self._start(served.number, served.reduce)
+            self.start(served.number, served.reduce)
 
     def final(self, run: Run, begins: bool) -> None:
         """The last backward of a run begins, or has ended: then all of its parameters are final."""
@@ -205,12 +234,14 @@ class Buckets:
         bucket = self._home[name]
         self._left[bucket.spec.number] -= 1
         if self._left[bucket.spec.number] == 0:
+            self._pace.keep()
             if bucket.sync is None:
                 bucket.reduce()
             else:
-                self._start(bucket.spec.number, bucket.reduce)
+                self.start(bucket.spec.number, bucket.reduce)
 
-    def _start(self, number: int, work: Callable[[], None]) -> None:
+    def start(self, number: int, work: Callable[[], None]) -> None:
+        """Work for a bucket, after what was started for it before."""
         self._lanes.start(number, partial(self._run, number, work))
 
     def _run(self, number: int, work: Callable[[], None]) -> None:
@@ -234,5 +265,5 @@ class Buckets:
         """New weights of sharded optimizers go around, all buckets at once."""
         for bucket in self.buckets:
             if bucket.spec.layout == "sharded-optimizer":
-                self._start(bucket.spec.number, bucket.share)
+                self.start(bucket.spec.number, bucket.share)
         self.wait()

@@ -23,6 +23,7 @@ from isthmus.model.export import Example
 from isthmus.model.pieces import Pieces
 from isthmus.runtime.channel import Network
 from isthmus.runtime.flows import Form, Inbox, Inflow, Key, Outflow, Part, cut, messages
+from isthmus.runtime.pace import Pace
 from isthmus.runtime.program import Action, Flow, Program, Run, samples_of_slice
 from isthmus.runtime.statistics import unchanged
 
@@ -34,11 +35,11 @@ Loss = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 class Watch(Protocol):
     """Who wants to know what the executor is about to do, or has done."""
 
-    def before(self, run: Run, stretch: int) -> None:
-        """The blocks of a stretch will be computed: its weights must be there."""
+    def before(self, run: Run, stretch: int, backward: bool) -> None:
+        """The blocks of a stretch will be computed: its weights must be there, and in a backward its gradients."""
 
-    def after(self, run: Run, stretch: int) -> None:
-        """The stretch's weights are not needed for now."""
+    def after(self, run: Run, stretch: int, backward: bool) -> None:
+        """They were: the stretch's weights are not needed for now, and its gradients are those of this backward."""
 
     def final(self, run: Run, begins: bool) -> None:
         """The last backward of a run in this step begins, or has ended."""
@@ -65,6 +66,7 @@ class Hooks:
     watch: Watch
     randomness: Callable[[int, int, Sequence[int]], AbstractContextManager[Any]]  # step, block, places of the samples
     ordered: bool  # no action may overtake another
+    pace: Pace  # kept before anything leaves the device
 
 
 @dataclass
@@ -228,13 +230,18 @@ class Executor:
             first = m * size + lo
             numbers = samples[first : first + hi - lo]
             places = range(step * self.program.job.batch + first, step * self.program.job.batch + first + hi - lo)
-            known: dict[str, Any] = self._joined(self.inbox.take((run.number, False, m, k)))
+            parts = self.inbox.take((run.number, False, m, k))
+            self.hooks.pace.start()
+            known: dict[str, Any] = self._joined(parts)
             target = None
             if tools.fed or tools.last:
                 example, target = get(numbers)
                 known |= self.pieces.bind(example.args, example.kwargs)
             stretches = [self._stretch(tools, stretch, known, step, places) for stretch in range(len(run.stretches))]
-            loss = self._judge(tools, known, target, stretches[-1], sums) if tools.last else None
+            loss, count = self._judge(known, target, stretches[-1]) if tools.last else (None, None)
+            self.hooks.pace.keep()
+            if tools.run.counts and loss is not None and count is not None:
+                sums.add(loss, count)
             for sender in tools.outputs:
                 sender.send(m, k, [known[name] for name in sender.flow.tensors], lo, hi)
             self._learn(tools, known, hi - lo)
@@ -246,7 +253,7 @@ class Executor:
         """Runs the blocks of a stretch; what they give becomes known."""
         first, last = tools.run.stretches[stretch]
         found, inside = _Stretch({}, {}), {}
-        self.hooks.watch.before(tools.run, stretch)
+        self.hooks.watch.before(tools.run, stretch, False)
         for block in range(first, last + 1):
             for name in self.pieces.incoming[block]:
                 if name not in inside:
@@ -259,7 +266,7 @@ class Executor:
             inside |= named
             kept = {name: tensor for name, tensor in named.items() if name in tools.kept[stretch]}
             found.outputs |= {name: tensor for name, tensor in kept.items() if tensor.requires_grad}
-        self.hooks.watch.after(tools.run, stretch)
+        self.hooks.watch.after(tools.run, stretch, False)
         known |= inside
         return found
 
@@ -285,27 +292,26 @@ class Executor:
             return checkpoint(compute, *taken, use_reentrant=False, preserve_rng_state=False, context_fn=again)  # type: ignore[no-any-return]
         return compute(*taken)  # type: ignore[no-any-return]
 
-    def _judge(self, tools: _Tools, known: dict[str, Any], target: Any, stretch: _Stretch, sums: _Sums) -> Tensor:
-        """The loss of the model's outputs; one that another run gives is not at hand, and says so if it is used."""
+    def _judge(self, known: dict[str, Any], target: Any, stretch: _Stretch) -> tuple[Tensor, Tensor]:
+        """Sum and count of the losses; an output that another run gives is not at hand, and says so if it is used."""
         outputs: dict[str, Any] = {}
         for name in (leaf for leaf in self.pieces.outputs if isinstance(leaf, str)):
             tensor = known.get(name, _Elsewhere(name))
             began = name in known and name not in stretch.outputs
             outputs[name] = self._begun(name, tensor, stretch) if began else tensor
-        total, count = self.loss(self.pieces.result(outputs), target)
-        if tools.run.counts:
-            sums.add(total, count)
-        return total
+        return self.loss(self.pieces.result(outputs), target)
 
     def _backward(self, tools: _Tools, m: int) -> None:
         run, watch = tools.run, self.hooks.watch
         for k in range(run.slices):
             saved = self._saved.pop((run.number, m, k))
             parts = self.inbox.take((run.number, True, m, k))
+            self.hooks.pace.start()
             last = m == self.program.micro_batches - 1 and k == run.slices - 1
             if last:
                 watch.final(run, True)
             gradients = self._stretches_back(tools, saved, parts)
+            self.hooks.pace.keep()
             if last:
                 watch.final(run, False)
             for sender in tools.gradients:
@@ -328,10 +334,10 @@ class Executor:
             if stretch == len(saved.stretches) - 1 and saved.loss is not None and saved.loss.requires_grad:
                 roots.append(saved.loss)
                 seeds.append(torch.full_like(saved.loss, self.seed))
-            self.hooks.watch.before(tools.run, stretch)
+            self.hooks.watch.before(tools.run, stretch, True)
             if roots:
                 torch.autograd.backward(roots, seeds)
-            self.hooks.watch.after(tools.run, stretch)
+            self.hooks.watch.after(tools.run, stretch, True)
             for name, leaf in found.inputs.items():
                 own = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
                 gradients[name] = gradients[name] + own if name in gradients else own

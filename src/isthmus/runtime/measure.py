@@ -3,7 +3,8 @@
 The blocks run one after another from the model's synthetic inputs, just as in a worker: in its precision, with its
 random numbers, gradients added to those that are there. Of equal blocks the first is measured. A point is the median
 of several repeats, forward and backward apart, with gradients of ones and no loss. On an accelerator the repeats follow
-each other without waiting, as the blocks of a stage do; its own clock times them.
+each other without waiting, as the blocks of a stage do; its own clock times them. One thread of a processor is timed by
+what it computes, so that what else runs on the machine does not count.
 
 Only one block's weights and results are on the device at a time, so the model need not fit into it.
 """
@@ -15,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -29,6 +30,8 @@ from isthmus.model.pieces import Pieces, cut
 from isthmus.model.profile import BlockTime, Profile
 from isthmus.runtime.draws import draws_of
 from isthmus.runtime.machine import Machine, free_memory
+from isthmus.runtime.measure_worker import device_costs
+from isthmus.runtime.memory import keep_freed_memory
 from isthmus.runtime.place import Draws, on_device
 from isthmus.runtime.randomness import Randomness
 from isthmus.runtime.serving import cast_example
@@ -91,20 +94,22 @@ def profile_model(
     """Builds a model and measures its distinct blocks on each number of samples. Runs the code that `spec` names."""
     before = torch.get_num_threads()
     torch.set_num_threads(machine.threads)
+    if machine.device.type == "cpu":
+        keep_freed_memory()  # as workers do
     try:
         torch.manual_seed(0)
         built, dtype = source.build(spec, sequence), DTYPES[machine.precision]
         example = cast_example(built.example(2), dtype)
         pieces = cut(built.module.to(dtype), example, name=built.name, sequence=built.sequence)
+        own = device_costs(machine, spec, built.sequence)
         _check_samples(max(samples), example)
         inputs = {count: cast_example(built.example(count), dtype) for count in sorted({*samples})}
         timed, left_out = measure(pieces, draws_of(pieces, example), inputs, machine.device, listen=listen)
     finally:
         torch.set_num_threads(before)
     points = tuple(_point(pieces.graph, machine, one) for one in timed)
-    return Measurement(
-        graph=pieces.graph, profile=Profile(origin=_origin(machine), blocks=points), left_out=tuple(left_out)
-    )
+    profile = Profile(origin=_origin(machine), blocks=points, devices=(own,))
+    return Measurement(graph=pieces.graph, profile=profile, left_out=tuple(left_out))
 
 
 def _check_samples(most: int, example: Example) -> None:
@@ -296,7 +301,7 @@ class _Meter:
 
     def _now(self) -> Any:
         if self._device.type == "cpu":
-            return perf_counter()
+            return thread_time() if torch.get_num_threads() == 1 else perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from isthmus.runtime.channel import Channel, Network
+from isthmus.runtime.pace import Pace
 from isthmus.runtime.syncs import Ring
 
 __all__ = ["Meeting"]
@@ -20,8 +21,8 @@ _LARGE = 1 << 16  # elements
 class Meeting:
     """The members, and this worker among them."""
 
-    def __init__(self, name: str, members: tuple[str, ...], me: str, network: Network) -> None:
-        self.members, self.me = members, me
+    def __init__(self, name: str, members: tuple[str, ...], me: str, network: Network, pace: Pace) -> None:
+        self.members, self.me, self._pace = members, me, pace
         self._channels: dict[str, Channel] = {
             other: network.channel(f"{name} meeting", other) for other in members if other != me
         }
@@ -30,6 +31,12 @@ class Meeting:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum of all members' tensors, in a new one."""
+        self._pace.keep()
+        total = self._sum(tensor)
+        self._pace.start()
+        return total
+
+    def _sum(self, tensor: Tensor) -> Tensor:
         if self._ring is not None and tensor.numel() >= _LARGE:
             total = tensor.detach().clone(memory_format=torch.contiguous_format)
             self._ring.all_reduce(total.view(-1))

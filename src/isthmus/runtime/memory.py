@@ -1,13 +1,30 @@
-"""How this process deals with the memory that it frees."""
+"""The memory of this process: how it deals with what it frees, and the most that it holds."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
+import re
+import resource
+from pathlib import Path
 
-__all__ = ["keep_freed_memory"]
+import torch
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
+__all__ = ["keep_freed_memory", "peak_bytes", "share_freed_memory", "start_peak"]
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
 _KEPT, _LARGEST = 1 << 29, 1 << 25  # bytes
+_RESET_PEAK = "5"  # what Linux takes for it
+
+
+def share_freed_memory() -> None:
+    """Has all threads take memory from one heap: what one of them frees the others use again. To be called early.
+
+    Left alone each thread has a heap of its own, and each sync's thread keeps what it once needed.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_ARENA_MAX, 1)
 
 
 def keep_freed_memory() -> None:
@@ -20,3 +37,29 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGEST)
         mallopt(_TRIM_THRESHOLD, _KEPT)
+
+
+def start_peak(device: torch.device) -> None:
+    """What `peak_bytes` says counts from now on; what building the model took is given back first."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    try:
+        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+    except OSError:
+        return  # the peak is then that of the whole life of this process
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most that was held: on a GPU by tensors, on a processor by the whole process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return (int(found[1]) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024

@@ -16,6 +16,7 @@ from isthmus.runtime.channel import Network
 from isthmus.runtime.draws import Draw, Split
 from isthmus.runtime.extents import Cut
 from isthmus.runtime.meeting import Meeting
+from isthmus.runtime.pace import Pace
 from isthmus.runtime.program import Program, Run
 from isthmus.runtime.statistics import synchronised
 
@@ -33,28 +34,30 @@ class Placed:
     draws: list[Sequence[Draw]]
 
 
-def place(program: Program, pieces: Pieces, draws: Draws, network: Network, device: torch.device) -> Placed:
+def place(program: Program, pieces: Pieces, draws: Draws, network: Network, device: torch.device, pace: Pace) -> Placed:
     """A worker's blocks, ready to run."""
     placed = Placed({}, {}, list(draws))
     for index, run in enumerate(program.runs):
         blocks = range(run.first, run.last + 1)
         modules = [pieces.blocks[block] for block in blocks]
         if len(run.group) > 1:
-            modules = _divided(program, pieces, run, network, placed)
+            modules = _divided(program, pieces, run, network, placed, pace)
         for stage, (first, last), replicas in zip(run.stages, run.ranges, run.replicas, strict=True):
             mixing = [b for b in range(first, last + 1) if pieces.graph.blocks[b].mixes_samples]
             if mixing and len(replicas) > 1:
-                meeting = Meeting(f"{program.job.name} statistics {stage}", replicas, program.device, network)
+                meeting = Meeting(f"{program.job.name} statistics {stage}", replicas, program.device, network, pace)
                 for block in mixing:
                     modules[block - run.first] = synchronised(modules[block - run.first], meeting.sum)
         placed.modules[index] = [on_device(module, device) for module in modules]
     return placed
 
 
-def _divided(program: Program, pieces: Pieces, run: Run, network: Network, placed: Placed) -> list[nn.Module]:
+def _divided(
+    program: Program, pieces: Pieces, run: Run, network: Network, placed: Placed, pace: Pace
+) -> list[nn.Module]:
     """The run's blocks as this member of its tensor group computes them."""
     member, members = run.group.index(program.device), len(run.group)
-    meeting = Meeting(f"{program.job.name} group {run.number}", run.group, program.device, network)
+    meeting = Meeting(f"{program.job.name} group {run.number}", run.group, program.device, network, pace)
     blocks = range(run.first, run.last + 1)
     shard = shard_blocks(pieces, member=member, members=members, blocks=blocks, reduce=meeting.sum)
     placed.cuts |= {name: Cut.of(part) for name, part in shard.slices.items()}

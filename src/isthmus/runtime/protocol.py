@@ -61,6 +61,9 @@ class Place(_Frozen, frozen=True, kw_only=True):
     store: str  # a file in which workers find each other
     device: str  # torch's name for it
     threads: int
+    interface: str = ""  # where it listens for the others; none named: loopback
+    nccl: bool = False  # its device is its own, and may talk over NCCL
+    slower: float = 1.0  # ... than this machine is: computing is padded
 
 
 class Start(_Frozen, frozen=True, kw_only=True):

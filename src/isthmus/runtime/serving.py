@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -25,7 +24,7 @@ from isthmus.runtime.data import open_samples
 from isthmus.runtime.draws import draws_of
 from isthmus.runtime.loss import CheckedLoss, open_loss
 from isthmus.runtime.manifest import SavedScale
-from isthmus.runtime.memory import keep_freed_memory
+from isthmus.runtime.memory import keep_freed_memory, peak_bytes, share_freed_memory, start_peak
 from isthmus.runtime.order import Order as SampleOrder
 from isthmus.runtime.program import Program
 from isthmus.runtime.protocol import STOP, Done, Event, Measured, Ready, Saving, Start, Stepped, Traffic, Wrote
@@ -68,12 +67,12 @@ class Serving:
             self._tell_saved(wait=ends)
             if ends:
                 break
-        self.tell(Done(sent=worker.bytes_sent, memory=self._memory(), spans=self._spans(worker)))
+        self.tell(Done(sent=worker.bytes_sent, memory=peak_bytes(worker.device), spans=self._spans(worker)))
 
     # -- before the first step
 
     def _made(self) -> Worker:
-        keep_freed_memory()
+        share_freed_memory()
         torch.set_num_threads(self._place.threads)
         device = torch.device(self._place.device)
         if device.type == "cuda":
@@ -85,15 +84,19 @@ class Serving:
         pieces = cut_model(built.module, example, self.program, self.order.model, built.sequence)
         samples = open_samples(job, built)
         self._numbers = SampleOrder(seed=job.seed, count=samples.count)
-        network = Network(FileStore(self._place.store), self.program.device)
+        network = Network(
+            FileStore(self._place.store), self.program.device, interface=self._place.interface, nccl=self._place.nccl
+        )
         worker = Worker(
             self.program, pieces, draws_of(pieces, example), network, device, loss, samples.get,
-            buffers=kept_buffers(built.module), initial=initial,
+            buffers=kept_buffers(built.module), initial=initial, slower=self._place.slower,
         )  # fmt: skip
         release_unused(built.module.parameters(), worker)
         if self.order.resume is not None:
             self._resume(worker, Path(self.order.resume))
         network.connect()
+        start_peak(device)
+        keep_freed_memory()
         if self._leads:
             self._mailbox.deliver(worker.totals.ask)
         return worker
@@ -145,11 +148,6 @@ class Serving:
                 self.tell(Wrote(step=saved.step, part=saved.part))
 
     # -- after the last
-
-    def _memory(self) -> int:
-        if self._place.device.startswith("cuda"):
-            return int(torch.cuda.max_memory_allocated())
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _spans(self, worker: Worker) -> tuple[Measured, ...]:
         runs = {run.number: _stages(run.stages) for run in self.program.runs}

@@ -10,6 +10,8 @@ participants, in 16 bits too. A CUDA tensor has its result in the order of the c
 
 from __future__ import annotations
 
+import math
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,20 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from isthmus.plan.ring import goes_whole, room_for, segments_of
 from isthmus.runtime.channel import Channel, Network, Work
 from isthmus.runtime.program import BucketSpec, Program
 
 __all__ = ["Ring", "Server", "Sync", "Tree", "make_sync", "piece_bounds"]
 
-_LARGEST = 1 << 20  # bytes of a segment: one is added, still in the cache, while the next comes
-_SMALLEST = 1 << 16  # bytes below which it is not worth a message of its own
-_SHORT = 1 << 15  # bytes of a tensor that is better sent whole to everybody: half as many rounds
-_FAR = 0.002  # seconds there and back beyond which, of two participants, a round counts more than adding
-_SCRATCH = 1 << 22  # bytes on their way to be added: more would not stay in the cache
-_FAST, _MOST = 2.5e9, 1 << 26  # ... on a long link, this many per second of a round trip; at most
 _TAG = 0
-_SPARE = 4
-_spare: list[Tensor] = []  # scratch memory to use again, of _SCRATCH bytes each: new memory is slow
+_spare: list[Tensor] = []  # scratch memory of the host to use again: new memory is slow
+_lending = threading.Lock()
 _finished: deque[Work] = deque(maxlen=32)  # Gloo's thread is at times still busy with a message, and ending it waits
 
 
@@ -63,10 +60,9 @@ def _pieces(flat: Tensor, count: int) -> list[Tensor]:
 
 
 def _segments(piece: Tensor, segments: int) -> list[Tensor]:
-    """At least so many segments, unless they get too small; none of an empty piece."""
-    size = piece.numel() * piece.element_size()
-    count = max(min(segments, size // _SMALLEST), -(-size // _LARGEST))
-    return _pieces(piece, count) if count > 1 else [piece] if size else []
+    """The segments of a piece; none of an empty one."""
+    count = segments_of(piece.numel() * piece.element_size(), segments)
+    return _pieces(piece, count) if piece.numel() else []
 
 
 def _add(target: Tensor, part: Tensor) -> None:
@@ -119,12 +115,12 @@ class _Arrivals:
             return []
         like, size = added[0], max(target.numel() for target in added)
         self._channel.connected()  # so that its round trip is known
-        room = max(int(min(self._channel.round_trip * _FAST, _MOST)), _SCRATCH) // like.element_size()
+        room = int(room_for(math.inf, self._channel.round_trip)) // like.element_size()
         slots = min(len(added), max(2, room // size))
-        if like.is_cuda or slots * size * like.element_size() > _SCRATCH:
+        if like.is_cuda:
             return list(like.new_empty(slots, size).unbind())
-        self._borrowed = _spare.pop() if _spare else torch.empty(_SCRATCH, dtype=torch.uint8)
-        return list(self._borrowed.view(like.dtype)[: slots * size].view(slots, size).unbind())
+        self._borrowed = _borrow(slots * size * like.element_size())
+        return list(self._borrowed[: slots * size * like.element_size()].view(like.dtype).view(slots, size).unbind())
 
     def _post(self) -> None:
         """Receives in the order in which they come, as far as there is room."""
@@ -146,8 +142,18 @@ class _Arrivals:
                 self._free.append(slot)
                 self._post()
             yield target
-        if self._borrowed is not None and len(_spare) < _SPARE:
-            _spare.append(self._borrowed)
+        if self._borrowed is not None:
+            with _lending:
+                _spare.append(self._borrowed)
+
+
+def _borrow(size: int) -> Tensor:
+    """Scratch memory of at least so many bytes, and not far more: what was given back, or new."""
+    with _lending:
+        fits = [index for index, spare in enumerate(_spare) if size <= len(spare) <= 2 * size]
+        if fits:
+            return _spare.pop(min(fits, key=lambda index: len(_spare[index])))
+    return torch.empty(size, dtype=torch.uint8)
 
 
 class Ring:
@@ -156,8 +162,8 @@ class Ring:
     In round r participant i sends piece i - 1 - r (modulo n) and gets piece i - 2 - r. Up to round n - 2 it adds what
     it gets, so that piece i is then complete at participant i; from round n - 1 on complete pieces are copied.
 
-    A short tensor goes around whole in n - 1 rounds, and all add the same up in the same order. Two participants swap
-    all they have, which is as many bytes in one round instead of two, unless adding would then take longer.
+    A short tensor goes around whole in n - 1 rounds, and all add the same up in the same order; two participants that
+    are far apart swap all they have (`plan.ring`).
     """
 
     scatters = True
@@ -172,13 +178,15 @@ class Ring:
     def all_reduce(self, flat: Tensor) -> None:
         """Rounds 0 to 2n - 3, or fewer."""
         size = flat.numel() * flat.element_size()
-        if self.count == 2 and self.following is not None and size:
-            self.following.connected()
-            if size <= _SHORT or self.following.round_trip > _FAR:
-                return self._swap(flat)
-        if self.count > 2 and 0 < size <= _SHORT:
-            return self._pass_whole(flat)
-        return self._rounds(flat, range(2 * self.count - 2))
+        if self.following is None or size == 0:
+            return
+        self.following.connected()  # so that its round trip is known
+        if not goes_whole(self.count, size, self.following.round_trip):
+            self._rounds(flat, range(2 * self.count - 2))
+        elif self.count == 2:
+            self._swap(flat)
+        else:
+            self._pass_whole(flat)
 
     def reduce_scatter(self, flat: Tensor) -> None:
         """Rounds 0 to n - 2."""

@@ -17,13 +17,15 @@ from isthmus.runtime.buckets import Bucket, Buckets, Served
 from isthmus.runtime.channel import ChannelError, Network
 from isthmus.runtime.executor import Executor, Hooks, Loss, Span
 from isthmus.runtime.factors import make_factors
-from isthmus.runtime.gather import Gatherer
+from isthmus.runtime.gather import Gatherer, Scatterer
 from isthmus.runtime.optimizer import LossScale, Updater
+from isthmus.runtime.pace import Pace
 from isthmus.runtime.place import Draws, Placed, place
 from isthmus.runtime.program import BucketSpec, Program, Run
 from isthmus.runtime.randomness import Randomness
 from isthmus.runtime.syncs import Ring, Sync, make_sync
 from isthmus.runtime.totals import Totals
+from isthmus.runtime.turns import stretch_parameters
 from isthmus.runtime.unequal import UnequalGroups
 
 __all__ = ["DTYPES", "Step", "Worker", "meets"]
@@ -57,15 +59,17 @@ class Worker:
         *,
         buffers: Sequence[str] = (),
         initial: Mapping[str, Tensor] | None = None,
+        slower: float = 1.0,
     ) -> None:
         """`pieces` are this worker's own, in the plan's precision, and `draws` what is random in them.
 
         `get` gives samples by their numbers. `buffers`: names of what a checkpoint keeps beside parameters (batch
         statistics). `initial`: the model's parameters before they were rounded to 16 bits.
+        `slower`: how many times longer than it takes computing should take.
         """
         self.program, self.graph, self.device, self.dtype = program, pieces.graph, device, DTYPES[program.precision]
-        self.network, self._get = network, get
-        placed = place(program, pieces, draws, network, device)
+        self.network, self._get, self._pace = network, get, Pace(slower)
+        placed = place(program, pieces, draws, network, device, self._pace)
         modules = placed.modules
         parameters = {
             name: parameter
@@ -74,13 +78,7 @@ class Worker:
             for name, parameter in module.named_parameters()
             if parameter.requires_grad
         }
-        stretches = [
-            [
-                [name for b in range(first, last + 1) for name in pieces.graph.blocks[b].parameters]
-                for first, last in run.stretches
-            ]
-            for run in program.runs
-        ]
+        stretches = [stretch_parameters(run, pieces.graph) for run in program.runs]
         self.buckets = [
             Bucket(spec, parameters, program.device, placed.cuts, initial or {})
             for spec in program.buckets
@@ -92,10 +90,12 @@ class Worker:
             run.number: list(dict.fromkeys(name for names in found for name in names))
             for run, found in zip(program.runs, stretches, strict=True)
         }
-        self._syncs = Buckets(self.buckets, self._served(), used)
+        self._syncs = Buckets(self.buckets, self._served(), used, self._pace)
         self._gatherer = Gatherer(program, network, self.buckets, stretches)
+        self._scatterer = Scatterer(program, self._syncs, self.buckets, stretches)
         randomness = Randomness(program.job.seed, pieces.graph, placed.draws)
-        hooks = Hooks(watch=self, randomness=randomness.at, ordered=meets(program, pieces))
+        ordered = meets(program, pieces) or not all(bucket.resident for bucket in self.buckets)
+        hooks = Hooks(watch=self, randomness=randomness.at, ordered=ordered, pace=self._pace)
         self.executor = Executor(program, pieces, modules, network, device, loss, hooks)
         self.updater = Updater(program.job.optimizer, self.buckets)
         self.scale = LossScale(used=program.precision == "fp16")
@@ -126,6 +126,7 @@ class Worker:
     def step(self, number: int, samples: Sequence[int]) -> Step:
         """One update from the samples of the whole batch."""
         job = self.program.job
+        self._pace.start()
         self.totals.begin()
         self._syncs.begin()
         self._gatherer.begin()
@@ -149,7 +150,9 @@ class Worker:
             if job.optimizer.clip is not None:
                 factor *= min(1.0, job.optimizer.clip / (norm + 1e-6))
         if not skipped:
+            self._pace.start()
             self.updater.step(factor)
+            self._pace.keep()
             self._syncs.share()
         self.scale.follow(not skipped)
         return Step(number, total / count, norm, skipped)
@@ -207,13 +210,20 @@ class Worker:
 
     # -- what the executor tells
 
-    def before(self, run: Run, stretch: int) -> None:
-        """Weights of a stretch are needed."""
+    def before(self, run: Run, stretch: int, backward: bool) -> None:
+        """Weights of a stretch are needed and, in a backward, room for its gradients."""
+        self._pace.keep()
         self._gatherer.before(run, stretch)
+        if backward:
+            self._scatterer.before(run, stretch)
+        self._pace.start()
 
-    def after(self, run: Run, stretch: int) -> None:
+    def after(self, run: Run, stretch: int, backward: bool) -> None:
         """... and no longer."""
+        self._pace.keep()
         self._gatherer.after(run, stretch)
+        if backward:
+            self._scatterer.after(run, stretch)
 
     def final(self, run: Run, begins: bool) -> None:
         """The last backward of a run."""
@@ -225,7 +235,7 @@ class Worker:
 
     def close(self) -> None:
         """Ends all threads and channels."""
-        for part in (self._syncs, self.totals, self.executor, self.network):
+        for part in (self._syncs, self._gatherer, self.totals, self.executor, self.network):
             part.close()
 
 

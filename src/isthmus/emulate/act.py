@@ -1,0 +1,105 @@
+"""A cluster acted out for training: its hosts and links as a world, its devices by their proportions.
+
+No processor here is as fast as the devices of most clusters, so devices keep their proportions only. With r_d the rate
+of device d in fp32 and R the largest of them, d computes c R / r_d times slower than one core of this machine, with
+the least c >= 1 for which all devices of the cluster together compute no more than `cores` cores can:
+
+    sum over d of r_d / (c R) <= cores
+
+Links, which one machine can act out as they are, are not slowed down. So what training takes here says how plans
+compare where computing and sending are to each other as they are here; a plan for such a world is made with times
+measured in it (`isthmus profile MODEL --emulate CLUSTER`), and predicted from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from isthmus.cluster.spec import TCP_PAYLOAD, Cluster, DeviceKind
+from isthmus.emulate.world import World
+from isthmus.model.profile import BlockTime, DeviceCosts, NetworkCosts, Profile
+
+__all__ = ["Emulation", "as_emulated", "paces"]
+
+
+class Emulation:
+    """A world with devices of unequal speed. Leaving it removes everything."""
+
+    def __init__(self, cluster: Cluster, hosts: Sequence[str] | None = None, *, cores: float = 1.0) -> None:
+        """Only some of the hosts, where others have nothing to do."""
+        self._cluster, self._paces = cluster, paces(cluster, cores)
+        self.world = World(cluster, hosts=hosts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.world.close()
+
+    @property
+    def interface(self) -> str:
+        """Where workers listen; none: loopback."""
+        return self.world.interface if self.world.shaped else ""
+
+    def command(self, device: str, argv: Sequence[str]) -> list[str]:
+        """The command that runs on the device's host."""
+        return self.world.command(self._cluster.devices[device].host, argv)
+
+    def slower(self, device: str) -> float:
+        """How many times slower than a core of this machine a device computes."""
+        return self._paces[self._cluster.devices[device].kind]
+
+    def describe(self) -> str:
+        """How and where devices run, in a line for people."""
+        slowest, fastest = max(self._paces.values()), min(self._paces.values())
+        speed = f"1/{fastest:.3g}" if slowest == fastest else f"1/{fastest:.3g} to 1/{slowest:.3g}"
+        where = f"{len(self.world.hosts)} emulated hosts" if self.world.shaped else "loopback, links not shaped"
+        return f"act on this machine: {where}, at {speed} of a core's speed"
+
+
+def paces(cluster: Cluster, cores: float = 1.0) -> dict[str, float]:
+    """How many times slower than a core of this machine each kind of device is acted out."""
+    kinds = {name: cluster.kinds[name] for host in cluster.hosts.values() for name in host.devices}
+    rates = {name: _rate(kind) for name, kind in kinds.items()}
+    fastest = max(rates.values())
+    together = sum(rates[device.kind] for device in cluster.devices.values()) / fastest
+    slowed = max(1.0, together / cores)
+    return {name: slowed * fastest / rate for name, rate in rates.items()}
+
+
+def _rate(kind: DeviceKind) -> float:
+    return kind.compute.get("fp32") or max(kind.compute.values())
+
+
+def as_emulated(measured: Profile, slower: Mapping[str, float]) -> Profile:
+    """A profile of one core of this machine as one of the kinds that are acted out on it.
+
+    All that the thread that computes does is slowed down; adding up gradients and sending is not. Links carry headers.
+    """
+
+    def block(time: BlockTime, kind: str, factor: float) -> BlockTime:
+        seconds = {name: getattr(time, name) * factor for name in ("forward_seconds", "backward_seconds")}
+        return msgspec.structs.replace(time, device=kind, **seconds)
+
+    def device(costs: DeviceCosts, kind: str, factor: float) -> DeviceCosts:
+        rate = costs.update_bandwidth
+        return msgspec.structs.replace(
+            costs,
+            device=kind,
+            action_seconds=costs.action_seconds * factor,
+            step_seconds=costs.step_seconds * factor,
+            update_bandwidth=None if rate is None else rate / factor,
+        )
+
+    return msgspec.structs.replace(
+        measured,
+        blocks=tuple(block(time, kind, factor) for kind, factor in slower.items() for time in measured.blocks),
+        network=measured.network or NetworkCosts(payload=TCP_PAYLOAD),
+        devices=tuple(device(costs, kind, factor) for kind, factor in slower.items() for costs in measured.devices),
+    )
