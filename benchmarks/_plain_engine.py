@@ -75,8 +75,9 @@ class _Engine:
                     free.append(self.lane[task])
                 if self.route[task] >= 0:
                     gone = self.rate.pop(task, None) is not None or gone
-                    if self.latency[self.route[task]] > 0:
-                        self.put(task, self.now + self.latency[self.route[task]])
+                    wait = self.latency[self.route[task]] + self.seconds[task]
+                    if wait > 0:
+                        self.put(task, self.now + wait)
                         continue
             self.due[task] = -1.0
             self.end[task] = self.now

@@ -141,7 +141,7 @@ def random_graphs(count: int, seed: int, messages: float) -> list[Case]:
 
 def tasks_of(simulator: Simulator, plans: Sequence[Plan]) -> list[Case]:
     played = [simulator.play(plan) for plan in plans]
-    return [Case(one.tasks.tasks(), one.fabric.lanes, one.fabric.network) for one in played]
+    return [Case(one.tasks.tasks(), one.tasks.lanes, one.fabric.network) for one in played]
 
 
 def clocked(work: Callable[[Any], object], items: Sequence[Any]) -> tuple[float, float]:

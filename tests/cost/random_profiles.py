@@ -6,7 +6,7 @@ from random import Random
 
 from isthmus.cluster.spec import PRECISIONS, Cluster
 from isthmus.model.graph import BlockGraph
-from isthmus.model.profile import BlockTime, CollectiveTime, Profile
+from isthmus.model.profile import BlockTime, CollectiveTime, DeviceCosts, NetworkCosts, Profile
 from isthmus.plan.types import Pipeline, Plan
 
 __all__ = ["random_profile"]
@@ -32,7 +32,29 @@ def random_profile(plan: Plan, cluster: Cluster, graph: BlockGraph, seed: int) -
         if random.random() < 0.7
         for samples in random.sample(range(1, 13), random.choice((1, 1, 2, 3, 4)))
     ]
-    return Profile(origin="dice", blocks=tuple(blocks), collectives=tuple(_collectives(plan, cluster, random)))
+    return Profile(
+        origin="dice",
+        blocks=tuple(blocks),
+        collectives=tuple(_collectives(plan, cluster, random)),
+        devices=tuple(_device_costs(kind, random) for kind in cluster.kinds if random.random() < 0.6),
+        network=random.choice((None, NetworkCosts(payload=random.uniform(0.5, 1.0), message_seconds=_short(random)))),
+    )
+
+
+def _short(random: Random) -> float:
+    return 10 ** random.uniform(-6, -3.5)
+
+
+def _device_costs(kind: str, random: Random) -> DeviceCosts:
+    """Updates slower or quicker than the catalog's."""
+    return DeviceCosts(
+        device=kind,
+        action_seconds=_short(random),
+        step_seconds=_short(random),
+        update_bandwidth=random.choice((None, 10 ** random.uniform(10, 13))),
+        add_bandwidth=random.choice((None, 10 ** random.uniform(7, 10))),
+        context_bytes=random.choice((None, 1e8)),
+    )
 
 
 def _collectives(plan: Plan, cluster: Cluster, random: Random) -> list[CollectiveTime]:

@@ -73,7 +73,9 @@ class _Engine:
         self.at_work: dict[int, int] = {}  # lane -> task
         self.working: dict[int, Fraction] = {}  # fixed task -> the instant it will end
         self.sending: dict[int, Fraction] = {}  # message -> bytes left
-        self.travelling: dict[int, Fraction] = {}  # message sent -> the instant it will arrive
+        self.travelling: dict[
+            int, Fraction
+        ] = {}  # message sent -> the instant it will have arrived and been dealt with
         self.start: dict[int, Fraction] = {}
         self.sent: dict[int, Fraction] = {}
         self.end: dict[int, Fraction] = {}
@@ -134,7 +136,8 @@ class _Engine:
             del self.sending[message]
             self.sent[message] = self.now
             self.free(message)
-            self.travelling[message] = self.now + self.latency[self.route[message]]
+            after = self.latency[self.route[message]] + self.seconds[message]
+            self.travelling[message] = self.now + max(after, Fraction(0))
         arrived = [m for m, arrival in self.travelling.items() if arrival == self.now]
         done = [task for task, end in self.working.items() if end == self.now]
         for task in done:

@@ -13,7 +13,7 @@ from isthmus.model.job import Optimizer
 from isthmus.plan.resolve import ResolvedPipeline
 from isthmus.plan.types import Stage
 
-__all__ = ["WIDTH", "StageFacts", "block_seconds", "computing", "slowest", "state_of", "weights_come"]
+__all__ = ["WIDTH", "StageFacts", "block_seconds", "computing", "sending", "slowest", "state_of", "weights_come"]
 
 WIDTH = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -40,11 +40,20 @@ def block_seconds(
     forward = whole * (samples * block.forward_flops / (USUAL.matmul * flops) + bytes_forward * moving)
     backward = whole * (samples * block.backward_flops / (USUAL.matmul * flops) + bytes_backward * moving)
     times = max(forward, block.operations * USUAL.launch), max(backward, 2 * block.operations * USUAL.launch)
-    if split is None:
-        return times
+    sent = sending(graph, b, cluster, group, precision, mixed, samples)
+    return times[0] + sent, times[1] + sent
+
+
+def sending(
+    graph: BlockGraph, b: int, cluster: Cluster, group: tuple[str, ...], precision: str, mixed: bool, samples: int
+) -> float:
+    """The all-reduces of one block on a tensor group, one way."""
+    n, split = len(group), graph.blocks[b].tensor
+    if n == 1 or split is None:
+        return 0.0
+    width = computing(cluster.kind_of(group[0]), precision, mixed)[1]
     latency, bandwidth = slowest(cluster, group)
-    sending = split.reduces * 2 * (n - 1) * (latency + split.elements * samples * width / (n * bandwidth))
-    return times[0] + sending, times[1] + sending
+    return split.reduces * 2 * (n - 1) * (latency + split.elements * samples * width / (n * bandwidth))
 
 
 def slowest(cluster: Cluster, group: tuple[str, ...]) -> tuple[float, float]:

@@ -13,20 +13,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.compute import USUAL
 from isthmus.cost.engine import run as play
 from isthmus.cost.flat import HOST_ADAM
 from isthmus.cost.memory import CONTEXT
 from isthmus.model.graph import BlockGraph
-from isthmus.model.profile import Profile
+from isthmus.model.profile import DeviceCosts, NetworkCosts, Profile
 from isthmus.plan.resolve import Resolved, ResolvedPipeline, ResolvedPool, ResolvedSync, resolve
 from isthmus.plan.types import Plan, Stage
 from tests.cost.reference_costs import WIDTH, StageFacts, computing, weights_come
 from tests.cost.reference_order import Flows, Run, flows_of, orders_of, runs_of
 from tests.cost.reference_pool import PoolWriter
 from tests.cost.reference_profile import block_times, sync_seconds
-from tests.cost.reference_tasks import Net, Task, Writer, arrays, ring, server, tree
+from tests.cost.reference_tasks import Net, Task, Writer, arrays, ring, rounds, server, tree
 
 __all__ = ["Judgement", "judge"]
 
@@ -65,7 +67,10 @@ class PipelineWriter:
         self.gates: dict[Task, Task] = {}  # of a part whose weights are gathered: when gathering may start
         self.last: dict[str, Task] = {}
         self.stores: dict[tuple[str, int], list[Task]] = {}  # (device, stage) -> gradients on their way to the host
+        self.held: dict[str, int] = {}  # device -> first block of the part whose weights it gathered last
+        self.backs: dict[str, list[tuple[int, Task]]] = {}  # its backward parts with such weights: first block, task
         self.updates: dict[str, Task] = {}
+        self.settled: dict[str, Task] = {}  # device -> what waits for its syncs
         self.fresh: dict[tuple[str, int], Task] = {}  # (device, stage) -> after which its new weights are there
 
     def write(self) -> None:
@@ -76,6 +81,7 @@ class PipelineWriter:
         self.messages("activation", "F", self.forward)
         self.messages("gradient", "B", self.backward)
         self.update_all()
+        self.totals()
         self.gather_all()
         for sync in self.part.syncs:
             self.sync(sync)
@@ -129,14 +135,20 @@ class PipelineWriter:
         spans = [range(a, b) for a, b in zip(starts, [*starts[1:], blocks[-1] + 1], strict=True)]
         lo, hi = run.slice(k)
         written = self.parts.setdefault((run.number, way, m, k), [])
+        around = self.costs(run.device).action_seconds
         for span in spans if way == "F" else reversed(spans):
             kind = "forward" if way == "F" else "backward"
-            seconds = self.seconds(run, way, span, hi - lo)
+            seconds = self.seconds(run, way, span, hi - lo) + (0.0 if written else around)
             task = self.w.fixed(kind, ("compute", run.device), seconds, self.last.get(run.device))
             self.last[run.device] = task
             written.append((span[0], task))
             if come != "resident":
                 self.stream(run, way, span, task, come)
+
+    def costs(self, device: str) -> DeviceCosts:
+        """What its kind needs beside its blocks."""
+        kind = self.cluster.devices[device].kind
+        return self.w.net.costs.get(kind, DeviceCosts(device=kind))
 
     def stream(self, run: Run, way: str, span: range, task: Task, come: str) -> None:
         """The weights of one part; they may come while the part before computes, not earlier."""
@@ -148,9 +160,22 @@ class PipelineWriter:
             if way == "B":
                 stored = self.w.bus("store", run.device, size, task)
                 self.stores.setdefault((run.device, self.part.stage_of[span[0]]), []).append(stored)
+        elif size:
+            self.ask(run, way, span, task, room)
         else:
-            self.gates[task] = self.w.gate(room)
+            return
         earlier.append(task)
+
+    def ask(self, run: Run, way: str, span: range, task: Task, room: Task | None) -> None:
+        """Weights that are not there from the part before are asked for; all others know when the farthest does."""
+        if self.held.get(run.device) != span[0]:
+            stage = self.part.stages[self.part.stage_of[span[0]]]
+            others = [self.names[q.devices[0]] for q in stage.replicas]
+            farthest = max(self.w.net.latency(run.device, other) for other in others)
+            self.gates[task] = self.w.fixed("gate", None, farthest, room)
+        self.held[run.device] = span[0]
+        if way == "B":
+            self.backs.setdefault(run.device, []).append((span[0], task))
 
     def weight_bytes(self, blocks: Iterable[int], degree: int) -> float:
         """Weights (or gradients) of some blocks on each device of a group; what is tied among them counts once."""
@@ -173,7 +198,8 @@ class PipelineWriter:
                         if both > 0:
                             done, waiting = self.parts[u, way, m, k][-1][1], self.parts[v, way, m, j][0][1]
                             size = both * each + always
-                            waiting.after.append(self.w.message(kind, "send", a.device, b.device, size, done))
+                            lane = f"{self.w.job} {kind} {u} to {v}"  # a connection for each pair of runs
+                            waiting.after.append(self.w.message(kind, lane, a.device, b.device, size, done))
 
     # Updating.
 
@@ -185,6 +211,7 @@ class PipelineWriter:
             mine = [(s, r) for s, st in enumerate(self.part.stages) for r, q in enumerate(st.replicas)
                     if self.names[q.devices[0]] == device]  # fmt: skip
             here = sum(self.update_seconds(s, r) for s, r in mine if self.stage(s).spill == "none")
+            here += self.costs(device).step_seconds
             update = self.updates[device] = self.w.fixed("update", ("compute", device), here, self.last[device])
             for s, r in mine:
                 spilled = self.stage(s).spill != "none"
@@ -211,12 +238,54 @@ class PipelineWriter:
             return elements / (HOST_ADAM * self.cluster.host_of(device).cores)
         optimizer = self.pipeline.job.optimizer
         moments = 8.0 if optimizer.name != "sgd" else 4.0 if optimizer.momentum else 0.0
-        return elements * (12.0 + 2 * moments) / (self.cluster.kind_of(device).memory_bandwidth * USUAL.memory)
+        usual = self.cluster.kind_of(device).memory_bandwidth * USUAL.memory
+        return elements * (12.0 + 2 * moments) / (self.costs(device).update_bandwidth or usual)
+
+    # Knowing.
+
+    def totals(self) -> None:
+        """Counts of losses go to the first that has some, and to all; where gradients are measured, lengths likewise.
+
+        A device tells the length when it knows the counts and has computed and synced everything, and after a note that
+        the leader has too.
+        """
+        self.settled = dict(self.updates)
+        if len(self.updates) == 1:
+            return
+        last, s = self.part.stages[-1], len(self.part.stages) - 1
+        judges = [next(u for u in self.runs if (s, r) in u.copies) for r in range(len(last.replicas))]
+        judges = judges[:1] if last.duplicate else judges
+        leader = judges[0].device
+        counted = self.w.gate()
+        for u in judges:
+            done = self.parts[u.number, "F", self.micro - 1, u.slices - 1][-1][1]
+            counted.after.append(self.w.note(u.device, leader, done))
+        knows = {device: self.w.note(leader, device, counted) for device in self.updates}
+        if self.pipeline.job.optimizer.clip is None and self.pipeline.precision != "fp16":
+            for device, update in self.updates.items():
+                update.after.append(knows[device])
+            return
+        listens, whole = self.w.gate(), self.w.gate()
+        whole.after.append(listens)
+        for device, update in self.updates.items():
+            if device == leader:
+                listens.after += [knows[device], self.last[device]]
+                self.settled[device] = listens
+            elif not self.w.net.talk(device, leader):
+                whole.after += [knows[device], self.last[device]]
+                self.settled[device] = whole
+            else:
+                first, waits = len(self.w.tasks), [knows[device], self.last[device], listens]
+                note = self.w.net.latency(leader, device)
+                told = self.w.message("totals", None, device, leader, 0.0, *waits, seconds=note)
+                whole.after.append(told)
+                self.settled[device] = self.w.tasks[first]
+            update.after.append(self.w.note(leader, device, whole))
 
     # Making equal.
 
     def gather_all(self) -> None:
-        """Sharded-all: every part waits until its stage's replicas have passed their pieces of it around."""
+        """Sharded-all: every part waits until it has the pieces of all its stage's replicas."""
         for s, stage in enumerate(self.part.stages):
             if weights_come(self.stage(s)) != "gathered":
                 continue
@@ -229,11 +298,13 @@ class PipelineWriter:
                             self.gather(copies, [dict(self.parts[u.number, way, m, k])[a] for u in copies], range(a, b))
 
     def gather(self, copies: list[Run], parts: list[Task], blocks: range) -> None:
-        size = self.weight_bytes(blocks, len(copies[0].devices))
-        ready = [self.gates[task] for task in parts]
-        done = ring(self.w, "load", [u.device for u in copies], ready, size, len(copies) - 1)
-        for task, got in zip(parts, done, strict=True):
-            task.after.append(got)
+        """All who asked get a piece from everybody else, on connections of their own."""
+        size = self.weight_bytes(blocks, len(copies[0].devices)) / len(copies)
+        for run, task in zip(copies, parts, strict=True):
+            for other in copies if task in self.gates else ():
+                if other is not run:
+                    got = self.w.message("load", None, other.device, run.device, size, self.gates[task])
+                    task.after.append(got)
 
     def sync(self, sync: ResolvedSync) -> None:
         """Equal tensor groups sync member by member, each its own part; other replicas by their first devices."""
@@ -263,12 +334,11 @@ class PipelineWriter:
         return {self.stage(s).state for s in self.stages_of(sync)}
 
     def gather_new(self, sync: ResolvedSync, leads: list[str], devices: list[str], size: float) -> None:
-        """Each participant has updated its piece of the weights: the pieces go around, segment by segment."""
+        """Each participant has updated its piece of the weights: the pieces go around."""
         ready = []
         for lead in leads:
             ready.append(self.w.gate(*(self.fresh[lead, s] for s in self.stages_of(sync) if (lead, s) in self.fresh)))
-        for _ in range(sync.segments):
-            ring(self.w, "load", devices, ready, size / sync.segments, len(devices) - 1)
+        rounds(self.w, "load", devices, ready, size / len(devices), sync.segments, len(devices) - 1)
 
     def degree(self, sync: ResolvedSync) -> int:
         degrees = {len(u.devices) for u in self.runs if self.users(sync, u)}
@@ -295,17 +365,31 @@ class PipelineWriter:
         turns = [(m, k) for m in range(self.micro) for k in range(slices)] if sharded else [(self.micro - 1, -1)]
         for m, k in turns:
             ready = [self.final(sync, lead, m, k) for lead in leads]
-            for _ in range(sync.segments):
-                piece = size / sync.segments
-                if sync.how == "server":
-                    assert sync.root is not None
-                    done = server(self.w, devices, ready, piece, self.names[sync.root])
-                elif sync.how == "tree":
-                    done = tree(self.w, devices, ready, piece)
-                else:
-                    done = ring(self.w, "sync", devices, ready, piece, (len(devices) - 1) * (1 if scattered else 2))
-                for lead, task in zip(leads, done, strict=True):
-                    self.updates[lead].after.append(task)
+            n = len(devices)
+            if sync.how == "server":
+                assert sync.root is not None
+                done = server(self.w, devices, ready, size, sync.segments, self.names[sync.root])
+            elif sync.how == "tree":
+                done = tree(self.w, devices, ready, size, sync.segments)
+            elif scattered:
+                done = rounds(self.w, "sync", devices, ready, size / n, sync.segments, n - 1)
+            else:
+                done = ring(self.w, devices, ready, size, sync.segments)
+            for lead, task in zip(leads, done, strict=True):
+                self.settled[lead].after.append(task)
+                if sharded:
+                    self.make_room(sync, lead, m, k, task)
+
+    def make_room(self, sync: ResolvedSync, lead: str, m: int, k: int, summed: Task) -> None:
+        """Gradients of two parts may be there: the next part's but one, or the next part's if it is the same again."""
+        for u in self.runs:
+            if u.device == lead and (users := self.users(sync, u)):
+                own = next((low, task) for low, task in self.parts[u.number, "B", m, k % u.slices] if low <= users[0])
+                parts = self.backs[lead]
+                at = parts.index(own)
+                again = at + 1 < len(parts) and parts[at + 1][0] == own[0]
+                for _, waiting in parts[at + 1 : at + 2] if again else parts[at + 2 : at + 3]:
+                    waiting.after.append(summed)
 
     def measured(self, sync: ResolvedSync, leads: list[str], devices: list[str], seconds: float) -> None:
         """All of the sync as one task after everybody's gradients, in turn with others that have its first device."""
@@ -313,7 +397,7 @@ class PipelineWriter:
         first = next(device for device in self.names if device in devices)
         task = self.w.fixed("sync", ("sync", first), seconds, *ready)
         for lead in leads:
-            self.updates[lead].after.append(task)
+            self.settled[lead].after.append(task)
 
     def final(self, sync: ResolvedSync, lead: str, m: int, k: int) -> Task:
         """After which the lead has its gradients of the bucket: the lowest parts of all its runs that use it."""
@@ -344,7 +428,7 @@ class PipelineWriter:
             flops, _ = computing(self.cluster.kind_of(run.device), self.pipeline.precision, self.pipeline.job.mixed)
             seconds = others * product / (flops * USUAL.matmul)
             rebuilds.append([self.w.fixed("rebuild", ("compute", member), seconds) for _ in range(self.micro)])
-            self.updates[run.device].after.extend(rebuilds[-1])
+            self.settled[run.device].after.extend(rebuilds[-1])
         for i, run in enumerate(copies):
             for m in range(self.micro):
                 for k in range(run.slices):
@@ -352,7 +436,7 @@ class PipelineWriter:
                     done = self.parts[run.number, "B", m, k][-1][1]
                     for j in range(len(copies)):
                         if j != i:
-                            got = self.w.message("sync", "sync", devices[i], devices[j], (hi - lo) * size, done)
+                            got = self.w.message("sync", None, devices[i], devices[j], (hi - lo) * size, done)
                             rebuilds[j][m].after.append(got)
 
     def received(self, sync: ResolvedSync) -> dict[str, float]:
@@ -411,11 +495,23 @@ def _add(sums: dict[str, float], key: str, more: float) -> None:
     sums[key] = sums.get(key, 0.0) + more
 
 
+def _met(cluster: Cluster, costs: NetworkCosts) -> Cluster:
+    """Links as messages meet them: a part of every rate between hosts, and some seconds more wherever they go."""
+    replace, part, more = msgspec.structs.replace, costs.payload, costs.message_seconds
+    hosts = {h.name: replace(h, nic=h.nic * part, latency=h.latency + more) for h in cluster.hosts.values()}
+    links = [
+        replace(x, bandwidth=x.bandwidth * part, latency=x.latency + more, trunk=x.trunk and x.trunk * part)
+        for x in cluster.links
+    ]
+    return replace(cluster, hosts=hosts, links=tuple(links))
+
+
 def judge(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph], profile: Profile | None = None) -> Judgement:
     """What the plan costs."""
     known = profile or Profile()
+    cluster = _met(cluster, known.network or NetworkCosts())
     resolved = resolve(plan, cluster, models)
-    net, tasks = Net(cluster, plan), []  # type: tuple[Net, list[Task]]
+    net, tasks = Net(cluster, plan, known), []  # type: tuple[Net, list[Task]]
     device_bytes: dict[str, float] = {}
     host_bytes: dict[str, float] = {}
     for part in resolved.parts:
@@ -434,6 +530,10 @@ def judge(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph], profil
     for task, end in zip(tasks, times.end.tolist(), strict=True):
         jobs[task.job] = max(jobs.get(task.job, 0.0), end)
     context = {device: 0.0 if cluster.kind_of(device).name == "CPU" else CONTEXT for device in device_bytes}
+    for device in context:
+        costs = net.costs.get(cluster.devices[device].kind)
+        if costs is not None and costs.context_bytes is not None:
+            context[device] = costs.context_bytes
     return Judgement(
         jobs=jobs,
         memory={device: size + context[device] for device, size in device_bytes.items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from isthmus.cost.compute import USUAL
 from isthmus.model.graph import BlockGraph
 from isthmus.model.profile import Profile
 from isthmus.plan.resolve import ResolvedSync
-from tests.cost.reference_costs import block_seconds, computing
+from tests.cost.reference_costs import block_seconds, computing, sending
 
 __all__ = ["block_times", "sync_seconds"]
 
@@ -26,29 +27,48 @@ def block_times(
     mixed: bool,
     samples: int,
 ) -> tuple[float, float]:
-    """Forward and backward of one block: what was measured inside a host, else the roofline."""
+    """Forward and backward of one block: what was measured inside a host, or of one device, else the roofline."""
     kind, block = cluster.kind_of(group[0]), graph.blocks[b]
     own = precision if computing(kind, precision, mixed)[0] == kind.compute.get(precision) else "fp32"
-    points = [
-        (time.samples, time.forward_seconds, time.backward_seconds)
-        for time in profile.blocks
-        if (time.block, time.device, time.precision, time.tensor) == (block.digest, kind.name, own, len(group))
-    ]
-    if not points or len({cluster.host_of(device).name for device in group}) > 1:
-        return block_seconds(graph, b, cluster, group, precision, mixed, samples)
-    if len(points) == 1:
-        plain = _without_loss(graph)
-        there = block_seconds(plain, b, cluster, group, precision, mixed, points[0][0])
-        here = block_seconds(plain, b, cluster, group, precision, mixed, samples)
-        times = [points[0][1 + way] * (here[way] / there[way]) for way in (0, 1)]
+    points = {
+        degree: [
+            (time.samples, time.forward_seconds, time.backward_seconds)
+            for time in profile.blocks
+            if (time.block, time.device, time.precision, time.tensor) == (block.digest, kind.name, own, degree)
+        ]
+        for degree in (1, len(group))
+    }
+    outside = len({cluster.host_of(device).name for device in group}) > 1
+    plain = _without_loss(graph)
+
+    def roofline(members: tuple[str, ...], count: int) -> tuple[float, float]:
+        return block_seconds(plain, b, cluster, members, precision, mixed, count)
+
+    if points[len(group)] and not outside:
+        times = _over_samples(points[len(group)], samples, lambda count: roofline(group, count))
+    elif points[1]:
+        one = _over_samples(points[1], samples, lambda count: roofline(group[:1], count))
+        catalog, together = roofline(group[:1], samples), roofline(group, samples)
+        sent = sending(plain, b, cluster, group, precision, mixed, samples)
+        times = [one[way] * (together[way] - sent) / catalog[way] + sent for way in (0, 1)]
     else:
-        times = [_straight([(point[0], point[1 + way]) for point in points], samples) for way in (0, 1)]
+        return block_seconds(graph, b, cluster, group, precision, mixed, samples)
     if b == len(graph.blocks) - 1:
         f = min(1.0, block.tensor.flops / block.forward_flops) if block.tensor else 0.0
         copy = 4 * graph.outputs * samples / (USUAL.memory * kind.memory_bandwidth)
         copy *= (1 - f) + f / len(group)
         times = [times[0] + 3 * copy, times[1] + 2 * copy]
     return times[0], times[1]
+
+
+def _over_samples(
+    points: list[tuple[int, float, float]], samples: int, roofline: Callable[[int], tuple[float, float]]
+) -> list[float]:
+    """Both ways on so many samples, from what was measured on others."""
+    if len(points) > 1:
+        return [_straight([(point[0], point[1 + way]) for point in points], samples) for way in (0, 1)]
+    there, here = roofline(points[0][0]), roofline(samples)
+    return [points[0][1 + way] * (here[way] / there[way]) for way in (0, 1)]
 
 
 def _without_loss(graph: BlockGraph) -> BlockGraph:

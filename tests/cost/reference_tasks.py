@@ -12,9 +12,10 @@ import numpy as np
 
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.engine import Network, Tasks
+from isthmus.model.profile import Profile
 from isthmus.plan.types import Plan
 
-__all__ = ["Net", "Task", "Writer", "arrays", "ring", "server", "tree"]
+__all__ = ["Net", "Task", "Writer", "arrays", "ring", "rounds", "server", "tree"]
 
 Road = tuple[tuple[str, ...], float]  # resources and latency
 Lane = tuple[str, str]  # what it does, and whose it is
@@ -22,7 +23,7 @@ Lane = tuple[str, str]  # what it does, and whose it is
 
 @dataclass(eq=False)
 class Task:
-    """Fixed work, or a message where there is a `road` (its resources and latency)."""
+    """Fixed work, or a message where there is a `road` (its resources and latency), and `seconds` after its arrival."""
 
     kind: str
     job: str
@@ -36,10 +37,30 @@ class Task:
 class Net:
     """The cluster's resources by name, and the way between two devices as hops."""
 
-    def __init__(self, cluster: Cluster, plan: Plan) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, plan: Plan, profile: Profile) -> None:
+        self.cluster = cluster  # as messages see it
+        self.costs = {costs.device: costs for costs in profile.devices}
         self.via = {v.between: v.hosts for v in plan.via} | {v.between[::-1]: v.hosts[::-1] for v in plan.via}
         self.capacity: dict[str, float] = {}
+
+    def talk(self, a: str, b: str) -> bool:
+        """Whether there is a way between two devices."""
+        one, other = self.cluster.host_of(a).name, self.cluster.host_of(b).name
+        linked = one == other or self.cluster.link(one, other) is not None
+        return linked or (one, other) in self.via
+
+    def latency(self, a: str, b: str) -> float:
+        return 0.0 if a == b or not self.talk(a, b) else sum(road[1] for _, road in self.hops(a, b))
+
+    def adding(self, device: str, size: float) -> float:
+        """Seconds in which a device adds so many bytes."""
+        costs = self.costs.get(self.cluster.devices[device].kind)
+        return 0.0 if costs is None or costs.add_bandwidth is None else size / costs.add_bandwidth
+
+    def sending(self, a: str, b: str, size: float) -> float:
+        """Seconds in which so many bytes leave, if all goes straight."""
+        hops = self.hops(a, b) if a != b else []
+        return size / min(self.capacity[name] for name in hops[0][1][0]) if len(hops) == 1 else 0.0
 
     def hops(self, a: str, b: str) -> list[tuple[str | None, Road]]:
         """(relay that sends, None for the device itself; road) from device a to device b."""
@@ -85,16 +106,26 @@ class Writer:
         road = self.net.bus(device, way)
         return self._add(Task(kind, self.job, (lane, device), size=size, road=road, after=[t for t in after if t]))
 
-    def message(self, kind: str, lane: str, a: str, b: str, size: float, *after: Task) -> Task:
-        """Every hop once the hop before has arrived; nothing where a device sends to itself."""
+    def message(
+        self, kind: str, lane: str | None, a: str, b: str, size: float, *after: Task, seconds: float = 0.0
+    ) -> Task:
+        """Every hop once the hop before has arrived; nothing where a device sends to itself. No lane: it never queues.
+
+        `seconds`: from its arrival to when what waits for it may begin.
+        """
         if a == b:
             return after[0]
         waits = list(after)
         for relay, road in self.net.hops(a, b):
-            sender = (lane, a) if relay is None else ("relay", relay)
+            sender = ("relay", relay) if relay is not None else None if lane is None else (lane, a)
             task = self._add(Task(kind, self.job, sender, size=size, road=road, after=waits))
             waits = [task]
+        task.seconds = seconds
         return task
+
+    def note(self, a: str, b: str, after: Task) -> Task:
+        """A few bytes on a connection of their own, if the two can talk at all."""
+        return self.message("totals", None, a, b, 0.0, after) if self.net.talk(a, b) else after
 
     def _add(self, task: Task) -> Task:
         self.tasks.append(task)
@@ -104,43 +135,103 @@ class Writer:
 # Collectives: for each participant the task after which it is ready -> the task after which it has the result.
 
 
-def ring(w: Writer, kind: str, devices: list[str], ready: list[Task], size: float, rounds: int) -> list[Task]:
-    """Round by round each sends on what it got; a reducing participant adds its own part until round n - 1."""
-    n, held = len(devices), list(ready)
-    for k in range(rounds):
+def segments_of(size: float, planned: int) -> int:
+    """As many as planned, of 64 KiB or more; up to four of 256 KiB or more; so many that none is above 1 MiB."""
+    least = -(-size // 1048576)
+    return max(1, int(max(min(planned, size // 65536), min(4, size // 262144), least)))
+
+
+def segment_by_segment(coming: float, adding: float, segments: int, going: float | None) -> float:
+    """Segments come evenly, the last at 0, and are added one by one: when all are; or when a message of `going` seconds
+    that passes them on may begin, so that it has each of them in time."""
+    added, free = [], float("-inf")
+    for j in range(segments):
+        come = -coming * (1 - (j + 1) / segments)
+        free = max(come, free) + adding / segments
+        added.append(free)
+    if going is None:
+        return added[-1]
+    return max(at - going * j / segments for j, at in enumerate(added))
+
+
+def rounds(
+    w: Writer, kind: str, devices: list[str], ready: list[Task], chunk: float, planned: int, count: int
+) -> list[Task]:
+    """Round by round each that is ready sends on what it got; what is synced is added in the first n - 1 rounds.
+
+    In the first round it waits for the note that the next one is ready.
+    """
+    n, held, net = len(devices), list(ready), w.net
+    for k in range(count):
         got = list(held)
         for i in range(n):
-            own = [ready[i]] if kind == "sync" and 0 < k < n else []
-            got[(i + 1) % n] = w.message(kind, "sync", devices[i], devices[(i + 1) % n], size / n, held[i], *own)
+            me, to, beyond = devices[i], devices[(i + 1) % n], devices[(i + 2) % n]
+            waits = [ready[i]] if 0 < k < n else [ready[(i + 1) % n]] if k == 0 else []
+            adding = net.adding(to, chunk) if kind == "sync" and k < n - 1 else 0.0
+            going = None if k == count - 1 else net.sending(to, beyond, chunk)
+            after = segment_by_segment(net.sending(me, to, chunk), adding, segments_of(chunk, planned), going)
+            if k == 0:  # it leaves later by a note, and so does all that follows
+                after = net.latency(to, me) + max(after, -net.latency(me, to))
+            got[(i + 1) % n] = w.message(kind, "sync", me, to, chunk, held[i], *waits, seconds=after)
         held = got
     return held
 
 
-def tree(w: Writer, devices: list[str], ready: list[Task], size: float) -> list[Task]:
-    """Chains to the first of each region, a ring of those, and back along the chains."""
+def ring(w: Writer, devices: list[str], ready: list[Task], size: float, planned: int) -> list[Task]:
+    """An all-reduce: 32 KiB or less, or all of two that are 2 ms apart there and back, goes round whole."""
+    n = len(devices)
+    apart = w.net.latency(devices[0], devices[-1]) + w.net.latency(devices[-1], devices[0])
+    if size <= 32768 or (n == 2 and apart > 0.002):
+        return rounds(w, "sync", devices, ready, size, 2 * planned, n - 1)
+    return rounds(w, "sync", devices, ready, size / n, planned, 2 * (n - 1))
+
+
+def tree(w: Writer, devices: list[str], ready: list[Task], whole: float, planned: int) -> list[Task]:
+    """Chains to the first of each region, a ring of those, and back along the chains, segment by segment (8 at most).
+
+    On the way there everybody waits for the note of the next; on the way back all are ready.
+    """
+    parts, net = min(8, segments_of(whole, planned)), w.net
+    size = whole / parts
     regions: dict[str, list[int]] = {}
     for i, device in enumerate(devices):
-        regions.setdefault(w.net.cluster.host_of(device).region, []).append(i)
+        regions.setdefault(net.cluster.host_of(device).region, []).append(i)
     held = list(ready)
     for chain in regions.values():
+        come: list[list[Task]] = [[] for _ in range(parts)]
         for far, near in zip(chain[:0:-1], chain[-2::-1], strict=True):
-            got = w.message("sync", "sync", devices[far], devices[near], size, held[far])
-            held[near] = w.gate(held[near], got)
+            after = net.adding(devices[near], size) + net.latency(devices[near], devices[far])
+            for p in range(parts):
+                waits = [ready[far], ready[near], *come[p]]
+                come[p] = [w.message("sync", "sync", devices[far], devices[near], size, *waits, seconds=after)]
+        if len(chain) > 1:
+            held[chain[0]] = w.gate(ready[chain[0]], *(task for tasks in come for task in tasks))
     leaders = [chain[0] for chain in regions.values()]
-    rounds = 2 * (len(leaders) - 1)
-    summed = ring(w, "sync", [devices[i] for i in leaders], [held[i] for i in leaders], size, rounds)
+    summed = [held[i] for i in leaders]
+    if len(leaders) > 1:
+        summed = ring(w, [devices[i] for i in leaders], summed, whole, planned)
     done = dict(zip(leaders, summed, strict=True))
     for chain in regions.values():
+        there = [done[chain[0]]] * parts
         for near, far in pairwise(chain):
-            done[far] = w.message("sync", "sync", devices[near], devices[far], size, done[near])
+            there = [w.message("sync", "sync", devices[near], devices[far], size, task) for task in there]
+            done[far] = there[0] if parts == 1 else w.gate(*there)
     return [done[i] for i in range(len(devices))]
 
 
-def server(w: Writer, devices: list[str], ready: list[Task], size: float, root: str) -> list[Task]:
-    summed = w.gate()
-    for device, task in zip(devices, ready, strict=True):
-        summed.after.append(w.message("sync", "sync", device, root, size, task))
-    return [w.message("sync", "sync", root, device, size, summed) for device in devices]
+def server(w: Writer, devices: list[str], ready: list[Task], whole: float, planned: int, root: str) -> list[Task]:
+    """Segment by segment (8 at most); a root that takes part must be ready too, and its note must have come."""
+    parts, net, own = min(8, segments_of(whole, planned)), w.net, dict(zip(devices, ready, strict=True)).get(root)
+    got: list[list[Task]] = [[] for _ in devices]
+    for _ in range(parts):
+        size, summed = whole / parts, w.gate()
+        for device, task in zip(devices, ready, strict=True):
+            waits = [task] if own is None else [task, own]
+            after = net.adding(root, size) + (0.0 if own is None else net.latency(root, device))
+            summed.after.append(w.message("sync", "sync", device, root, size, *waits, seconds=after))
+        for tasks, device in zip(got, devices, strict=True):
+            tasks.append(w.message("sync", None, root, device, size, summed))
+    return [tasks[0] if parts == 1 else w.gate(*tasks) for tasks in got]
 
 
 def arrays(tasks: list[Task], net: Net) -> tuple[Tasks, int, Network]:

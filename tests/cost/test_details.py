@@ -148,13 +148,18 @@ BYTES = {
 
 STUCK = """
   schedule 1f1b, micro-batches 4
-  stage embed .. h.3, sharded-all
+  stage embed .. embed
     va2/old/0: share 2
     va2/old/1: share 2
+  stage h.1 .. h.3, sharded-all
+    va2/old/2: share 2
+    va2/old/0: share 2
   stage h.4 .. head
-    va2/old/0: share 4
-  sync low ring: [embed] [h.1] over va2/old/0 va2/old/1
-  sync high ring: [h.2] [h.3] over va2/old/0 va2/old/1
+    va2/old/2: share 2
+    va2/old/0: share 2
+  sync low ring: [embed] over va2/old/0 va2/old/1
+  sync middle ring: [h.1] [h.2] [h.3] over va2/old/2 va2/old/0
+  sync high ring: [h.4] [h.5] [h.6] [head] over va2/old/2 va2/old/0
 """
 UNEVEN = """
   schedule 1f1b, micro-batches 4

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from isthmus.cluster.spec import Cluster, Link
 from isthmus.cost.flat import group_of
-from isthmus.cost.profiled import ALONE
+from isthmus.cost.profiled import ALONE, INTERPOLATED
 from isthmus.cost.simulate import Simulator
 from isthmus.cost.sources import Sources, times_used
 from isthmus.cost.tables import ModelTable
@@ -21,6 +21,7 @@ from isthmus.model.profile import BlockTime, CollectiveTime, Profile
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
 from isthmus.planners.problem import Problem, lower_bound
+from isthmus.report.times import times_facts
 from isthmus.units import BytesPerSecond, Seconds
 from tests.cost.random_profiles import random_profile
 from tests.cost.reference_plan import judge
@@ -174,13 +175,32 @@ def test_a_kind_that_computes_in_fp32_uses_what_was_measured_in_fp32() -> None:
     assert table.seconds("k1.0", ALONE, 1)[:, -1].tolist() == [0.5, 0.5]
 
 
+def halved(link: Link, reduces: int) -> tuple[Cluster, BlockGraph]:
+    """Two hosts of two devices; one block of 1 s and 2 s a sample, half of which a group divides."""
+    cluster = flat_cluster({"x": "r", "y": "r"}, [link], each=2, bandwidth=1e9, latency=1e-6)
+    split = TensorSplit(parameters=(), flops=0.5, saved=0.0, reduces=reduces, elements=1000.0)
+    graph = timed_model(1, 1.0, 2.0)
+    return cluster, msgspec.structs.replace(graph, blocks=(msgspec.structs.replace(graph.blocks[0], tensor=split),))
+
+
+def test_what_slows_one_device_slows_each_of_a_group() -> None:
+    """Measured four times as slow as the catalog says: so is what a group computes, and not what it sends."""
+    link = Link(between=("r", "r"), bandwidth=BytesPerSecond(1e6), latency=Seconds(1e-3))
+    cluster, graph = halved(link, reduces=1)
+    table = ModelTable(cluster, graph, "fp32", False, profile=Profile(blocks=(point(1, 4.0, 8.0),)))
+    for pair, latency, rate in ((("x/k1.0/0", "x/k1.0/1"), 1e-6, 1e9), (("x/k1.0/0", "y/k1.0/0"), 1e-3, 1e6)):
+        group = group_of(cluster, pair)
+        sent = 2 * (latency + 3 * 4000 / (2 * rate))
+        expected = [3 * 4 * 1.0 * 0.75 + sent, 3 * 4 * 2.0 * 0.75 + sent]
+        assert table.seconds("k1.0", group, 3)[:, -1].tolist() == pytest.approx(expected)
+        assert table.sources(table.row("k1.0", group, 1)).tolist() == [INTERPOLATED]
+    assert table.least("k1.0", 1).tolist() == pytest.approx([12.0]), "a group spends more, one device that"
+
+
 def test_groups_are_measured_inside_a_host() -> None:
     """The all-reduces are in the time; over the network the same group has the roofline's."""
     link = Link(between=("r", "r"), bandwidth=BytesPerSecond(1e6), latency=Seconds(1e-3))
-    cluster = flat_cluster({"x": "r", "y": "r"}, [link], each=2, bandwidth=1e9, latency=1e-6)
-    split = TensorSplit(parameters=(), flops=0.5, saved=0.0, reduces=0, elements=0.0)
-    graph = timed_model(1, 1.0, 2.0)
-    graph = msgspec.structs.replace(graph, blocks=(msgspec.structs.replace(graph.blocks[0], tensor=split),))
+    cluster, graph = halved(link, reduces=0)
     profile = Profile(blocks=(point(1, 0.25, 0.25, tensor=2),))
     table = ModelTable(cluster, graph, "fp32", False, profile=profile)
     inside, across = (group_of(cluster, group) for group in (("x/k1.0/0", "x/k1.0/1"), ("x/k1.0/0", "y/k1.0/0")))
@@ -244,7 +264,7 @@ def test_a_measured_sync_is_one_task_that_sends_nothing(
     simulator, plan = two_buckets(Profile(collectives=tuple(collective(*at) for at in points)), segments=3)
     assert simulator.price(plan).step_seconds == pytest.approx(max(8.0 + 2 * seconds, 12.0 + seconds))
     played = simulator.play(plan)
-    assert (played.tasks.tasks().route < 0).all()
+    assert not played.tasks.tasks().bytes.any()
     counts = times_used(simulator, plan).syncs._asdict()
     assert counts == {"measured": 0, "interpolated": 0, "estimated": 0, source: 2}
 
@@ -265,3 +285,21 @@ def test_a_server_is_known_by_its_root() -> None:
     assert simulator.price(plan).step_seconds == pytest.approx(8.0 + 14.0)
     other, elsewhere = two_buckets(profile, how="server", root="x/k1.0/0")
     assert times_used(other, elsewhere).syncs == Sources(0, 0, 2)
+
+
+def test_constants_that_were_used_are_told() -> None:
+    """Of the kinds of a plan, and of messages; constants alone are no reason to warn, points of other models are."""
+    cluster = flat_cluster({"x": "r"}, speeds={"x": 2.0})
+    graph, plan = timed_model(1, 1.0, 2.0), plan_of(pipeline([stage(0, 0, replica("x/k2.0/0"))], 1))
+    own, other = (DeviceCosts(device=kind, step_seconds=1.0) for kind in ("k2.0", "k9.0"))
+    for profile, overheads, known in (
+        (Profile(), (), False),
+        (Profile(devices=(other,)), (), False),
+        (Profile(devices=(own, other), network=NetworkCosts()), ("k2.0", "messages"), True),
+        (Profile(blocks=(point(1, 1.0, 1.0, "another"),), devices=(own,)), ("k2.0",), False),
+    ):
+        used = times_used(Simulator(cluster, {"job": graph}, profile=profile), plan)
+        assert (used.overheads, used.known) == (overheads, known)
+        said = dict(times_facts(used, profile, "p.json"))
+        assert said.get("overheads") == (f"measured for {', '.join(overheads)} (p.json)" if overheads else None)
+        assert ("warning" in said) == (not known)

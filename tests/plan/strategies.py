@@ -189,7 +189,7 @@ def _job(draw: Draw, name: str, batch: int, cluster: Cluster, devices: list[str]
         batch=batch,
         mixed=mixed,
         sparsity=draw(st.sampled_from((None, None, 0.5, 0.75))),
-        optimizer=Optimizer(name=draw(st.sampled_from(("adamw", "sgd")))),
+        optimizer=Optimizer(name=draw(st.sampled_from(("adamw", "sgd"))), clip=draw(st.sampled_from((None, 1.0)))),
     )
     return job, precision
 

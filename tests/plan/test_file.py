@@ -43,7 +43,7 @@ def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "says"),
     [
-        (["kind"], "cluster", "a plan file is needed"),
+        (["kind"], "cluster", "this is the wrong kind of file"),
         (["version"], 2, "newer than this program"),
         (["plan", "parts", 0, "stages", 0, "stat"], "replicated", "stat"),
         (["plan", "parts", 0, "stages", 0, "state"], "sharded", "sharded-all"),

@@ -9,6 +9,7 @@ import pytest
 
 from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
+from isthmus.cost.profiled import ALONE
 from isthmus.model.job import Job
 from isthmus.model.profile import BlockTime, CollectiveTime, Profile
 from isthmus.plan.types import Pipeline, Plan
@@ -53,10 +54,12 @@ def problem(cluster: Cluster, profile: Profile, batch: int = 24) -> Problem:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_no_plan_of_any_scheme_is_below_its_bounds(seed: int) -> None:
+@pytest.mark.parametrize("synced", [True, False])
+def test_no_plan_of_any_scheme_is_below_its_bounds(seed: int, synced: bool) -> None:
+    """Whatever was measured of blocks, devices and messages, and of syncs or not."""
     cluster = parse_cluster(CLUSTER)
     drawn = random_profile(Plan(cluster="two", parts=()), cluster, chain(5, width=256), seed)
-    task = problem(cluster, msgspec.structs.replace(drawn, collectives=collectives(cluster, 1e-5)))
+    task = problem(cluster, msgspec.structs.replace(drawn, collectives=collectives(cluster, 1e-5) if synced else ()))
     bound, room, tried = lower_bound(task), Room(task), 0
     for scheme in SCHEMES.values():
         for idea in islice(scheme(task, room, Fix()), 60):
@@ -65,6 +68,29 @@ def test_no_plan_of_any_scheme_is_below_its_bounds(seed: int) -> None:
                 assert seconds >= version.seconds >= idea.seconds * (1 - 1e-9) and seconds >= bound
                 tried += 1
     assert tried > 100
+
+
+def test_slowness_measured_on_one_device_is_not_fled_in_tensor_groups() -> None:
+    """Times of single devices, thirty times the catalog's: then so are every bound and, with its sends, every plan."""
+    cluster, slowdown = parse_cluster(CLUSTER), 30.0
+    plain = problem(cluster, Profile())
+    points = {
+        (block.digest, kind, samples): plain.block_seconds(kind, ALONE, samples)[:, index] * slowdown
+        for index, block in enumerate(plain.graph.blocks)
+        for kind in cluster.kinds
+        for samples in (1, 8, 24)
+    }
+    blocks = tuple(
+        BlockTime(
+            block=digest, device=kind, precision="fp32", samples=samples, forward_seconds=forward,
+            backward_seconds=backward,
+        )
+        for (digest, kind, samples), (forward, backward) in points.items()
+    )  # fmt: skip
+    task = problem(cluster, Profile(blocks=blocks))
+    choice = choose_plan(task)
+    assert 0.9 * slowdown * lower_bound(plain) <= lower_bound(task) <= choice.price.step_seconds
+    assert choice.schemes["tensor"] and choice.schemes["tensor"] >= lower_bound(task)
 
 
 def test_the_kind_that_was_measured_to_be_fast_gets_the_work() -> None:

@@ -1,8 +1,8 @@
-"""Fits a link's latency and bandwidth to measured times."""
+"""Fits what is not known to measured times: a link's latency and bandwidth, constants of the cost model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from isthmus.errors import UsageError
 from isthmus.units import BytesPerSecond, Seconds
 
-__all__ = ["LinkFit", "fit_link"]
+__all__ = ["LinkFit", "fit_constants", "fit_link"]
 
 Floats = NDArray[np.float64]
 
@@ -115,3 +115,44 @@ def _solve(columns: Floats, errors: Floats, cap: float | None) -> Floats | None:
         method="highs",
     )
     return None if solution.x is None else np.asarray(solution.x[:2])
+
+
+def fit_constants(
+    predict: Callable[[Sequence[float]], Sequence[float]],
+    measured: Sequence[float],
+    start: Sequence[float],
+    least: Sequence[float],
+    most: Sequence[float],
+) -> tuple[float, ...]:
+    """Constants c, least <= c <= most, for which predictions p(c) are nearest to what was measured:
+
+        minimise sum of | log(p_i(c) / t_i) |
+
+    The sum of absolute values lets a few odd cases be odd. The search (Nelder and Mead's) needs no derivatives: as
+    constants change, what a plan waits for changes too, and predictions have corners there.
+    """
+    from scipy.optimize import minimize
+
+    low, size = np.asarray(least, float), np.asarray(most, float) - np.asarray(least, float)
+    times = np.log(np.asarray(measured, float))
+
+    def off(point: Floats) -> float:
+        return float(np.abs(np.log(np.asarray(predict((low + size * point).tolist()))) - times).sum())
+
+    begin = (np.asarray(start, float) - low) / size
+    found = minimize(
+        off,
+        begin,
+        method="Nelder-Mead",
+        bounds=[(0.0, 1.0)] * len(begin),
+        options={"xatol": 1e-3, "fatol": 1e-5, "maxfev": 120 * len(begin), "initial_simplex": _simplex(begin)},
+    )
+    return tuple((low + size * found.x).tolist())
+
+
+def _simplex(begin: Floats) -> Floats:
+    """The start and, for each constant, a point a tenth of its range away."""
+    corners = np.tile(begin, (len(begin) + 1, 1))
+    for i, value in enumerate(begin):
+        corners[i + 1, i] = value + (0.1 if value <= 0.9 else -0.1)
+    return corners

@@ -2,15 +2,32 @@
 
 Each function takes, for every participant, the task after which it is ready, and gives the task after which it has the
 result. Messages of one device leave one after another, in the order they are ready; so while one travels the next is
-sent, and several segments or buckets in flight hide the latency.
+sent, and several buckets in flight hide the latency.
 
 - ring: n participants, chunks of bytes / n; in round k each sends on to its neighbour what it got in round k - 1.
-  All-reduce takes 2(n - 1) rounds, reduce-scatter and all-gather n - 1 each.
+  All-reduce takes 2(n - 1) rounds, or n - 1 in which all bytes go around (`plan.ring`); reduce-scatter and all-gather
+  take n - 1 each.
 - tree: in each region a chain towards its first participant (the leader), a ring of the leaders, the chain back.
-- server: all send to the root, the root sends the sum back to all.
-- factors: every participant sends its inputs and output gradients of each micro-batch to every other. Members of
-  tensor groups send all of them to their like (which side of a weight is split is not known), and each redoes its own
-  part of the product.
+- server: all send to the root, the root sends the sum back to all, at the same time.
+- factors: every participant sends its inputs and output gradients of each micro-batch to every other, at the same time.
+  Members of tensor groups send all of them to their like (which side of a weight is split is not known), and each
+  redoes its own part of the product.
+
+**Segments.** What is passed on is cut into s segments (`plan.ring`), each sent on as soon as it has come and been
+added. Say a message takes T alone, adding all of it A (`DeviceCosts.add_bandwidth`), and the message on which it is
+passed on T'. Its segments come evenly over T, and are added one by one: the first is done A / s after it came, the last
+max(A / s, A - T (1 - 1 / s)) after all has come. The next message may begin when the first is done, and so late that it
+ends after the last: with both counted from when all has come, at
+
+    max(A / s - T (1 - 1 / s), max(A / s, A - T (1 - 1 / s)) - T' (1 - 1 / s))
+
+Around a ring that is how messages are played (too slow by a little where adding takes longer than the message itself);
+those of chains and servers are played segment by segment, as at most 8.
+
+**Readiness.** Nobody sends before the receiver has said that it is ready to receive, which it does when it begins with
+the sync itself. So a message between two that begin at the same time leaves a latency later. It is played as sent when
+both are ready, with that latency behind it: which is right but where the receiver has been ready for long. Later
+messages of the sync find the receiver ready, and so do those that bring a result to who sent its part before.
 """
 
 from __future__ import annotations
@@ -18,41 +35,104 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.compiled import compiled, lean
-from isthmus.cost.emit import GATE, SYNCING, TaskList, edge, message, task
-from isthmus.cost.network import SYNC, Wires
+from isthmus.compiled import compiled, inlined, lean
+from isthmus.cost.emit import GATE, SYNCING, TaskList, beside, edge, message, task
+from isthmus.cost.network import ADDING, SYNC, Wires, latency_between, seconds_to_send
+from isthmus.plan.ring import goes_whole, segments_of
 
-__all__ = ["server", "spread", "steps_of_ring", "tree"]
+__all__ = ["all_reduce", "server", "spread", "steps_of_ring", "tree"]
 
 Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+
+_PLAYED = 8  # segments of a chain or server, at most: more change little and take long
+
+_whole = inlined(goes_whole)
+_segments = inlined(segments_of)
+
+
+@inlined
+def until_taken(adding: float, coming: float, segments: int) -> float:
+    """From when all of a message has come to when all of it has been added."""
+    return max(adding / segments, adding - coming * (1.0 - 1.0 / segments))
+
+
+@inlined
+def until_passed_on(adding: float, coming: float, going: float, segments: int) -> float:
+    """From when all of a message has come to when the message that passes it on begins, which may be before."""
+    part = 1.0 - 1.0 / segments
+    return max(adding / segments - coming * part, until_taken(adding, coming, segments) - going * part)
+
+
+@compiled
+def steps_of_ring(
+    out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, chunk: float, planned: int, rounds: int,
+    adds: int, kind: int, owner: int,
+) -> None:  # fmt: skip
+    """`rounds` rounds of a ring over `devices`, what comes in the first `adds` of them being added up.
+
+    Nobody sends anything on before it is ready itself; what comes in round n - 1 or later, everybody was needed for.
+    `done` is not `ready`.
+    """
+    n, segments = len(devices), _segments(chunk, planned)
+    after = np.empty((3, n))  # of a message to i: passed on, added and passed on, kept
+    for i in range(n):
+        done[i] = ready[i]
+        here = devices[i]
+        adding = chunk * wires.overheads[ADDING, here]
+        coming = seconds_to_send(wires, devices[i - 1], here, chunk)
+        going = seconds_to_send(wires, here, devices[(i + 1) % n], chunk)
+        after[0, i] = until_passed_on(0.0, coming, going, segments)
+        after[1, i] = until_passed_on(adding, coming, going, segments)
+        after[2, i] = until_taken(adding if rounds <= adds else 0.0, coming, segments)
+    write_rounds(out, wires, devices, ready, done, chunk, rounds, adds, after, kind, owner)
 
 
 @lean
-def steps_of_ring(
-    out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, size: float, rounds: int, kind: int, owner: int
-) -> None:
-    """`rounds` rounds of a ring over `devices` with chunks of size / n; `done` is not `ready`.
-
-    Until round n - 1 a participant adds its own part to what it sends on, so it must be ready itself.
-    """
+def write_rounds(
+    out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, chunk: float, rounds: int, adds: int,
+    after: Floats, kind: int, owner: int,
+) -> None:  # fmt: skip
+    """The messages of a ring."""
     n = len(devices)
     lanes = SYNC * len(wires.host_of)
-    for i in range(n):
-        done[i] = ready[i]
     for k in range(rounds):
         held = done[0]
+        row = 2 if k == rounds - 1 else 1 if k < adds else 0
         for i in range(n):
-            j = (i + 1) % n
-            own = ready[i] if 0 < k < n and kind == SYNCING else -1
-            got = message(out, wires, held, own, lanes + devices[i], devices[i], devices[j], size / n, kind, owner, k)
+            j = i + 1 if i + 1 < n else 0
+            a, b = devices[i], devices[j]
+            wait = after[row, j]
+            also = ready[i] if 0 < k < n else -1
+            if k == 0:
+                also = ready[j]
+                wait = max(wait, -latency_between(wires, a, b)) + latency_between(wires, b, a)
+            got = message(out, wires, held, also, lanes + a, a, b, chunk, wait, kind, owner, k)
             held, done[j] = done[j], got
 
 
 @compiled
-def tree(out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, size: float, owner: int) -> None:
+def all_reduce(
+    out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, size: float, planned: int, owner: int
+) -> None:
+    """A tensor becomes the sum over a ring."""
+    n = len(devices)
+    far = latency_between(wires, devices[0], devices[-1]) + latency_between(wires, devices[-1], devices[0])
+    if _whole(n, size, far):
+        steps_of_ring(out, wires, devices, ready, done, size, 2 * planned, n - 1, n - 1, SYNCING, owner)
+    else:
+        steps_of_ring(out, wires, devices, ready, done, size / n, planned, 2 * (n - 1), n - 1, SYNCING, owner)
+
+
+@compiled
+def tree(
+    out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, whole: float, planned: int, owner: int
+) -> None:
     """Reduce along a chain inside each region, ring over the leaders, and back along the chains."""
     n = len(devices)
     lanes = SYNC * len(wires.host_of)
+    segments = min(_segments(whole, planned), _PLAYED)
+    size = whole / segments
     leader = np.empty(n, np.int32)  # of each participant
     leaders = np.empty(n, np.int32)
     count = 0
@@ -65,54 +145,65 @@ def tree(out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, si
             leaders[count] = i
             count += 1
     held = ready.copy()
+    come = np.full(segments, -1, np.int32)  # the segments that came last
     for q in range(count):
         last = -1  # the chain runs from the region's last participant to its leader
+        come[:] = -1
         for i in range(n - 1, -1, -1):
-            if leader[i] == leaders[q]:
-                if last >= 0:
-                    got = message(
-                        out, wires, held[last], -1, lanes + devices[last], devices[last], devices[i], size, SYNCING,
-                        owner, 0,
-                    )  # fmt: skip
-                    held[i] = combine(out, held[i], got, owner)
-                last = i
+            if leader[i] != leaders[q]:
+                continue
+            if last >= 0:
+                a, b = devices[last], devices[i]
+                after = size * wires.overheads[ADDING, b] + latency_between(wires, b, a)
+                for p in range(segments):
+                    sent = out.size[0]
+                    come[p] = message(out, wires, ready[last], come[p], lanes + a, a, b, size, after, SYNCING, owner, 0)
+                    edge(out, ready[i], sent)
+            last = i
+        if come[0] >= 0:
+            held[last] = combine(out, held[last], come[segments - 1], owner)
     heads = devices[leaders[:count]]
     summed = held[leaders[:count]]
     if count > 1:
-        steps_of_ring(out, wires, heads, held[leaders[:count]], summed, size, 2 * (count - 1), SYNCING, owner)
+        all_reduce(out, wires, heads, held[leaders[:count]], summed, whole, planned, owner)
     for q in range(count):
         last = leaders[q]
         done[last] = summed[q]
+        come[:] = summed[q]
         for i in range(n):
             if leader[i] == leaders[q] and i != leaders[q]:
-                done[i] = message(
-                    out,
-                    wires,
-                    done[last],
-                    -1,
-                    lanes + devices[last],
-                    devices[last],
-                    devices[i],
-                    size,
-                    SYNCING,
-                    owner,
-                    1,
-                )
+                a, b = devices[last], devices[i]
+                for p in range(segments):
+                    come[p] = message(out, wires, come[p], -1, lanes + a, a, b, size, 0.0, SYNCING, owner, 1)
+                done[i] = come[segments - 1]
                 last = i
 
 
 @lean
 def server(
-    out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, size: float, root: int, owner: int
-) -> None:
-    """All to the root, the root to all."""
+    out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, whole: float, planned: int, root: int,
+    owner: int,
+) -> None:  # fmt: skip
+    """All to the root, the root to all. A root that takes no part is ready from the beginning."""
     lanes = SYNC * len(wires.host_of)
-    summed = task(out, -1, 0.0, 0.0, -1, GATE, owner, 0)
+    segments = min(_segments(whole, planned), _PLAYED)
+    size = whole / segments
+    serves = -1
     for i in range(len(devices)):
-        arrived = message(out, wires, ready[i], -1, lanes + devices[i], devices[i], root, size, SYNCING, owner, 0)
-        edge(out, arrived, summed)
-    for i in range(len(devices)):
-        done[i] = message(out, wires, summed, -1, lanes + root, root, devices[i], size, SYNCING, owner, 1)
+        if devices[i] == root:
+            serves = ready[i]
+    for _ in range(segments):
+        summed = task(out, -1, 0.0, 0.0, -1, GATE, owner, 0)
+        for i in range(len(devices)):
+            d = devices[i]
+            after = size * wires.overheads[ADDING, root]
+            if serves >= 0:
+                after += latency_between(wires, root, d)
+            edge(out, message(out, wires, ready[i], serves, lanes + d, d, root, size, after, SYNCING, owner, 0), summed)
+        for i in range(len(devices)):
+            done[i] = message(
+                out, wires, summed, -1, beside(lanes + root), root, devices[i], size, 0.0, SYNCING, owner, 1
+            )
 
 
 @lean
@@ -120,12 +211,11 @@ def spread(
     out: TaskList, wires: Wires, devices: Ints, sender: int, ready: int, size: float, got: Ints, owner: int
 ) -> None:
     """One participant's message to every other; each arrival is awaited by the others' task `got`."""
-    lane = SYNC * len(wires.host_of) + devices[sender]
+    lane = beside(SYNC * len(wires.host_of) + devices[sender])
     for i in range(len(devices)):
         if i != sender:
-            edge(
-                out, message(out, wires, ready, -1, lane, devices[sender], devices[i], size, SYNCING, owner, 0), got[i]
-            )
+            sent = message(out, wires, ready, -1, lane, devices[sender], devices[i], size, 0.0, SYNCING, owner, 0)
+            edge(out, sent, got[i])
 
 
 @lean

@@ -27,8 +27,10 @@ __all__ = [
     "REBUILD",
     "STORING",
     "SYNCING",
+    "TOTALS",
     "UPDATE",
     "TaskList",
+    "beside",
     "edge",
     "message",
     "new_list",
@@ -39,9 +41,10 @@ Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
 FORWARD, BACKWARD, UPDATE, ACTIVATION, GRADIENT, SYNCING, LOADING, STORING, REBUILD, HOST_UPDATE, GATE = range(11)
+TOTALS = 11
 KINDS = (
     "forward", "backward", "update", "activation", "gradient", "sync", "load", "store", "rebuild", "host update",
-    "gate",
+    "gate", "totals",
 )  # fmt: skip
 
 
@@ -55,7 +58,7 @@ class TaskList(NamedTuple):
     ints: Ints  # [6, room]: rows LANE, ROUTE, KIND, PART, OWNER, TURN
     floats: Floats  # [2, room]: rows SECONDS, BYTES
     edges: Ints  # [2, room]: before, after
-    size: npt.NDArray[np.int64]  # tasks, edges, present part, messages between devices that cannot talk
+    size: npt.NDArray[np.int64]  # tasks, edges, present part, messages between devices that cannot talk, lanes
 
     @property
     def kind(self) -> Ints:
@@ -78,6 +81,11 @@ class TaskList(NamedTuple):
         return self.ints[TURN, : self.size[0]]
 
     @property
+    def lanes(self) -> int:
+        """Lanes of the fabric and, after those, one for each pair of runs and direction."""
+        return int(self.size[4])
+
+    @property
     def short(self) -> bool:
         """Whether more was written than there is room for."""
         return bool(self.size[0] > self.ints.shape[1] or self.size[1] > self.edges.shape[1])
@@ -98,7 +106,7 @@ class TaskList(NamedTuple):
 def new_list(tasks: int, edges: int) -> TaskList:
     """An empty list with room for so many."""
     return TaskList(
-        np.empty((6, tasks), np.int32), np.empty((2, tasks)), np.empty((2, edges), np.int32), np.zeros(4, np.int64)
+        np.empty((6, tasks), np.int32), np.empty((2, tasks)), np.empty((2, edges), np.int32), np.zeros(5, np.int64)
     )
 
 
@@ -126,13 +134,23 @@ def edge(out: TaskList, before: int, after: int) -> None:
 
 
 @inlined
+def beside(lane: int) -> int:
+    """For a message that waits for nobody: it shares links with others, not the lane, and is shown there all the same.
+
+    The engine takes any number below 0 for no lane; the same function gives the lane back.
+    """
+    return -2 - lane
+
+
+@inlined
 def message(
-    out: TaskList, wires: Wires, ready: int, also: int, lane: int, source: int, target: int, bytes_: float, kind: int,
-    owner: int, turn: int,
+    out: TaskList, wires: Wires, ready: int, also: int, lane: int, source: int, target: int, bytes_: float,
+    after: float, kind: int, owner: int, turn: int,
 ) -> int:  # fmt: skip
     """A message between two devices once `ready` and `also` have ended, relayed where the route says so.
 
-    Returns its arrival. Messages between devices that cannot talk are counted: such a plan has no price.
+    Returns when it has been dealt with, `after` seconds after its arrival. Messages between devices that cannot talk
+    are counted: such a plan has no price.
     """
     if source == target:
         return ready
@@ -143,11 +161,11 @@ def message(
     last = ready
     while True:
         here = lane if wires.hops[1, route] < 0 else wires.hops[1, route]
-        sent = task(out, here, 0.0, bytes_, route, kind, owner, turn)
+        following = wires.hops[0, route]
+        sent = task(out, here, after if following < 0 else 0.0, bytes_, route, kind, owner, turn)
         edge(out, last, sent)
         if last == ready:
             edge(out, also, sent)
-        last = sent
-        route = wires.hops[0, route]
+        last, route = sent, following
         if route < 0:
             return last

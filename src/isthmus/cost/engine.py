@@ -4,7 +4,8 @@ A *task* is fixed work (computing) or a message. It is ready when all tasks befo
 queue of its lane, first come first served. A *lane* is a serial executor (a device computing, a device sending): it
 works on one task at a time. A fixed task works for its seconds. A message sends its bytes at its max-min fair rate
 over the resources on its route (links, nics, trunks), leaves lane and resources when all bytes are `sent`, and has
-ended when it arrives, one latency later.
+ended one latency later, when it arrives, and its own seconds after that, for what the receiver must do with it. Those
+may be below 0, where what waits for the message needs only its beginning; but it never ends before it is sent.
 
 Order is deterministic. At one instant: all finishes, then newly ready tasks join queues in order of their number, then
 free lanes take their next task; zero-length work finishes in a further round. Rates are settled at the instant's end.
@@ -41,7 +42,7 @@ class Tasks(NamedTuple):
     """One row a task; edges say which task must have ended before another is ready."""
 
     lane: Ints  # the lane it occupies while it works; -1: none
-    seconds: Floats  # fixed work, where route is -1
+    seconds: Floats  # fixed work, where route is -1; else what passes between arrival and end, or less than 0
     bytes: Floats  # message size, where route is not -1
     route: Ints  # row of Network.resources, or -1
     before: Ints  # edge e: before[e] must have ended ...
@@ -57,7 +58,7 @@ class Network(NamedTuple):
 
 
 class Times(NamedTuple):
-    """When each task started, was sent (left its lane), and ended (arrived)."""
+    """When each task started, was sent (left its lane), and ended (a message: arrived, and was dealt with)."""
 
     start: Floats
     sent: Floats
@@ -170,8 +171,9 @@ def loop(
                     if route[task] >= 0:
                         if size[task] > 0.0:
                             n_dirty = leave(task, paths, route[task], state, network, slots, dirty, n_dirty)
-                        if latency[route[task]] > 0.0:
-                            events = put(heap, events, state, task, now + latency[route[task]])
+                        wait = latency[route[task]] + seconds[task]
+                        if wait > 0.0:
+                            events = put(heap, events, state, task, now + wait)
                             continue
                 events = drop_first(heap, events, state)
                 end[task] = now

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.compute import USUAL, Group
-from isthmus.cost.lower import (
+from isthmus.cost.columns import (
     DUPLICATE,
     FACTORS,
     GATHERED,
@@ -32,6 +31,7 @@ from isthmus.cost.lower import (
     Costs,
     Syncs,
 )
+from isthmus.cost.compute import USUAL, Group
 from isthmus.cost.memory import StateBytes, moment_bytes, state_bytes
 from isthmus.cost.network import Fabric
 from isthmus.cost.profiled import ESTIMATED, INTERPOLATED, MEASURED
@@ -163,6 +163,7 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
         table.times, np.array(row, i), np.array([stage.recompute for stage in pipeline.stages]), weight_bytes,
         np.array(moved, f) * width, np.array(update, f),
         np.array([_SPILL[stage.spill] for stage in pipeline.stages], i),
+        pipeline.job.optimizer.clip is not None or pipeline.precision == "fp16",
     )  # fmt: skip
     syncs, rings, received, sources = _syncs(pipeline, table, fabric, groups, np.array(rebuild, f))
     return Flat(
@@ -245,16 +246,14 @@ class _StageFacts:
         return span.largest_workspace + (span.largest_saved if self.stage.recompute else 0.0)
 
     def update(self, cluster: Cluster, replica: Replica, degree: int) -> float:
-        """Seconds of the optimizer's update: what it reads and writes, over the memory's bandwidth."""
+        """Seconds of the optimizer's update: what it reads and writes, over the bandwidth that it reaches."""
         elements = self.elements(degree) * self.kept
         if self.stage.state != "replicated":
             elements /= self.replicas
         if self.stage.spill != "none":
             return elements / (HOST_ADAM * cluster.host_of(replica.devices[0]).cores)
         moved = 12.0 + 2 * moment_bytes(self.job.optimizer)
-        kind = cluster.kind_of(replica.devices[0])
-        reached = self.table.efficiency.get(kind.name, USUAL).memory
-        return elements * moved / (kind.memory_bandwidth * reached)
+        return elements * moved / self.table.update_bandwidth[cluster.devices[replica.devices[0]].kind]
 
 
 def _syncs(
@@ -273,19 +272,22 @@ def _syncs(
     received: dict[int, float] = {}
     profile = table.profile if table.profile is not None and table.profile.collectives else None
     times: list[tuple[float, int]] = []
-    all_rings = []
+    all_rings: list[int] = []
+    numbers: dict[tuple[str, ...], list[int]] = {}
     how, layout, size, segments, root, first, device, holder = [], [], [], [], [], [0], [], []
     first_block, factor, flops = [0], [], []
     block: list[int] = []
     for sync in pipeline.syncs:
         bucket = table.bucket(sync.parameters, nobody if parted.isdisjoint(sync.parameters) else named)
-        leads = [fabric.number[name] for name in sync.participants]
+        leads = numbers.get(sync.participants)
+        if leads is None:
+            leads = numbers[sync.participants] = [fabric.number[name] for name in sync.participants]
         by_first = _leading(pipeline, table, bucket, fabric) if grouped else {}
         rings = _rings(pipeline, table, bucket) if grouped else 1
         all_rings.append(rings)
         elements = bucket.elements - bucket.split * (1.0 - 1.0 / rings)
         if sync.how == "sparse" and masked is not None:
-            elements -= (1.0 - masked) * bucket.pruned / rings
+            elements -= (1.0 - masked) * (bucket.pruned - bucket.pruned_split * (1.0 - 1.0 / rings))
         if sharded:
             layout.extend([_layout(pipeline, table, bucket)] * rings)
         known = profile if profile is not None and _replicated(pipeline, table, bucket) else None
@@ -308,14 +310,15 @@ def _syncs(
             for lead, member in zip(leads * rings, device[first[-1 - rings] :], strict=True):
                 received[member] = received.get(member, 0.0) + others[lead] * factor[-1]
     i, f = np.int32, np.float64
-    times = times or [_PLAYED] * len(how)
+    seconds, sources = np.full(len(how), _PLAYED[0]), np.full(len(how), _PLAYED[1], i)
+    if times:
+        seconds[:], sources[:] = zip(*times, strict=True)
     flat = Syncs(
         np.array(how, i), np.array(layout or [WHOLE] * len(how), i), np.array(size, f), np.array(segments, i),
         np.array(root, i), np.array(first, i), np.array(device, i), np.array(holder, i), np.array(first_block, i),
-        np.array(block, i), np.array([seconds for seconds, _ in times], f), np.array(factor, f), np.array(flops, f),
-        rebuild,
+        np.array(block, i), seconds, np.array(factor, f), np.array(flops, f), rebuild,
     )  # fmt: skip
-    return flat, tuple(all_rings), received, np.array([source for _, source in times], i)
+    return flat, tuple(all_rings), received, sources
 
 
 def _measured(profile: Profile, fabric: Fabric, sync: Sync, devices: Sequence[int], size: float) -> tuple[float, int]:

@@ -12,7 +12,7 @@ while one computes it needs its largest slice's workspace. `recompute` keeps blo
 block's saved bytes while it computes. A device that takes part in a sync, the root of a server included, has a buffer
 as large as the largest bucket of the pipeline; by `factors` it also holds what it receives of one micro-batch. The
 model's buffers (batch statistics, fp32) count whole on every device that has a stage. CONTEXT is what the driver and
-libraries take on a GPU.
+libraries take on a GPU; a profile may say what a worker really has before its model.
 """
 
 from __future__ import annotations
@@ -26,13 +26,21 @@ from isthmus.cluster.spec import Precision
 from isthmus.compiled import compiled
 from isthmus.cost.compute import WIDTH_OF
 from isthmus.model.job import Optimizer
+from isthmus.model.profile import DeviceCosts
 from isthmus.plan.schedule import Orders, Runs
 
-__all__ = ["CONTEXT", "StateBytes", "activation_peaks", "moment_bytes", "state_bytes"]
+__all__ = ["CONTEXT", "StateBytes", "activation_peaks", "context_bytes", "moment_bytes", "state_bytes"]
 
 Floats = npt.NDArray[np.float64]
 
 CONTEXT = 0.6e9  # bytes
+
+
+def context_bytes(kind: str, costs: DeviceCosts | None) -> float:
+    """Bytes of a worker on a device of this kind before its model: as measured, else the usual."""
+    if costs is not None and costs.context_bytes is not None:
+        return costs.context_bytes
+    return CONTEXT if kind != "CPU" else 0.0
 
 
 class StateBytes(NamedTuple):

@@ -5,6 +5,9 @@ bandwidth. Between hosts it passes the sender's nic, what the pair of hosts can 
 it has one, and the receiver's nic. Each way counts for itself: links are full duplex. Spilling passes the device's bus.
 
 Where a plan relays messages over other hosts (`via`), a message is received whole and sent on by each of them.
+
+What was measured of messages (`NetworkCosts`) goes into the cluster before anything is priced on it: headers take their
+part of nics, links and trunks, and every message, inside a host too, takes some seconds beside the latency.
 """
 
 from __future__ import annotations
@@ -14,27 +17,54 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from isthmus.cluster.spec import Cluster
+from isthmus.compiled import inlined
 from isthmus.cost.engine import WIDTH, Network
+from isthmus.model.profile import DeviceCosts, NetworkCosts
+from isthmus.units import BytesPerSecond, Seconds
 
-__all__ = ["COMPUTE", "Fabric", "Wires", "fabric"]
+__all__ = ["COMPUTE", "Fabric", "Wires", "fabric", "latency_between", "seconds_to_send", "with_overheads"]
 
 Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
 
 # Lanes of device d: lane kind * devices + d. A host's processor and its relay lane come after all of those.
 COMPUTE, SEND, SYNC, LOAD, STORE = 0, 1, 2, 3, 4
 LANE_KINDS = 5
+ACTION, STEP, ADDING = 0, 1, 2  # rows of Wires.overheads
 
 
 class Wires(NamedTuple):
-    """Which route a message between two devices takes, for compiled code."""
+    """Which route a message between two devices takes, for compiled code; and what devices need beside their blocks."""
 
     route_of: Ints  # [devices, devices], -1: they cannot talk
     hops: Ints  # [2, routes]: the route on which a relay sends on, and the lane of the relay that sends on this one
+    latency: Floats  # [routes]
+    rate: Floats  # [routes]: bytes a second of a message alone
     bus: Ints  # [2, devices]: routes from host memory to the device and back
     host_of: Ints  # [devices]
     region_of: Ints  # [devices]
+    overheads: Floats  # [3, devices]: seconds around an action, of each step, and for each byte that is added
+
+
+@inlined
+def latency_between(wires: Wires, source: int, target: int) -> float:
+    """Seconds that a message of no bytes takes; 0 where there is no way."""
+    route = wires.route_of[source, target] if source != target else -1
+    seconds = 0.0
+    while route >= 0:
+        seconds += wires.latency[route]
+        route = wires.hops[0, route]
+    return seconds
+
+
+@inlined
+def seconds_to_send(wires: Wires, source: int, target: int, size: float) -> float:
+    """Seconds in which so many bytes leave, alone; 0 over a relay, which sends nothing on before it has all."""
+    route = wires.route_of[source, target] if source != target else -1
+    return size / wires.rate[route] if route >= 0 and wires.hops[0, route] < 0 else 0.0
 
 
 class Fabric(NamedTuple):
@@ -91,8 +121,43 @@ class _Table:
         return Network(resources, latency, np.array(self.capacity))
 
 
-def fabric(cluster: Cluster, via: Mapping[tuple[str, str], tuple[str, ...]] | None = None) -> Fabric:
-    """The fabric of a cluster; `via` gives the relay hosts of pairs of hosts, in both directions."""
+def with_overheads(cluster: Cluster, costs: NetworkCosts | None) -> Cluster:
+    """The cluster with the rates and latencies that messages meet."""
+    if costs is None:
+        return cluster
+
+    def rate(given: BytesPerSecond) -> BytesPerSecond:
+        return BytesPerSecond(given * costs.payload)
+
+    def wait(given: Seconds) -> Seconds:
+        return Seconds(given + costs.message_seconds)
+
+    return replace(
+        cluster,
+        hosts={
+            name: replace(host, nic=rate(host.nic), latency=wait(host.latency)) for name, host in cluster.hosts.items()
+        },
+        links=tuple(
+            replace(
+                link,
+                bandwidth=rate(link.bandwidth),
+                latency=wait(link.latency),
+                trunk=None if link.trunk is None else rate(link.trunk),
+            )
+            for link in cluster.links
+        ),
+    )
+
+
+def fabric(
+    cluster: Cluster,
+    via: Mapping[tuple[str, str], tuple[str, ...]] | None = None,
+    costs: Mapping[str, DeviceCosts] | None = None,
+) -> Fabric:
+    """The fabric of a cluster; `via` gives the relay hosts of pairs of hosts, in both directions.
+
+    `costs`: what was measured of device kinds.
+    """
     devices = tuple(cluster.devices)
     hosts, regions = tuple(cluster.hosts), cluster.regions
     host_number = {name: i for i, name in enumerate(hosts)}
@@ -148,10 +213,23 @@ def fabric(cluster: Cluster, via: Mapping[tuple[str, str], tuple[str, ...]] | No
     store = np.array([table.route([r], 0.0) for r in bus_out], np.int32)
     region_number = {name: i for i, name in enumerate(regions)}
     region_of = np.array([region_number[cluster.host_of(d).region] for d in devices], np.int32)
-    hops = np.array([table.next_hop, table.hop_lane], np.int32)
-    wires = Wires(route_of, hops, np.stack([load, store]), host_of, region_of)
+    hops, network = np.array([table.next_hop, table.hop_lane], np.int32), table.network()
+    rate = np.append(network.capacity, np.inf)[network.resources].min(axis=1)  # row -1: nothing
+    overheads = _overheads([cluster.devices[d].kind for d in devices], costs or {})
+    bus = np.stack([load, store])
+    wires = Wires(route_of, hops, network.latency, rate, bus, host_of, region_of, overheads)
     number = {name: i for i, name in enumerate(devices)}
-    return Fabric(devices, number, hosts, regions, wires, table.network(), tuple(table.names))
+    return Fabric(devices, number, hosts, regions, wires, network, tuple(table.names))
+
+
+def _overheads(kinds: Sequence[str], costs: Mapping[str, DeviceCosts]) -> Floats:
+    """Of each device, by its kind: rows ACTION, STEP and ADDING."""
+    found = np.zeros((3, len(kinds)))
+    for d, kind in enumerate(kinds):
+        if (own := costs.get(kind)) is not None:
+            adding = 0.0 if own.add_bandwidth is None else 1.0 / own.add_bandwidth
+            found[:, d] = own.action_seconds, own.step_seconds, adding
+    return found
 
 
 def _inside(

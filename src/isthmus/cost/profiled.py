@@ -4,10 +4,13 @@ For a block on s samples, on a kind that computes in some precision, as one devi
 
 - two points or more of that block, kind, precision and n: the straight line (`model.profile.along`);
 - one point (s_1, t_1): what the roofline says, times t_1 over what it says at s_1;
+- none, but a time t_1 of one device alone: c_n t_1 / c_1 + a_n, where c is what the roofline says of computing and a_n
+  what it says of the all-reduces on the group's links. What slows one device down slows each of a group down, and says
+  nothing of their links;
 - none: the roofline.
 
 Times of a tensor group were measured inside a host; a group whose links are not those of a host with such devices has
-the roofline's. The loss is in no point: the last block gets it from the roofline, as memory traffic (`cost.compute`).
+none of its own. The loss is in no point: the last block gets it from the roofline, as memory traffic (`cost.compute`).
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
 Roofline = Callable[[str, Group, int], Floats]  # kind, group, samples
 Work = Callable[[str, Group], Floats]  # kind, group
+Known = dict[int, tuple[Ints, BlockPoints]]  # equal blocks and their points, by the first of the blocks
 
 ALONE: Group = (1, float("inf"), 0.0)  # a device that is no tensor group
 
@@ -67,33 +71,49 @@ class Profiled:
         where: dict[str, list[int]] = {}
         for index, block in enumerate(graph.blocks):
             where.setdefault(block.digest, []).append(index)
-        self._points: dict[tuple[str, int], list[tuple[Ints, BlockPoints]]] = {}
+        self._points: dict[tuple[str, int], Known] = {}
         for (digest, kind, precision, degree), points in profile.block_points.items():
             possible = degree == 1 or (splits and degree <= together.get(kind, 0))
             if digest in where and computed.get(kind) == precision and possible:
                 blocks = np.array(where[digest], np.int32)
-                self._points.setdefault((kind, degree), []).append((blocks, points))
+                self._points.setdefault((kind, degree), {})[where[digest][0]] = (blocks, points)
 
     @property
     def kinds(self) -> set[str]:
         """Kinds on which some block was measured."""
         return {kind for kind, _ in self._points}
 
-    def _known(self, kind: str, group: Group) -> list[tuple[Ints, BlockPoints]]:
+    def _known(self, kind: str, group: Group) -> Known:
+        """What was measured of such a group."""
         inside = group[0] == 1 or group[1:] in self._links[kind]
-        return self._points.get((kind, group[0]), []) if inside else []
+        return self._points.get((kind, group[0]), {}) if inside else {}
+
+    def _alone(self, kind: str, group: Group) -> Known:
+        """What was measured of one device, and not of a group like this one."""
+        own = self._known(kind, group)
+        return {first: known for first, known in self._points.get((kind, 1), {}).items() if first not in own}
 
     def seconds(self, kind: str, group: Group, samples: int) -> Floats:
         """Sums over blocks, [2, blocks + 1]: the roofline's, with what was measured in its place."""
-        sums, known = self._roofline(kind, group, samples), self._known(kind, group)
-        if not known:
+        sums, own, alone = self._roofline(kind, group, samples), self._known(kind, group), self._alone(kind, group)
+        if not own and not alone:
             return sums
         times = np.diff(sums)
-        for blocks, points in known:
+        for blocks, points in own.values():
             times[:, blocks] = self._at(kind, group, samples, blocks, points)
-            if blocks[-1] == self._blocks - 1:
-                times[:, -1] += self._loss(kind, group, samples)
+        for blocks, points in alone.values():
+            times[:, blocks] = self._together(kind, group, samples, blocks, points)
+        if any(blocks[-1] == self._blocks - 1 for blocks, _ in (*own.values(), *alone.values())):
+            times[:, -1] += self._loss(kind, group, samples)
         return np.concatenate((np.zeros((2, 1)), np.cumsum(times, axis=1)), axis=1)
+
+    def _together(self, kind: str, group: Group, samples: int, blocks: Ints, points: BlockPoints) -> Floats:
+        """Seconds of equal blocks on a group of which only one device was measured, [2, blocks]."""
+        one, many = (self._bare(kind, (n, np.inf, 0.0), samples)[:, blocks] for n in (1, group[0]))
+        ratio = np.ones(one.shape)
+        np.divide(many, one, out=ratio, where=one > 0.0)
+        sending = self._bare(kind, group, samples)[:, blocks] - many
+        return np.asarray(ratio * self._at(kind, ALONE, samples, blocks, points) + sending)
 
     def _at(self, kind: str, group: Group, samples: int, blocks: Ints, points: BlockPoints) -> Floats:
         """Seconds of equal blocks on so many samples, [2, blocks or 1]."""
@@ -108,7 +128,9 @@ class Profiled:
     def sources(self, kind: str, group: Group, samples: int) -> Ints:
         """Of each block: MEASURED, INTERPOLATED or ESTIMATED."""
         marks = np.full(self._blocks, ESTIMATED, np.int32)
-        for blocks, points in self._known(kind, group):
+        for blocks, _ in self._alone(kind, group).values():
+            marks[blocks] = INTERPOLATED
+        for blocks, points in self._known(kind, group).values():
             marks[blocks] = MEASURED if any(x == samples for x, _ in points.forward) else INTERPOLATED
         return marks
 
@@ -117,15 +139,23 @@ class Profiled:
 
         n devices that take t(s) for s samples spend n t(s) / s each. Along a straight line t / s is least at one of its
         ends; where the roofline gives t or scales it, t / s falls as s grows. So the least is at a measured number of
-        samples or at the largest, of a measured degree or of one device. In groups that were not measured it is the
-        roofline's `work`: for n devices n - f (n - 1) times that of one, f being the part they divide; 2 have least.
+        samples or at the largest, of a measured degree or of one device. Groups of which one device was measured spend
+        no less than it: they divide a part f of the work, so c_n >= c_1 (1 - f + f / n) and n c_n >= c_1. In groups
+        that were not measured at all it is the roofline's `work`: for n devices n - f (n - 1) times that of one; 2
+        have least.
         """
         groups = [ALONE]
         groups += [(n, *links) for of, n in self._points if of == kind and n > 1 for links in self._links[kind]]
         least = np.full(self._blocks, np.inf)
         for group in groups:
-            counts = {int(x) for _, points in self._known(kind, group) for x, _ in points.forward if x < samples}
+            known = self._known(kind, group).values()
+            counts = {int(x) for _, points in known for x, _ in points.forward if x < samples}
             for count in (*counts, samples):
                 both = np.diff(self.seconds(kind, group, count)).sum(axis=0)
                 least = np.minimum(least, both * (group[0] / count))
-        return least if kind not in self._grouped else np.minimum(least, 2 * work(kind, (2, np.inf, 0.0)))
+        if kind in self._grouped:
+            free = 2 * work(kind, (2, np.inf, 0.0))
+            for blocks, _ in self._points.get((kind, 1), {}).values():
+                free[blocks] = np.inf
+            least = np.minimum(least, free)
+        return least

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +19,14 @@ import numpy.typing as npt
 
 from isthmus.cluster.spec import Cluster, Precision
 from isthmus.compiled import compiled
+from isthmus.cost.columns import DUPLICATE
 from isthmus.cost.compute import Efficiency
 from isthmus.cost.emit import TaskList, new_list
 from isthmus.cost.engine import Times, run
 from isthmus.cost.flat import Flat, flatten
-from isthmus.cost.lower import DUPLICATE, lower
-from isthmus.cost.memory import CONTEXT, activation_peaks
-from isthmus.cost.network import Fabric, fabric
+from isthmus.cost.lower import lower
+from isthmus.cost.memory import activation_peaks, context_bytes
+from isthmus.cost.network import Fabric, fabric, with_overheads
 from isthmus.cost.pool import PreparedPool, prepare_pool, write_pool
 from isthmus.cost.tables import ModelTable, stage_links
 from isthmus.errors import PlanError
@@ -70,6 +72,7 @@ class Played(NamedTuple):
     jobs: tuple[str, ...]  # the job of each number in tasks.part
     labels: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]  # names of the runs and of the buckets of each job
     groups: Mapping[int, tuple[int, ...]]  # first device -> all devices of a tensor group
+    senders: npt.NDArray[np.int32]  # the device that sends on each lane after those of the fabric
 
 
 class Prepared(NamedTuple):
@@ -94,9 +97,12 @@ class Simulator:
     ) -> None:
         """`efficiency`: what device kinds reach of their catalog figures, where that is known better than usual.
 
-        `profile`: measured times of blocks and collectives, which go before all figures.
+        `profile`: measured times of blocks and collectives, which go before all figures, and what was measured beside.
         """
         self.cluster, self.models, self.efficiency, self.profile = cluster, models, efficiency, profile
+        self.priced = (
+            with_overheads(cluster, profile.network) if profile is not None else cluster
+        )  # as messages meet it
         self._fabrics: dict[tuple[Via, ...], Fabric] = {}
         self._tables: dict[tuple[str, Precision, bool], ModelTable] = {}
         self._out = new_list(4096, 8192)
@@ -124,14 +130,14 @@ class Simulator:
         groups = {
             group[0]: group for part in parts if isinstance(part, Prepared) for group in part.flat.groups if group[1:]
         }
-        return Played(net, out, _run(out, net), jobs, tuple(labels), groups)
+        return Played(net, out, _run(out, net), jobs, tuple(labels), groups, _senders(parts))
 
     def table(self, job: str, precision: Precision, mixed: bool) -> ModelTable:
         """Sums and times of a job's model in one precision."""
         key = (job, precision, mixed)
         if key not in self._tables:
             graph = self.models[job]
-            self._tables[key] = ModelTable(self.cluster, graph, precision, mixed, self.efficiency, self.profile)
+            self._tables[key] = ModelTable(self.priced, graph, precision, mixed, self.efficiency, self.profile)
         return self._tables[key]
 
     def fabric(self, plan: Plan) -> Fabric:
@@ -139,8 +145,15 @@ class Simulator:
         if plan.via not in self._fabrics:
             there = {v.between: v.hosts for v in plan.via}
             back = {v.between[::-1]: v.hosts[::-1] for v in plan.via}
-            self._fabrics[plan.via] = fabric(self.cluster, there | back)
+            costs = self.profile.device_costs if self.profile is not None else None
+            self._fabrics[plan.via] = fabric(self.priced, there | back, costs)
         return self._fabrics[plan.via]
+
+    @cached_property
+    def context(self) -> Mapping[str, float]:
+        """Bytes that a worker has before its model, by kind of its device."""
+        costs = self.profile.device_costs if self.profile is not None else {}
+        return {kind: context_bytes(kind, costs.get(kind)) for kind in self.cluster.kinds}
 
     def prepare(self, part: Pipeline | Pool, net: Fabric) -> Prepared | PreparedPool:
         """A part as arrays: who computes what in which order, and what flows."""
@@ -148,7 +161,7 @@ class Simulator:
             tables = [self.table(job.job.name, job.precision, job.job.mixed) for job in part.jobs]
             return prepare_pool(part, tables, self.cluster, net)
         table = self.table(part.job.name, part.precision, part.job.mixed)
-        flat = flatten(part, table, self.cluster, net)
+        flat = flatten(part, table, self.priced, net)
         runs = merge_runs(flat.shape)
         links = stage_links(flat.shape.first, table.tensors)
         forward = run_edges(flat.shape, runs, links[0], links[1], False)
@@ -162,6 +175,7 @@ class Simulator:
         """All parts as tasks, in a longer list where this one is too short."""
         while True:
             out.size[:] = 0
+            out.size[4] = net.lanes
             jobs: list[str] = []
             for part in parts:
                 out.size[2] = len(jobs)
@@ -199,7 +213,7 @@ class Simulator:
         for d in np.flatnonzero(peak).tolist():
             name = net.devices[d]
             kind = self.cluster.kind_of(name)
-            memory[name] = float(peak[d]) + (CONTEXT if kind.name != "CPU" else 0.0)
+            memory[name] = float(peak[d]) + self.context[kind.name]
             limit = caps.get(d, kind.memory)
             if memory[name] > limit:
                 short.append(Shortage(name, memory[name], limit))
@@ -215,7 +229,7 @@ def _run(out: TaskList, net: Fabric) -> Times:
     if out.size[3]:
         raise PlanError("reachable", "devices must talk that cannot", found=f"{out.size[3]} messages without a route")
     try:
-        return run(out.tasks(), net.lanes, net.network)
+        return run(out.tasks(), out.lanes, net.network)
     except ValueError as problem:
         raise PlanError(
             "deadlock",
@@ -223,6 +237,17 @@ def _run(out: TaskList, net: Fabric) -> Times:
             found=str(problem),
             expected="replicas of a sharded-all stage whose devices go through their stages in the same order",
         ) from None
+
+
+def _senders(parts: Sequence[Prepared | PreparedPool]) -> npt.NDArray[np.int32]:
+    """The device of every lane between runs, in the order in which they are written."""
+    found = [
+        part.runs.device[edges.source]
+        for part in parts
+        if isinstance(part, Prepared)
+        for edges in (part.forward, part.backward)
+    ]
+    return np.concatenate([np.empty(0, np.int32), *found])
 
 
 def _labels(part: Pipeline | Pool, prepared: Prepared | PreparedPool) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from isthmus.cost.columns import DUPLICATE
 from isthmus.cost.flat import Flat, flatten
-from isthmus.cost.lower import DUPLICATE
 from isthmus.cost.profiled import ALONE
 from isthmus.cost.simulate import Simulator
 from isthmus.cost.tables import ModelTable
@@ -39,6 +39,7 @@ class TimesUsed(NamedTuple):
     blocks: Sources
     syncs: Sources
     known: bool  # whether the profile says anything of the plan's models on this cluster, or there is none
+    overheads: tuple[str, ...] = ()  # device kinds of the plan of which more was measured than blocks; "messages"
 
 
 def times_used(simulator: Simulator, plan: Plan) -> TimesUsed:
@@ -48,12 +49,30 @@ def times_used(simulator: Simulator, plan: Plan) -> TimesUsed:
     for part in plan.parts:
         if isinstance(part, Pipeline):
             table = simulator.table(part.job.name, part.precision, part.job.mixed)
-            flat = flatten(part, table, simulator.cluster, simulator.fabric(plan))
+            flat = flatten(part, table, simulator.priced, simulator.fabric(plan))
             blocks.extend(_of_pipeline(flat, table))
             syncs.append(flat.sources[flat.syncs.how != DUPLICATE])
         else:
             blocks.extend(_of_pool(part, simulator))
-    return TimesUsed(_counted(blocks), _counted(syncs), _known(simulator, plan))
+    return TimesUsed(_counted(blocks), _counted(syncs), _known(simulator, plan), tuple(_overheads(simulator, plan)))
+
+
+def _overheads(simulator: Simulator, plan: Plan) -> Iterator[str]:
+    """What of the plan the profile has constants for."""
+    if simulator.profile is None:
+        return
+    used = dict.fromkeys(device for part in plan.parts for device in _devices(part))
+    for kind in dict.fromkeys(simulator.cluster.devices[device].kind for device in used):
+        if kind in simulator.profile.device_costs:
+            yield kind
+    if simulator.profile.network is not None:
+        yield "messages"
+
+
+def _devices(part: Pipeline | Pool) -> tuple[str, ...]:
+    if isinstance(part, Pool):
+        return part.devices
+    return tuple(device for stage in part.stages for replica in stage.replicas for device in replica.devices)
 
 
 def _counted(marks: list[Ints]) -> Sources:
@@ -83,4 +102,6 @@ def _known(simulator: Simulator, plan: Plan) -> bool:
     jobs = [item for part in parts for item in part]
     tables = [simulator.table(item.job.name, item.precision, item.job.mixed) for item in jobs]
     known = any(table.profiled is not None for table in tables)
-    return profile is None or known or any(hosts >= set(time.hosts) for time in profile.collectives)
+    if profile is None or known or any(hosts >= set(time.hosts) for time in profile.collectives):
+        return True
+    return not profile.blocks and not profile.collectives and any(_overheads(simulator, plan))

@@ -7,6 +7,7 @@ what they send and the state they hold still 2.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
@@ -83,6 +84,7 @@ class Bucket(NamedTuple):
     elements: float
     split: float  # the part that tensor groups divide
     pruned: float  # the part that masks apply to
+    pruned_split: float  # ... of what tensor groups divide
     blocks: tuple[int, ...]  # that use one of them
     factor_bytes: float  # per sample: inputs and output gradients of its linear weights
     rebuild_flops: float  # per sample: the product of the two
@@ -127,6 +129,15 @@ class ModelTable:
         """Peak FLOP/s at which this kind computes the job, None where it cannot."""
         own = self.kinds[kind].computes_in(self.precision, self.mixed)
         return None if own is None else self.kinds[kind].compute[own]
+
+    @cached_property
+    def update_bandwidth(self) -> Mapping[str, float]:
+        """Bytes a second that an optimizer's update reads and writes, by kind: measured, or a part of the memory's."""
+        usual = {
+            name: kind.memory_bandwidth * self.efficiency.get(name, USUAL).memory for name, kind in self.kinds.items()
+        }
+        costs = self.profile.device_costs if self.profile is not None else {}
+        return usual | {name: own.update_bandwidth for name, own in costs.items() if own.update_bandwidth is not None}
 
     def row(self, kind: str, group: Group, samples: int) -> int:
         """The row of `times` for so many samples on a tensor group (or one device: degree 1) of this kind."""
@@ -198,7 +209,7 @@ class ModelTable:
     def span(self, a: int, b: int, wide: bool = False) -> Span:
         """Blocks a .. b together, computed in the job's width or in 4 bytes."""
         if (a, b, wide) not in self._spans:
-            s = self.wide_sums if wide else self.sums
+            s, largest = (self.wide_sums, self._wide_largest) if wide else (self.sums, self._largest)
             twice = sum(max(0, sum(a <= user <= b for user in users) - 1) * n for users, n in self.tied)
             self._spans[a, b, wide] = Span(
                 elements=float(s.elements[b + 1] - s.elements[a]) - twice,
@@ -207,11 +218,19 @@ class ModelTable:
                 saved=float(s.saved[b + 1] - s.saved[a]),
                 split_saved=float(s.split_saved[b + 1] - s.split_saved[a]),
                 inputs=float(s.inputs[b + 1] - s.inputs[a]),
-                largest_saved=float(s.block_saved[a : b + 1].max()),
-                largest_workspace=float(s.block_workspace[a : b + 1].max()),
-                largest_elements=float(np.diff(s.elements[a : b + 2]).max()),
+                largest_saved=float(largest[0, a, b]),
+                largest_workspace=float(largest[1, a, b]),
+                largest_elements=float(largest[2, a, b]),
             )
         return self._spans[a, b, wide]
+
+    @cached_property
+    def _largest(self) -> Floats:
+        return _largest(self.sums)
+
+    @cached_property
+    def _wide_largest(self) -> Floats:
+        return _largest(self.wide_sums)
 
     def bucket(self, words: tuple[str, ...], named: frozenset[str]) -> Bucket:
         """Parameters by name; `[block]` is all parameters of the block that are not `named`."""
@@ -229,18 +248,33 @@ class ModelTable:
             for name in (graph.blocks[graph.by_name[word[1:-1]]].parameters if word[0] == "[" else (word,))
             if word[0] != "[" or name not in named
         )
-        parameters = [graph.parameter[name] for name in names]
-        linear = [parameter.linear for parameter in parameters if parameter.linear is not None]
-        flops = {p.name: 2.0 * x.rows * x.inputs * x.outputs for p in parameters if (x := p.linear) is not None}
-        return Bucket(
-            elements=float(sum(parameter.elements for parameter in parameters)),
-            split=float(sum(parameter.elements for parameter in parameters if parameter.name in self.split)),
-            pruned=float(sum(parameter.elements for parameter in parameters if parameter.linear is not None)),
-            blocks=tuple(dict.fromkeys(user for name in names for user in self.users[name])),
-            factor_bytes=sum(x.rows * (x.inputs + x.outputs) for x in linear) * self.width,
-            rebuild_flops=sum(flops.values()),
-            rebuild_split=sum(value for name, value in flops.items() if name in self.split),
+        facts = self._facts
+        elements, split, pruned, pruned_split, factors, flops, flops_split = (
+            map(sum, zip(*[facts[name] for name in names], strict=True)) if names else (0,) * 7
         )
+        return Bucket(
+            elements=float(elements),
+            split=float(split),
+            pruned=float(pruned),
+            pruned_split=float(pruned_split),
+            blocks=tuple(dict.fromkeys(user for name in names for user in self.users[name])),
+            factor_bytes=factors * self.width,
+            rebuild_flops=flops,
+            rebuild_split=flops_split,
+        )
+
+    @cached_property
+    def _facts(self) -> Mapping[str, tuple[float, ...]]:
+        """Of each parameter what `Bucket` adds up, factors as elements."""
+        found = {}
+        for p in self.graph.parameters:
+            x, split = p.linear, p.name in self.split
+            pruned = p.elements if x is not None else 0
+            flops = 2.0 * x.rows * x.inputs * x.outputs if x is not None else 0.0
+            factors = x.rows * (x.inputs + x.outputs) if x is not None else 0.0
+            parted = (p.elements, pruned, flops) if split else (0, 0, 0.0)
+            found[p.name] = (p.elements, parted[0], pruned, parted[1], factors, flops, parted[2])
+        return found
 
 
 def _cumulative(graph: BlockGraph, value: Callable[[Any], float]) -> Floats:
@@ -265,6 +299,15 @@ def _sums(graph: BlockGraph, width: int) -> Sums:
         block_saved=np.array([b.saved * width for b in graph.blocks]) + loss[1:],
         block_workspace=np.array([b.workspace * width for b in graph.blocks]),
     )
+
+
+def _largest(sums: Sums) -> Floats:
+    """[3, first, last]: the most that one of the blocks first .. last saves, works with, has to train."""
+    rows = np.stack((sums.block_saved, sums.block_workspace, np.diff(sums.elements)))
+    found = np.zeros((3, rows.shape[1], rows.shape[1]))
+    for a in range(rows.shape[1]):
+        found[:, a, a:] = np.maximum.accumulate(rows[:, a:], axis=1)
+    return found
 
 
 def _tensors(graph: BlockGraph, width: int) -> TensorTable:

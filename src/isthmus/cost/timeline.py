@@ -7,16 +7,20 @@ from functools import cached_property
 from typing import NamedTuple, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from isthmus.cost.emit import GATE, KINDS, SYNCING
 from isthmus.cost.network import SEND, SYNC
 from isthmus.cost.simulate import Played
 
-__all__ = ["Activity", "DeviceUse", "LinkUse", "Timeline", "timeline"]
+__all__ = ["Activity", "DeviceUse", "LinkUse", "Timeline", "covered_length", "timeline"]
 
 
 class Activity(NamedTuple):
-    """One task. A message holds its lane from `start` to `sent` and arrives at `end`."""
+    """One task. A message holds its lane from `start` to `sent`; at `end` it has arrived, and was added if need be.
+
+    Messages that do not wait for each other lie on one lane at the same time.
+    """
 
     track: str  # device or host
     lane: str  # what of it: compute, send, sync, load, store, relay, processor
@@ -85,10 +89,7 @@ def timeline(played: Played) -> Timeline:
 
 def _devices(played: Played, step: float) -> tuple[DeviceUse, ...]:
     count = len(played.fabric.devices)
-    tasks, times = played.tasks.tasks(), played.times
-    held = np.zeros(played.fabric.lanes)
-    on_lane = tasks.lane >= 0
-    np.add.at(held, tasks.lane[on_lane], (times.sent - times.start)[on_lane])
+    held = _held(played)
     computing = held[:count]
     sending = held[SEND * count : (SEND + 1) * count] + held[SYNC * count : (SYNC + 1) * count]
     for first, members in played.groups.items():  # a tensor group computes as one
@@ -99,6 +100,44 @@ def _devices(played: Played, step: float) -> tuple[DeviceUse, ...]:
         for d, name in enumerate(played.fabric.devices)
         if computing[d] > 0.0 or sending[d] > 0.0
     )
+
+
+def _held(played: Played) -> npt.NDArray[np.float64]:
+    """Seconds in which each lane of the fabric has something to do."""
+    lanes, times = shown_lanes(played), played.times
+    held = np.zeros(played.fabric.lanes)
+    if (lanes == played.tasks.tasks().lane).all():  # one thing at a time
+        np.add.at(held, lanes[lanes >= 0], (times.sent - times.start)[lanes >= 0])
+        return held
+    order = np.lexsort((times.start, lanes))
+    order = order[np.searchsorted(lanes[order], 0) :]
+    spans, lanes = np.stack((times.start, times.sent), axis=1)[order], lanes[order]
+    for part in np.split(np.arange(len(lanes)), np.flatnonzero(np.diff(lanes)) + 1):
+        if len(part):
+            held[lanes[part[0]]] = covered_length(spans[part])
+    return held
+
+
+def shown_lanes(played: Played) -> npt.NDArray[np.int32]:
+    """The lane of the fabric on which each task is shown.
+
+    Its own; that beside which it is sent (`cost.emit.beside`); or, between runs, the sending lane of the device.
+    """
+    lanes, first = played.tasks.tasks().lane, played.fabric.lanes
+    lanes = np.where(lanes < -1, -2 - lanes, lanes)
+    between = lanes >= first
+    lanes[between] = SEND * len(played.fabric.devices) + played.senders[lanes[between] - first]
+    return lanes
+
+
+def covered_length(spans: npt.NDArray[np.float64]) -> float:
+    """Length of the union of intervals, [n, 2]."""
+    if not len(spans):
+        return 0.0
+    ordered = spans[np.argsort(spans[:, 0])]
+    covered = np.maximum.accumulate(ordered[:, 1])
+    start = np.maximum(ordered[:, 0], np.concatenate(([-np.inf], covered[:-1])))
+    return float(np.maximum(ordered[:, 1] - start, 0.0).sum())
 
 
 def _links(played: Played, step: float) -> tuple[LinkUse, ...]:
@@ -116,9 +155,9 @@ def _links(played: Played, step: float) -> tuple[LinkUse, ...]:
 
 def _activities(played: Played) -> tuple[Activity, ...]:
     tasks, times, rows = played.tasks.tasks(), played.times, played.tasks
-    found = []
-    for t in np.flatnonzero((rows.kind != GATE) & (tasks.lane >= 0)).tolist():
-        track, lane = played.fabric.lane_name(int(tasks.lane[t]))
+    found, lanes = [], shown_lanes(played)
+    for t in np.flatnonzero((rows.kind != GATE) & (lanes >= 0)).tolist():
+        track, lane = played.fabric.lane_name(int(lanes[t]))
         kind, part = int(rows.kind[t]), int(rows.part[t])
         names = played.labels[part][1 if kind == SYNCING or KINDS[kind] == "rebuild" else 0]
         owner = names[rows.owner[t]] if 0 <= rows.owner[t] < len(names) else ""

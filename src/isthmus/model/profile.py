@@ -1,8 +1,8 @@
-"""Measured times: what blocks take on a device kind, and what collectives take among hosts.
+"""Measured times: what blocks take on a device kind, what collectives take among hosts, and what is needed beside both.
 
 A profile is a JSON file (`kind: profile`), measured on some machine or brought from elsewhere. It is a list of points;
 what lies between them is interpolated (`along`). Blocks are known by their digest, so equal blocks share their times,
-whatever model they are in.
+whatever model they are in. Beside the points it may have a few constants: of device kinds, and of all messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from isthmus.cluster.spec import Precision
 from isthmus.errors import ProfileError
-from isthmus.files import Document, encode_json, is_name, parse_json, show_path, show_value, write_json
+from isthmus.files import Document, encode_json, expecting, is_name, parse_json, show_path, show_value, write_json
 from isthmus.files.document import NAME_RULE, read_text
 
 __all__ = [
@@ -26,6 +26,8 @@ __all__ = [
     "BlockTime",
     "Collective",
     "CollectiveTime",
+    "DeviceCosts",
+    "NetworkCosts",
     "Points",
     "Profile",
     "along",
@@ -36,12 +38,15 @@ __all__ = [
 
 Collective = Literal["ring", "tree", "server"]
 Points = tuple[tuple[float, float], ...]  # (x, y) in order of x
+Seen = dict[object, tuple[Document, tuple[str | int, ...]]]  # points, and where each stands
 
 _LARGEST = 16_000_000  # bytes of a file: about 60,000 points
 _VERSION = 1
 _LONGEST_TEXT = 1000  # characters
 _LONGEST_TIME = 1e6  # seconds
 _MOST_SAMPLES, _MOST_DEVICES, _MOST_BYTES = 10**9, 10**6, 1e18
+_MOST_RATE = 1e18  # bytes a second
+_ALWAYS = ("origin", "blocks", "collectives")  # fields that are written, empty or not
 
 
 class BlockTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,6 +80,24 @@ class CollectiveTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     root: str | None = None
 
 
+class DeviceCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a device kind needs beside its blocks."""
+
+    device: str  # kind
+    action_seconds: float = 0.0  # around each forward or backward of a run on a slice: Python, hooks, copies
+    step_seconds: float = 0.0  # once a step: zeroing gradients, counting, starting the update
+    update_bandwidth: float | None = None  # bytes/s of what an update reads and writes; None: as the catalog has it
+    add_bandwidth: float | None = None  # bytes/s at which gradients that come are added; None: that takes no time
+    context_bytes: float | None = None  # memory of a worker before its model; None: as usual
+
+
+class NetworkCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What messages between workers need beside the cluster file's figures."""
+
+    payload: float = 1.0  # part of a link's, nic's and trunk's rate that carries what is sent; headers take the rest
+    message_seconds: float = 0.0  # of every message, beside latency and bytes
+
+
 class BlockPoints(NamedTuple):
     """Seconds of a block over samples."""
 
@@ -83,11 +106,18 @@ class BlockPoints(NamedTuple):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """All points of one file."""
+    """All points and constants of one file."""
 
     origin: str = ""  # where the times come from, for people
     blocks: tuple[BlockTime, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
+    devices: tuple[DeviceCosts, ...] = ()
+    network: NetworkCosts | None = None
+
+    @cached_property
+    def device_costs(self) -> dict[str, DeviceCosts]:
+        """What is known of device kinds, by kind."""
+        return {costs.device: costs for costs in self.devices}
 
     @cached_property
     def block_points(self) -> dict[tuple[str, str, Precision, int], BlockPoints]:
@@ -145,40 +175,68 @@ def along(points: Points, x: float) -> float:
     return max(y1, value) if x > x1 else value
 
 
-def load_profile(path: str | Path) -> Profile:
-    """Reads a profile; whatever cannot be is a ProfileError that says where it stands."""
-    document = parse_json(read_text(path, _LARGEST, ProfileError), name=str(path), error=ProfileError)
-    document.check("profile", version=_VERSION)
+def load_profile(path: str | Path, *more: str | Path) -> Profile:
+    """Reads a profile; whatever cannot be is a ProfileError that says where it stands.
+
+    Several files, of other kinds of devices, other models or other hosts, become one: all their points, in an order
+    that is not that of the files. No point may be in two of them: which of two measurements holds is not ours to say.
+    """
+    seen: Seen = {}
+    profiles = [_read(file, seen) for file in (path, *more)]
+    if not more:
+        return profiles[0]
+    return Profile(
+        origin="; ".join(sorted({profile.origin for profile in profiles} - {""})),
+        blocks=tuple(sorted((time for profile in profiles for time in profile.blocks), key=_block_key)),
+        collectives=tuple(sorted((time for profile in profiles for time in profile.collectives), key=repr)),
+        devices=tuple(sorted((costs for profile in profiles for costs in profile.devices), key=repr)),
+        network=next((profile.network for profile in profiles if profile.network is not None), None),
+    )
+
+
+def _read(path: str | Path, seen: Seen) -> Profile:
+    with expecting(path, "profile", error=ProfileError):
+        document = parse_json(read_text(path, _LARGEST, ProfileError), name=str(path), error=ProfileError)
+        document.check("profile", version=_VERSION)
     profile = document.convert(Profile)
-    for fault in _faults(profile, document):
+    for fault in _faults(profile, document, seen):
         raise fault
     return profile
 
 
 def save_profile(profile: Profile, path: str | Path) -> None:
     """Writes the file."""
+    write_json(path, {"kind": "profile", "version": _VERSION, **_said(profile)})
+
+
+def _said(profile: Profile) -> dict[str, Any]:
+    """Its fields; constants only where there are some, so that a profile without them is the file it always was."""
     plain: dict[str, Any] = msgspec.to_builtins(profile)
-    write_json(path, {"kind": "profile", "version": _VERSION, **plain})
+    return {field: value for field, value in plain.items() if value not in ((), [], None) or field in _ALWAYS}
 
 
 def profile_digest(profile: Profile) -> str:
     """SHA-256 of all that it says."""
-    return hashlib.sha256(encode_json(profile)).hexdigest()
+    return hashlib.sha256(encode_json(_said(profile))).hexdigest()
 
 
-def _faults(profile: Profile, document: Document) -> Iterator[ProfileError]:
-    """What no measurement gives, in the order of the file."""
+def _faults(profile: Profile, document: Document, seen: Seen) -> Iterator[ProfileError]:
+    """What no measurement gives, in the order of the file; `seen` has the points of other files."""
     if not _readable(profile.origin):
         yield _fault(document, ("origin",), profile.origin, _READABLE)
-    seen: dict[object, str] = {}
     for index, time in enumerate(profile.blocks):
         yield from _checked(document, ("blocks", index), time, _BLOCK)
-        key = (time.block, time.device, time.precision, time.samples, time.tensor)
-        yield from _twice(document, ("blocks", index), key, seen)
+        yield from _twice(document, ("blocks", index), _block_key(time), seen)
     for index, one in enumerate(profile.collectives):
         yield from _checked(document, ("collectives", index), one, _COLLECTIVE)
         yield from _root_faults(document, ("collectives", index, "root"), one)
         yield from _twice(document, ("collectives", index), (_among(one.how, one.hosts, one.root), one.bytes), seen)
+    for index, costs in enumerate(profile.devices):
+        yield from _checked(document, ("devices", index), costs, _DEVICE)
+        yield from _twice(document, ("devices", index), ("device", costs.device), seen)
+    if profile.network is not None:
+        yield from _checked(document, ("network",), profile.network, _NETWORK)
+        yield from _twice(document, ("network",), "network", seen)
 
 
 def _readable(text: object) -> bool:
@@ -217,6 +275,24 @@ _COLLECTIVE = {
 }
 
 
+_RATE = (lambda rate: rate is None or 0.0 < rate <= _MOST_RATE, f"bytes a second, above 0, at most {_MOST_RATE:g}")
+_DEVICE = {
+    "device": (_named, NAME_RULE),
+    "action_seconds": _SECONDS,
+    "step_seconds": _SECONDS,
+    "update_bandwidth": _RATE,
+    "add_bandwidth": _RATE,
+    "context_bytes": (
+        lambda size: size is None or 0.0 <= size <= _MOST_BYTES,
+        f"bytes, from 0 to {_MOST_BYTES:g}",
+    ),
+}
+_NETWORK = {
+    "payload": (lambda part: 0.0 < part <= 1.0, "above 0, at most 1"),
+    "message_seconds": _SECONDS,
+}
+
+
 def _checked(
     document: Document, path: tuple[str | int, ...], time: msgspec.Struct, rules: dict[str, tuple[Any, str]]
 ) -> Iterator[ProfileError]:
@@ -233,18 +309,22 @@ def _root_faults(document: Document, path: tuple[str | int, ...], time: Collecti
         yield _fault(document, path, time.root, f"none: a {time.how} has no server")
 
 
-def _twice(
-    document: Document, path: tuple[str | int, ...], key: object, seen: dict[object, str]
-) -> Iterator[ProfileError]:
-    first = seen.setdefault(key, show_path(path))
-    if first != show_path(path):
-        yield ProfileError(
-            "a point is given twice",
-            where=document.where(path),
-            found=f"the same at {first}",
-            expected="one time for each point",
-            next="Keep one of the two, or their mean",
-        )
+def _block_key(time: BlockTime) -> tuple[str, str, str, int, int]:
+    """What a block's point is of."""
+    return time.block, time.device, time.precision, time.tensor, time.samples
+
+
+def _twice(document: Document, path: tuple[str | int, ...], key: object, seen: Seen) -> Iterator[ProfileError]:
+    file, place = seen.setdefault(key, (document, path))
+    if file is document and place != path:
+        what, same, remedy = "a point is given twice", show_path(place), "Keep one of the two, or their mean"
+    elif file is not document:
+        what, same, remedy = "two profiles give the same point", file.where(place), "Leave one of the two files out"
+    else:
+        return
+    yield ProfileError(
+        what, where=document.where(path), found=f"the same at {same}", expected="one time for each point", next=remedy
+    )
 
 
 def _fault(document: Document, path: tuple[str | int, ...], value: object, expected: str) -> ProfileError:

@@ -7,15 +7,19 @@ little memory, large ones few messages. `sharded-optimizer` keeps weights and gr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import pairwise, permutations
+from math import inf
 
+from isthmus.cluster.spec import Cluster
 from isthmus.cost.tables import ALONE
 from isthmus.plan.types import Layout, Plan
 from isthmus.planners.devices import device_sets, fastest
 from isthmus.planners.grid import Fix
 from isthmus.planners.ideas import Idea, Version
-from isthmus.planners.pieces import build_stages, least_ring, least_update, make_plan
+from isthmus.planners.pieces import build_stages, least_ring, least_update, make_plan, unit_bytes
 from isthmus.planners.problem import Problem
 from isthmus.planners.room import BUCKET, Need, Room, Way
 from isthmus.planners.shares import even_shares, micro_batch_counts
@@ -63,8 +67,10 @@ def _sharded(problem: Problem, room: Room, devices: tuple[str, ...], count: int,
     share = dict(zip(devices, shares, strict=True))
     rows = [problem.block_seconds(kind, ALONE, share[device]).sum(axis=1) for kind, device in kinds.items()]
     elements = problem.table.span(0, len(problem.graph.blocks) - 1).elements
-    often = 1.5 * count if state == "sharded-all" else problem.kept or 1.0
-    sending = often * least_ring(problem, devices, elements).sending
+    if state == "sharded-all":
+        sending = _exchange(problem, devices, count, unit)
+    else:
+        sending = least_ring(problem, devices, elements * (problem.kept or 1.0)).sending
     ways = [Way(recompute, state) for recompute in (False, True)]
     update = min(least_update(problem, kind, elements / len(devices)) for kind in kinds)
     seconds = {way: max(sending, *(count * float(way_seconds(row, way)) for row in rows)) + update for way in ways}
@@ -81,6 +87,43 @@ def _sharded(problem: Problem, room: Room, devices: tuple[str, ...], count: int,
         versions=versions,
         nearest=partial(_plan, problem, devices, shares, count, ways[-1], unit),
     )
+
+
+def _exchange(problem: Problem, devices: Sequence[str], count: int, unit: float) -> float:
+    """Seconds in which the busiest of what messages pass at least carries all gathers and sums of a step.
+
+    Of n devices each sends every other its n-th of the weights, for each forward and each backward, and the next one
+    n - 1 such parts of each micro-batch's gradients. A unit that two turns in a row use is sent once: the last one's
+    backward follows its forward, the first one's forward its backward of the micro-batch before.
+    """
+    table, n, cluster = problem.table, len(devices), problem.simulator.priced
+    blocks = len(problem.graph.blocks)
+    tied = sum(elements for _, elements in table.tied)
+    own = unit_bytes(table.span(0, blocks - 1).elements * table.width, unit, count, n) / table.width
+    largest = own + max(table.span(b, b).elements for b in range(blocks)) + tied
+    whole = float(table.sums.elements[-1])
+    fetched = max(2 * count * whole - (2 * count - 1) * largest, whole) / n
+    summed = count * table.span(0, blocks - 1).elements * (n - 1) / n
+    hosts = Counter(cluster.devices[device].host for device in devices)
+    pairs = {(a, b): fetched * hosts[a] * hosts[b] for a, b in permutations(hosts, 2)}
+    for a, b in pairwise(cluster.devices[device].host for device in (*devices, devices[0])):
+        if a != b:
+            pairs[a, b] += summed
+    seconds = dict[tuple[str, ...], float]()
+    for (a, b), elements in pairs.items():
+        for resource, rate in _passed(cluster, a, b):
+            seconds[resource] = seconds.get(resource, 0.0) + (elements * table.width / rate if rate else inf)
+    return max(seconds.values(), default=0.0)
+
+
+def _passed(cluster: Cluster, a: str, b: str) -> Iterator[tuple[tuple[str, ...], float]]:
+    """What messages between two hosts pass, each with its bytes a second: 0 where they cannot talk."""
+    link, here, there = cluster.link(a, b), cluster.hosts[a], cluster.hosts[b]
+    yield ("pair", a, b), 0.0 if link is None else link.bandwidth
+    yield ("out", a), here.nic
+    yield ("in", b), there.nic
+    if (trunk := cluster.trunk(here.region, there.region)) is not None:
+        yield ("trunk", here.region, there.region), trunk
 
 
 def _plan(problem: Problem, devices: Sequence[str], shares: Sequence[int], count: int, way: Way, unit: float) -> Plan:

@@ -13,7 +13,7 @@ from isthmus.planners.pieces import ONE_BUCKET
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
-__all__ = ["missing_bytes", "notes_on", "nothing_fits"]
+__all__ = ["assumed", "missing_bytes", "notes_on", "nothing_fits"]
 
 
 _NEEDS = {
@@ -28,14 +28,19 @@ def notes_on(problem: Problem, plan: Plan, timeline: Timeline, *, spent: bool, c
     notes = [f"{kind} is left out: it lacks {problem.precision} or is slow in it" for kind in problem.left_out]
     if problem.job.precision is None:
         notes.append(f"precision {problem.precision}: the fastest that every device has")
-    busiest = max(timeline.links, key=lambda link: link.load, default=None)
-    if busiest is not None and (guess := _guess(problem.cluster, busiest)):
-        notes.append(f"{busiest.name} is the busiest link; its {guess} is assumed, not given")
+    notes.extend(assumed(problem.cluster, timeline))
     notes.extend(_mixed(problem, plan))
     notes.extend(_crowded(plan, crowded))
     if spent:
         notes.append("the budget ended the search: this is the best plan so far")
     return tuple(notes)
+
+
+def assumed(cluster: Cluster, timeline: Timeline) -> Iterator[str]:
+    """What nobody gave and the step time rests on: a figure of the busiest link."""
+    busiest = max(timeline.links, key=lambda link: link.load, default=None)
+    if busiest is not None and (guess := _guess(cluster, busiest)):
+        yield f"{busiest.name} is the busiest link; its {guess} is assumed, not given"
 
 
 def _crowded(plan: Plan, passed_over: int) -> Iterator[str]:

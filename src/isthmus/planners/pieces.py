@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from isthmus.cost.memory import moment_bytes
 from isthmus.cost.tables import ModelTable
+from isthmus.plan.ring import goes_whole
 from isthmus.plan.types import How, Pipeline, Plan, Replica, Schedule, Stage, Sync
 from isthmus.planners.problem import Problem
 from isthmus.planners.room import BUCKET, Way
@@ -16,11 +17,13 @@ __all__ = [
     "ONE_BUCKET",
     "Ring",
     "build_stages",
+    "last_bucket",
     "least_ring",
     "least_update",
     "make_plan",
     "make_syncs",
     "sync_messages",
+    "unit_bytes",
 ]
 
 Members = Sequence[Sequence[tuple[tuple[str, ...], int]]]  # stage by stage: devices and share of each replica
@@ -102,8 +105,7 @@ def _stage_syncs(
         (block.name, sum(graph.parameter[p].elements for p in block.parameters if p not in tied))
         for block in reversed(graph.blocks[span[0] : span[1] + 1])
     ]
-    total = sum(elements for _, elements in own) * table.width
-    size = max(bucket, total * _rounds(gathers) * replicas**2 / _MESSAGES)
+    size = unit_bytes(sum(elements for _, elements in own) * table.width, bucket, gathers, replicas)
     participants = tuple(replica.devices[0] for replica in stage.replicas)
     words: list[str] = []
     held, count = 0.0, 0
@@ -114,6 +116,11 @@ def _stage_syncs(
         if words and (held >= size or index == len(own) - 1):
             yield Sync(bucket=f"{number}.{count}", how=how, parameters=tuple(words), participants=participants)
             words, held, count = [], 0.0, count + 1
+
+
+def unit_bytes(total: float, bucket: float, gathers: int, replicas: int) -> float:
+    """Bytes of each sync at least, of `total` in all: as asked, or more where there would be too many messages."""
+    return max(bucket, total * _rounds(gathers) * replicas**2 / _MESSAGES)
 
 
 def build_stages(problem: Problem, firsts: Sequence[int], replicas: Members, way: Way) -> list[Stage]:
@@ -161,16 +168,20 @@ class Ring(NamedTuple):
     travel: float  # seconds in which the last part goes around, to be summed up and to be spread
 
 
-def least_ring(problem: Problem, members: Sequence[str], elements: float, rings: int = 1) -> Ring:
+def least_ring(
+    problem: Problem, members: Sequence[str], elements: float, rings: int = 1, last: float | None = None
+) -> Ring:
     """Of n members each passes 2 (n - 1) n-th parts of all bytes to the next; a part passes 2 (n - 1) members.
 
     Between two hosts they pass a link and both nics, which all `rings` of equal tensor groups share. Infinite where two
-    hosts cannot talk. Nothing where collectives were measured: those may take any time.
+    hosts cannot talk. Nothing where collectives were measured: those may take any time. `last`: bytes of the bucket
+    that comes last, at least; if it may go around whole, it passes n - 1 members only. None: state is sharded, and
+    everything goes in pieces.
     """
     count = len(members)
     if count < 2 or (problem.profile is not None and problem.profile.collectives):
         return Ring(0.0, 0.0)
-    cluster, slowest, latencies = problem.cluster, float("inf"), list[float]()
+    cluster, slowest, latencies = problem.simulator.priced, float("inf"), list[float]()
     for a, b in pairwise((*members, members[0])):
         host, other = cluster.host_of(a), cluster.host_of(b)
         if host.name == other.name:
@@ -182,10 +193,23 @@ def least_ring(problem: Problem, members: Sequence[str], elements: float, rings:
         else:
             return Ring(float("inf"), float("inf"))
     sending = 2.0 * (count - 1) / count * elements * problem.table.width / slowest
-    return Ring(sending, 2.0 * (sum(latencies) - max(latencies)))
+    once = last is not None and goes_whole(count, last, sum(latencies))
+    return Ring(sending, (1.0 if once else 2.0) * (sum(latencies) - max(latencies)))
+
+
+def last_bucket(problem: Problem, first: int, end: int, rings: int = 1) -> float:
+    """Bytes of the bucket that is final last in a stage of blocks first .. end - 1: at least its lowest block's own."""
+    users = problem.table.users
+    for block in problem.graph.blocks[first:end]:
+        names = [name for name in block.parameters if len(users[name]) == 1]
+        if names:
+            own = sum(problem.graph.parameter[name].elements for name in names)
+            return own * problem.table.width * (problem.kept or 1.0) / rings
+    return 0.0
 
 
 def least_update(problem: Problem, kind: str, elements: float) -> float:
     """Seconds in which a device of this kind at least reads and writes what an update of so many elements takes."""
     moved = 12.0 + 2 * moment_bytes(problem.job.optimizer)
-    return elements * (problem.kept or 1.0) * moved / problem.cluster.kinds[kind].memory_bandwidth
+    rate = max(problem.table.update_bandwidth[kind], problem.cluster.kinds[kind].memory_bandwidth)
+    return elements * (problem.kept or 1.0) * moved / rate

@@ -112,7 +112,7 @@ class Problem:
     def fact(self, devices: tuple[str, ...]) -> Fact:
         """Kind and links of devices that act as one replica."""
         if devices not in self._facts:
-            self._facts[devices] = self.cluster.devices[devices[0]].kind, group_of(self.cluster, devices)
+            self._facts[devices] = self.cluster.devices[devices[0]].kind, group_of(self.simulator.priced, devices)
         return self._facts[devices]
 
     def block_seconds(self, kind: str, group: Group, samples: int) -> Floats:

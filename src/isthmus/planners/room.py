@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from isthmus.cost.memory import CONTEXT, state_bytes
+from isthmus.cost.memory import state_bytes
 from isthmus.plan.types import Layout
 from isthmus.planners.problem import Bools, Floats, Problem
 
@@ -126,7 +126,7 @@ class Room:
             parts = need.replicas if way.state == "sharded-optimizer" else 1
             state = elements * (width + gradient + optimizer / parts + copy)
         transient = spans.workspace + (spans.largest_saved if way.recompute else 0.0)
-        context = (CONTEXT if kind != "CPU" else 0.0) + 4.0 * problem.graph.buffers
+        context = problem.simulator.context[kind] + 4.0 * problem.graph.buffers
         return state + need.share * transient + self._buffer(need, elements) + context
 
     def _buffer(self, need: Need, elements: Floats) -> Floats:

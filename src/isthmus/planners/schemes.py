@@ -24,7 +24,7 @@ from isthmus.planners.devices import device_sets, fastest
 from isthmus.planners.fsdp import fsdp
 from isthmus.planners.grid import Fix, grid, tensor
 from isthmus.planners.ideas import Idea, Version
-from isthmus.planners.pieces import Ring, build_stages, least_ring, least_update, make_plan
+from isthmus.planners.pieces import Ring, build_stages, last_bucket, least_ring, least_update, make_plan
 from isthmus.planners.problem import Floats, Problem
 from isthmus.planners.region import region
 from isthmus.planners.room import Need, Room, Way
@@ -87,7 +87,9 @@ def _replicated(
         most[kind] = max(most.get(kind, (0, "")), (share, device))
     rows = {kind: problem.block_seconds(kind, ALONE, share).sum(axis=1) for kind, (share, _) in most.items()}
     elements = problem.table.span(0, len(problem.graph.blocks) - 1).elements
-    ring = least_ring(problem, devices, elements * (problem.kept or 1.0)) if how == "ring" else Ring(0.0, 0.0)
+    last = last_bucket(problem, 0, len(problem.graph.blocks))
+    synced = elements * (problem.kept or 1.0)
+    ring = least_ring(problem, devices, synced, last=last) if how == "ring" else Ring(0.0, 0.0)
     update = min(least_update(problem, kind, elements) for kind in rows)
     seconds = {way: _least(list(rows.values()), count, way, ring) + update for way in _WAYS}
     members = [[((device,), share) for device, share in zip(devices, shares, strict=True)]]

@@ -28,7 +28,7 @@ from isthmus.cost.tables import stage_links
 from isthmus.plan.types import Plan
 from isthmus.planners.cuts import balanced_cut, best_cut, pipeline_seconds, stage_sums
 from isthmus.planners.ideas import Idea, Version
-from isthmus.planners.pieces import Ring, build_stages, least_ring, least_update, make_plan
+from isthmus.planners.pieces import Ring, build_stages, last_bucket, least_ring, least_update, make_plan
 from isthmus.planners.problem import Bools, Floats, Problem, divided_work
 from isthmus.planners.room import Need, Room, Way
 
@@ -227,7 +227,8 @@ def _ends(problem: Problem, staged: Staged, firsts: Sequence[int], way: Way) -> 
         synced = max(0.0, elements - tied if len(firsts) > 1 else elements) if len(degrees) == 1 else 0.0
         rings = 1 if any(_spans(problem, devices) for devices, _ in stage) else degree
         leads = [devices[0] for devices, _ in stage]
-        yield least_ring(problem, leads, synced * (problem.kept or 1.0), rings), update
+        last = last_bucket(problem, a, b, degree) if way.state == "replicated" else None
+        yield least_ring(problem, leads, synced * (problem.kept or 1.0), rings, last), update
 
 
 def _spans(problem: Problem, devices: Sequence[str]) -> bool:
