@@ -213,7 +213,8 @@ def test_the_culprit_among_many_keys_is_found(count: int, data: st.DataObject) -
     [
         (
             "kind: job\nversion: 1",
-            "line 1: a cluster file is needed here. Found kind 'job'. Expected cluster. For a job",
+            "line 1: this is the wrong kind of file. Found a job file. Expected a cluster file (YAML with kind: "
+            "cluster). For a job file use: isthmus plan FILE --cluster CLUSTER",
         ),
         ("kind: 3\nversion: 1", "Known kinds: cluster, job"),
         ("version: 1", "does not say its kind. Expected kind: cluster"),
@@ -278,7 +279,7 @@ def test_json_conversion_names_the_path(tmp_path: Path) -> None:
     )
     with pytest.raises(FileError, match=r"s\.json at items\.b\.count: items\.b\.count has a wrong value"):
         read_json(tmp_path / "s.json", Sample, kind="s")
-    with pytest.raises(FileError, match="a plan file is needed here"):
+    with pytest.raises(FileError, match="Expected a plan"):
         read_json(tmp_path / "s.json", Sample, kind="plan")
 
 

@@ -7,7 +7,7 @@ workload (a file or an object), or as a captured block graph.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ import msgspec
 
 from isthmus.cluster.load import load_cluster, parse_cluster
 from isthmus.cluster.spec import Cluster, Precision
+from isthmus.compiled import telling
 from isthmus.cost.simulate import Prepared, Price, Simulator
 from isthmus.cost.sources import TimesUsed, times_used
 from isthmus.cost.timeline import Timeline, timeline
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Simulated",
     "capture",
+    "emulated_profile",
     "jobs_of",
     "jobs_of_plan",
     "join",
@@ -56,6 +58,8 @@ __all__ = [
     "simulate",
     "train",
 ]
+
+Measured = Profile | str | Path | Sequence[str | Path] | None  # a profile, its file, several files that are joined
 
 _BATCH = 32  # samples, where neither a job nor a flag says
 
@@ -108,6 +112,28 @@ def capture(
     return modules.capture(model, modules.Example.of(example), name=name or type(model).__name__, sequence=sequence)
 
 
+def emulated_profile(
+    model: str,
+    cluster: Cluster,
+    *,
+    sequence: int | None = None,
+    precision: Precision = "fp32",
+    samples: Collection[int] | None = None,
+    listen: Callable[[str, int], None] = lambda block, samples: None,
+) -> Profile:
+    """What a model takes on the devices of a cluster as they are emulated on this machine; runs the code it names.
+
+    One core is measured, and slowed down as each kind of device will be.
+    """
+    from isthmus.emulate.act import as_emulated, paces
+    from isthmus.runtime.machine import find_machine
+    from isthmus.runtime.measure import SAMPLES, profile_model
+
+    machine = find_machine("CPU", precision, 1)
+    found = profile_model(model, machine, sequence=sequence, samples=samples or SAMPLES, listen=listen)
+    return as_emulated(found.profile, paces(cluster))
+
+
 def plan(
     what: str | Path | Job | Workload | BlockGraph,
     cluster: Cluster | str | Path,
@@ -115,7 +141,7 @@ def plan(
     batch: int | None = None,
     sequence: int | None = None,
     precision: Precision | None = None,
-    profile: Profile | str | Path | None = None,
+    profile: Measured = None,
     planner: str = "auto",
     fix: str | None = None,
     budget: float | None = None,
@@ -124,7 +150,8 @@ def plan(
 ) -> Choice:
     """The best plan found within `budget` seconds or `calls` simulator calls; NoPlanError where nothing fits.
 
-    `profile`: measured times, which go before what the catalog and the links say; the last notes tell how many did.
+    `profile`: measured times (a profile, a file or several), which go before what the catalog and the links say; the
+    last notes tell how many did.
     """
     pinned = parse_fix(fix) if fix is not None else None
     machines = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
@@ -143,7 +170,7 @@ def simulate(
     cluster: Cluster | None = None,
     models: Mapping[str, BlockGraph] | None = None,
     *,
-    profile: Profile | str | Path | None = None,
+    profile: Measured = None,
     trusted: Collection[str] = (),
 ) -> Simulated:
     """Checks a plan and prices it. `models` gives block graphs by job; others are loaded from what the plan names.
@@ -267,8 +294,11 @@ def models_of(jobs: Collection[Job]) -> dict[str, BlockGraph]:
     return {job.name: source.load_graph(job.model, sequence=job.sequence) for job in jobs}
 
 
-def prepare_simulator() -> None:
-    """Compiles the simulator (up to a minute, once) or loads what was compiled before, outside any budget."""
+def prepare_simulator(compiling: Callable[[], None] = lambda: None) -> None:
+    """Compiles the simulator (up to a minute, once) or loads what was compiled before, outside any budget.
+
+    `compiling` is called when something has to be compiled.
+    """
     text = "{kind: cluster, version: 1, name: one, hosts: {a: {region: r, devices: {CPU: 1}}}}"
     block = Block(
         name="b", digest="", parameters=("w",), forward_flops=1.0, backward_flops=2.0, saved=1.0, moved=1.0,
@@ -280,7 +310,8 @@ def prepare_simulator() -> None:
     stage = Stage(first="b", last="b", replicas=(Replica(devices=("a/CPU/0",), share=1),))
     job = Job(name="one", model="one.json", batch=1)
     pipeline = Pipeline(job=job, model_digest="", precision="fp32", micro_batches=1, stages=(stage,))
-    Simulator(parse_cluster(text), {"one": graph}).price(Plan(cluster="one", parts=(pipeline,)))
+    with telling(compiling):
+        Simulator(parse_cluster(text), {"one": graph}).price(Plan(cluster="one", parts=(pipeline,)))
 
 
 def _planned(plan: Plan | PlanFile | str | Path, cluster: Cluster | None) -> tuple[PlanFile, Cluster]:
@@ -334,11 +365,12 @@ def _only_part(plan: Plan) -> Pipeline:
     return part
 
 
-def _profile(given: Profile | str | Path | None) -> tuple[Profile | None, str]:
+def _profile(given: Measured) -> tuple[Profile | None, str]:
     """The profile, and what to call it."""
     if given is None or isinstance(given, Profile):
         return given, given.origin if given and given.origin else "the profile"
-    return load_profile(given), str(given)
+    paths = (given,) if isinstance(given, (str, Path)) else tuple(given)
+    return load_profile(*paths) if paths else None, ", ".join(map(str, paths))
 
 
 def _job_of(spec: str) -> Job:

@@ -7,17 +7,19 @@ cache that is named by a hash of all our sources: it is never stale, and install
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+from numba.core import event
 
 from isthmus.files.cache_folder import cache_folder
 
-__all__ = ["compiled", "inlined", "lean"]
+__all__ = ["compiled", "inlined", "lean", "telling"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -53,3 +55,25 @@ def inlined(function: Function) -> Function:
     """The same, and put it into its callers' code: a call hands over seven words for each array."""
     made: Function = numba.njit(**_LEAN, forceinline=True)(function)
     return made
+
+
+class _First(event.Listener):
+    """Tells once that something is being compiled; what comes out of the cache is not."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell: Callable[[], None] | None = tell
+
+    def on_start(self, event: Any) -> None:
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell()
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def telling(tell: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile, `tell` is called when the first function has to be compiled: not where all were before."""
+    with event.install_listener("numba:compile", _First(tell)):
+        yield

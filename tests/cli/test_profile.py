@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import isthmus as verbs
@@ -63,7 +64,7 @@ def test_plan_and_simulate_use_it_and_say_so(
     assert again["times"] == fixed["times"]
     other = isthmus("simulate", file, "--json").values
     assert other["step_seconds"] < SLOW and other["inputs_match"] is False
-    assert "\ntimes  roofline from the catalog\n" in isthmus("simulate", file).out
+    assert "\ntimes    roofline from the catalog\nnote     the plan file" in isthmus("simulate", file).out
     assert f"\ntimes  8 of 8 measured ({measured})" in isthmus("simulate", file, "--profile", measured).out
     assert isthmus("report", file, "--profile", measured, "-o", page).code == 0
     assert f"8 of 8 measured ({measured})" in page.read_text("utf-8") and "lower bound" in page.read_text("utf-8")
@@ -72,6 +73,27 @@ def test_plan_and_simulate_use_it_and_say_so(
     assert "roofline from the catalog" in text
     assert "<dt>lower bound</dt>" not in text, "that of the file was found with other times"
     assert load_plan(file).inputs != ""
+
+
+def test_several_files_are_one_profile(
+    isthmus: Isthmus, words: tuple[object, ...], measured: Path, tmp_path: Path
+) -> None:
+    """One of each kind of device, in any order; a point that two of them have is refused."""
+    other, file = tmp_path / "other.json", tmp_path / "plan.json"
+    blocks = tuple(msgspec.structs.replace(time, device="GTX-1080Ti") for time in verbs.load_profile(measured).blocks)
+    save_profile(Profile(blocks=blocks), other)
+    both = ("--profile", measured, "--profile", other)
+    planned = isthmus(*words, *both, "-o", file, "--json").values
+    assert planned["step_seconds"] >= 8 * SLOW, "nothing is left that was not measured to be slow"
+    assert planned["times"]["profile"] == f"{measured}, {other}" and planned["times"]["estimated"] == 0
+    again = isthmus("simulate", file, "--profile", other, "--profile", measured, "--json").values
+    assert again["step_seconds"] == planned["step_seconds"] and again["inputs_match"] is True
+    page = isthmus("report", file, *both, "-o", tmp_path / "page.html")
+    assert page.code == 0 and f"({measured}, {other})" in page.out
+    twice = isthmus(*words, "--profile", measured, *both)
+    assert twice.code == 1 and "two profiles give the same point" in twice.err and "Leave one" in twice.err
+    given = verbs.plan(chain(), words[3], batch=16, precision="fp32", planner="data-even", profile=[measured, other])  # type: ignore[arg-type]
+    assert given.price.step_seconds == planned["step_seconds"]
 
 
 def test_a_profile_of_something_else_is_a_warning(

@@ -18,7 +18,7 @@ def test_doctor(isthmus: Isthmus) -> None:
     done = isthmus("doctor", "--json")
     checks = {check["name"]: check for check in done.values["checks"]}
     assert done.code == 0 and done.values["ok"] is True
-    assert set(checks) == {"python", "cores", "memory", "torch", "simulator", "cache", "transformers"}
+    assert set(checks) == {"python", "cores", "memory", "torch", "simulator", "cache", "transformers", "emulation"}
     assert all(set(check) == {"name", "ok", "found", "next", "required"} for check in checks.values())
     assert "works" in checks["simulator"]["found"]
 

@@ -147,7 +147,7 @@ REFUSED = [
     ("latency: 10 ms", "latency: 10 min", 10, "not believable", "60 s"),
     ("latency: 10 ms", "latency: 0 ms", 10, "links[0].latency is 0", "more than 0"),
     ("here, there], ", "a, b], trunk: 1 Gbit/s, ", 10, "joins hosts and has a trunk", "only between regions"),
-    ("kind: cluster", "kind: plan", 1, "a cluster file is needed", "isthmus simulate"),
+    ("kind: cluster", "kind: plan", 1, "Expected a cluster file", "isthmus simulate"),
 ]
 
 

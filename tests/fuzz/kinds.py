@@ -21,7 +21,15 @@ from isthmus.model.digest import digest_of
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job, Workload
 from isthmus.model.load_job import check_job, load_jobs
-from isthmus.model.profile import BlockTime, CollectiveTime, Profile, along, load_profile
+from isthmus.model.profile import (
+    BlockTime,
+    CollectiveTime,
+    DeviceCosts,
+    NetworkCosts,
+    Profile,
+    along,
+    load_profile,
+)
 from isthmus.model.saved import read_graph
 from isthmus.plan.file import PlanFile, load_plan
 from isthmus.plan.text import parse, render
@@ -76,7 +84,14 @@ def _profiles() -> tuple[bytes, ...]:
     more = (point, *(msgspec.structs.replace(point, samples=samples, tensor=2) for samples in (1, 2, 16)))
     ring = CollectiveTime(how="ring", hosts=("va1", "va1", "fra"), bytes=25e6, seconds=0.5)
     server = CollectiveTime(how="server", hosts=("va1", "fra"), bytes=1e6, seconds=0.1, root="fra")
-    profiles = (Profile(origin="a machine, a date", blocks=more, collectives=(ring, server)), Profile(blocks=(point,)))
+    costs = DeviceCosts(device="A40", action_seconds=1e-4, update_bandwidth=1e11, add_bandwidth=3e9, context_bytes=6e8)
+    profiles = (
+        Profile(
+            origin="a machine, a date", blocks=more, collectives=(ring, server), devices=(costs,),
+            network=NetworkCosts(payload=0.973, message_seconds=1e-4),
+        ),
+        Profile(blocks=(point,)),
+    )  # fmt: skip
     return tuple(msgspec.json.format(msgspec.json.encode(_profile_file(profile))) for profile in profiles)
 
 

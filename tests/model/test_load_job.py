@@ -71,9 +71,9 @@ def test_files_by_kind(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     assert load_job(tmp_path / "job") == load_jobs(tmp_path / "job") == parse_jobs(GPT)
     assert load_workload(tmp_path / "workload") == load_jobs(tmp_path / "workload") == parse_jobs(PAIR)
-    with pytest.raises(JobError, match="a job file is needed here"):
+    with pytest.raises(JobError, match=r"Found a workload file\. Expected a job file"):
         load_job(tmp_path / "workload")
-    with pytest.raises(JobError, match="a workload file is needed here"):
+    with pytest.raises(JobError, match=r"Found a job file\. Expected a workload file"):
         load_workload(tmp_path / "job")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,17 @@ from hypothesis import strategies as st
 
 from isthmus.cluster.spec import PRECISIONS
 from isthmus.errors import ProfileError
-from isthmus.model.profile import BlockTime, CollectiveTime, Profile, along, load_profile, profile_digest, save_profile
+from isthmus.model.profile import (
+    BlockTime,
+    CollectiveTime,
+    DeviceCosts,
+    NetworkCosts,
+    Profile,
+    along,
+    load_profile,
+    profile_digest,
+    save_profile,
+)
 
 seconds = st.floats(0.0, 1e6)
 names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,9}", fullmatch=True)
@@ -36,11 +48,24 @@ collective_times = st.builds(
 ) | st.builds(
     CollectiveTime, how=st.just("server"), hosts=st.just(("a", "b")), bytes=st.floats(1, 9), seconds=seconds, root=names
 )
+rates = st.none() | st.floats(1e-3, 1e18)
+device_costs = st.builds(
+    DeviceCosts,
+    device=names,
+    action_seconds=seconds,
+    step_seconds=seconds,
+    update_bandwidth=rates,
+    add_bandwidth=rates,
+    context_bytes=st.none() | st.floats(0.0, 1e18),
+)
+network_costs = st.builds(NetworkCosts, payload=st.floats(1e-3, 1.0), message_seconds=seconds)
 profiles = st.builds(
     Profile,
     origin=st.text(st.characters(categories=("L", "N", "P")), max_size=20),
     blocks=st.lists(block_times, max_size=4, unique_by=lambda t: t.samples).map(tuple),
     collectives=st.lists(collective_times, max_size=4, unique_by=lambda t: t.bytes).map(tuple),
+    devices=st.lists(device_costs, max_size=3, unique_by=lambda costs: costs.device).map(tuple),
+    network=st.none() | network_costs,
 )
 points = st.dictionaries(st.integers(1, 60), st.floats(0, 100), min_size=2, max_size=5).map(
     lambda found: tuple((float(x), y) for x, y in sorted(found.items()))
@@ -55,6 +80,75 @@ def test_a_profile_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory
     assert load_profile(path) == profile
     assert profile_digest(load_profile(path)) == profile_digest(profile)
     assert json.loads(path.read_text())["kind"] == "profile"
+
+
+@settings(max_examples=60)
+@given(profiles, st.lists(st.integers(0, 2), min_size=8, max_size=8))
+def test_files_that_share_no_point_are_one(
+    tmp_path_factory: pytest.TempPathFactory, profile: Profile, where: list[int]
+) -> None:
+    """A profile dealt out to three files is the same profile again, whatever the order of the files."""
+    folder = tmp_path_factory.mktemp("profiles")
+    for number in range(3):
+        blocks = (time for time, file in zip(profile.blocks, where, strict=False) if file == number)
+        collectives = (time for time, file in zip(profile.collectives, where[4:], strict=False) if file == number)
+        devices = (costs for costs, file in zip(profile.devices, where[2:], strict=False) if file == number)
+        part = Profile(
+            origin=profile.origin,
+            blocks=tuple(blocks),
+            collectives=tuple(collectives),
+            devices=tuple(devices),
+            network=profile.network if number == where[0] else None,
+        )
+        save_profile(part, folder / f"{number}.json")
+    paths = [folder / f"{number}.json" for number in range(3)]
+    joined = load_profile(*paths)
+    assert set(joined.blocks) == set(profile.blocks) and set(joined.collectives) == set(profile.collectives)
+    assert joined.origin == profile.origin and joined.block_points == profile.block_points
+    assert joined.device_costs == profile.device_costs and joined.network == profile.network
+    assert profile_digest(load_profile(*reversed(paths))) == profile_digest(joined)
+
+
+def test_a_point_of_two_files_is_refused(tmp_path: Path) -> None:
+    """Also where both say the same: one of the two was not meant."""
+    point = BlockTime(block="aa", device="T4", precision="fp32", samples=2, forward_seconds=1.0, backward_seconds=2.0)
+    other = msgspec.structs.replace(point, samples=4)
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    save_profile(Profile(blocks=(other, point)), one)
+    save_profile(Profile(blocks=(msgspec.structs.replace(point, forward_seconds=7.0),)), two)
+    for paths, found in (((one, two), "one.json at blocks[1]"), ((two, one), "two.json at blocks[0]")):
+        with pytest.raises(ProfileError) as caught:
+            load_profile(*paths)
+        assert caught.value.what == "two profiles give the same point"
+        assert (caught.value.where or "").startswith(str(paths[1])) and (caught.value.found or "").endswith(found)
+    with pytest.raises(ProfileError, match="two profiles give the same point"):
+        load_profile(one, one)
+
+
+def test_without_constants_the_file_is_as_it_was(tmp_path: Path) -> None:
+    """So that plans that were made with a profile of then still find it to be the same."""
+    save_profile(Profile(origin="then"), tmp_path / "p.json")
+    assert json.loads((tmp_path / "p.json").read_text()).keys() == {
+        "kind",
+        "version",
+        "origin",
+        "blocks",
+        "collectives",
+    }
+    plain = b'{"origin":"then","blocks":[],"collectives":[]}'
+    assert profile_digest(Profile(origin="then")) == hashlib.sha256(plain).hexdigest()
+    assert profile_digest(Profile(origin="then", network=NetworkCosts())) != profile_digest(Profile(origin="then"))
+
+
+def test_constants_of_two_files_are_refused(tmp_path: Path) -> None:
+    one, two, three = (tmp_path / f"{number}.json" for number in range(3))
+    save_profile(Profile(devices=(DeviceCosts(device="T4"),), network=NetworkCosts()), one)
+    save_profile(Profile(network=NetworkCosts()), two)
+    save_profile(Profile(devices=(DeviceCosts(device="T4", step_seconds=1.0),)), three)
+    for other, place in ((two, "network"), (three, "devices[0]")):
+        with pytest.raises(ProfileError) as caught:
+            load_profile(one, other)
+        assert (caught.value.where or "").endswith(place)
 
 
 @given(points, st.integers(1, 200))

@@ -217,7 +217,7 @@ class TestConfigurations:
 
     def test_files_that_are_none_are_said(self, folder: Path) -> None:
         (folder / "large.json").write_bytes(b" " * 1_100_000)
-        for path, said in (("absent.json", "No such file"), (".", "directory"), ("large.json", "too large")):
+        for path, said in (("absent.json", "No such file"), (".", "Found a folder"), ("large.json", "too large")):
             with pytest.raises(ModelError, match=said):
                 load_graph(f"hf:{path}")
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from isthmus.cluster.load import parse_cluster
 from isthmus.cost.simulate import Shortage
-from isthmus.cost.timeline import DeviceUse, LinkUse, Timeline
+from isthmus.cost.timeline import DeviceUse, LinkUse, Timeline, covered_length
 from isthmus.report.bars import (
-    covered_length,
     groups_of,
     memory_bars,
     memory_limits,
@@ -80,8 +79,8 @@ def test_schemes_beside_the_bound() -> None:
     drawn = scheme_bars({"slow": 4.0, "endless": 70.0, "none": None, "mine": 2.0}, "mine", 2.0, 1.0)
     names = re.findall(r'class="name" title="(\w+)"', drawn)
     assert names == ["mine", "slow", "endless", "none"]
-    assert widths(drawn) == [20.0, 40.0, 100.0], "bars end at five times the plan"
-    assert drawn.count("left:10.00%") == 4, "the bound is a line through every row"
+    assert widths(drawn) == [40.0, 80.0, 100.0], "bars end at two and a half times the plan"
+    assert drawn.count("left:20.00%") == 4, "the bound is a line through every row"
     assert drawn.count('class="cut"') == 1 and drawn.count('class="none"') == 1 and drawn.count('class="mine"') == 1
     assert "this plan" in scheme_bars({}, "", 2.0, None) and "bound" not in scheme_bars({}, "", 2.0, None)
 

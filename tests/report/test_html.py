@@ -97,8 +97,8 @@ def test_the_data_is_the_timeline(name: str) -> None:
     given = subject(name)
     data = data_of(Page(report_html(given)))
     assert data["dropped"] == 0 and data["step"] == given.timeline.step_seconds
-    found = sorted(unpacked(data), key=lambda a: (a.track, a.lane, a.start))
-    wanted = sorted(given.timeline.activities, key=lambda a: (a.track, a.lane, a.start))
+    found = sorted(unpacked(data), key=lambda a: (a.track, a.lane, a.label, a.bytes, a.start))
+    wanted = sorted(given.timeline.activities, key=lambda a: (a.track, a.lane, a.label, round(a.bytes), a.start))
     assert len(found) == len(wanted)
     slack = 3 * given.timeline.step_seconds / TICKS
     for mine, theirs in zip(found, wanted, strict=True):
@@ -172,7 +172,10 @@ def test_other_machines_take_the_bound_and_the_schemes_away() -> None:
     fields = {name: getattr(given, name) for name in ("file", "cluster", "price", "timeline", "made")}
     shown = " ".join(Page(report_html(Subject(**fields, same=False))).texts)
     assert "lower bound" not in shown and "not the cluster the plan was made for" in shown
-    assert "holds no schemes" in shown
+    assert "priced with other inputs" in shown and "made from another" not in shown
+    assert "made from another cluster" in " ".join(Page(report_html(Subject(**fields, match=False))).texts)
+    bare = {**fields, "file": msgspec.structs.replace(given.file, predicted=None)}
+    assert "holds no schemes" in " ".join(Page(report_html(Subject(**bare, same=False))).texts)
 
 
 def test_a_file_that_predicts_something_else() -> None:

@@ -8,10 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import isthmus
-from isthmus.cost.timeline import Timeline
+from isthmus.cost.timeline import Timeline, covered_length
 from isthmus.report.trace import trace_events, write_trace
 from tests.plan.golden_files import NAMES, cluster, golden, models
 
@@ -50,8 +51,15 @@ def test_trace(name: str, tmp_path: Path) -> None:
         if lane == "compute":
             assert sum(length for _, length in lengths) == pytest.approx(used[track].computing * 1e6)
         if lane == "send":
-            busy = [*lengths, *held.get((track, "sync"), [])]
-            assert sum(length for _, length in busy) == pytest.approx(used[track].sending * 1e6)
+            busy = sum(covered(held, track, kind) for kind in ("send", "sync"))
+            assert busy == pytest.approx(used[track].sending * 1e6)
+
+
+def covered(held: dict[tuple[str, str], list[tuple[float, float]]], track: str, lane: str) -> float:
+    """Microseconds in which one of the rows of a lane is used."""
+    rows = [spans for (where, row), spans in held.items() if where == track and row.startswith(lane)]
+    ends = [(start, start + length) for spans in rows for start, length in spans]
+    return covered_length(np.array(ends).reshape(-1, 2))
 
 
 def test_events_say_what_they_are() -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import select
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from isthmus.errors import FileError
+from isthmus.errors import FileError, UsageError
 
 if TYPE_CHECKING:
     from rich.status import Status
 
-__all__ = ["Answer", "Progress", "check_folder"]
+__all__ = ["HUNG_UP", "Answer", "Progress", "check_checkpoints", "check_folder", "hung_up"]
+
+HUNG_UP = 141  # 128 + SIGPIPE: how a shell tells of a program that wrote to nobody
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +34,39 @@ def check_folder(path: str | None) -> None:
     """A file that is asked for has a folder to go to: said before the work, not after it."""
     if path is not None and not Path(path).parent.is_dir():
         raise FileError("the folder does not exist", where=path, next=f"Make it: mkdir -p {Path(path).parent}")
+
+
+def check_checkpoints(path: str | None) -> None:
+    """A folder of checkpoints is not one of them: in there a run would find none, and begin anew."""
+    from isthmus.files.kinds import kind_of
+
+    if path is not None and kind_of(path) == "checkpoint":
+        raise UsageError(
+            "this is one checkpoint",
+            where=path,
+            expected="the folder of checkpoints that it is in",
+            next=f"Did you mean {str(Path(path).resolve().parent)!r}?",
+        )
+
+
+def hung_up() -> bool:
+    """Whether nobody reads standard output or standard error any more; what is still in them then goes nowhere.
+
+    A pipe that broke elsewhere, to a worker say, is another matter.
+    """
+    gone = [stream.fileno() for stream in (sys.stdout, sys.stderr) if _unread(stream)]
+    for handle in gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), handle)
+    return bool(gone)
+
+
+def _unread(stream: TextIO) -> bool:
+    asked = select.poll()
+    try:
+        asked.register(stream.fileno(), 0)  # errors are told unasked
+    except (OSError, ValueError):  # no file behind it
+        return False
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in asked.poll(0))
 
 
 class Progress:
@@ -60,6 +98,10 @@ class Progress:
             self._live.update(text)
         else:
             print(f"{text} ...", file=self._stream, flush=True)
+
+    def compiling(self) -> None:
+        """The simulator is being compiled: the one thing that is slow only once."""
+        self.phase("Compiling the simulator, this once (up to a minute)")
 
     def rest(self) -> None:
         """The living line ends, so that something else may live there."""

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
@@ -37,8 +38,11 @@ class Check:
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
     """Looks at everything once."""
-    progress.phase("Looking at this machine (the first time the simulator is compiled: up to a minute)")
-    return verdict([check() for check in CHECKS])
+    progress.phase("Looking at this machine")
+    simulator = partial(_simulator, progress.compiling)
+    return verdict(
+        [check() for check in (_python, _cores, _memory, _torch, simulator, _cache, _transformers, _emulation)]
+    )
 
 
 def verdict(checks: list[Check]) -> Answer:
@@ -87,13 +91,13 @@ def _torch() -> Check:
     return Check(name="torch", ok=True, found=f"{torch.__version__}, {names or 'no CUDA device (planning needs none)'}")
 
 
-def _simulator() -> Check:
+def _simulator(compiling: Callable[[], None]) -> Check:
     """Prices a plan of one block; compiles what was not compiled before."""
     start = time.monotonic()
     try:
         from isthmus.api import prepare_simulator
 
-        prepare_simulator()
+        prepare_simulator(compiling)
     except Exception as error:  # whatever a broken numba raises
         remedy = f"{_install('numba')}; if its cache cannot be written, set NUMBA_CACHE_DIR to a folder of yours"
         return Check(name="simulator", ok=False, found=_said(error), next=remedy)
@@ -129,6 +133,17 @@ def _transformers() -> Check:
     return Check(name="transformers", ok=False, found="not installed", next=why, required=False)
 
 
+def _emulation() -> Check:
+    """Makes an emulated host, and removes it."""
+    from isthmus.emulate.world import unable
+
+    reason = unable()
+    if reason is None:
+        return Check(name="emulation", ok=True, found="hosts with emulated links work", required=False)
+    remedy = "only emulated links need it: Linux as root, iproute2 and /dev/net/tun; without, all hosts are on loopback"
+    return Check(name="emulation", ok=False, found=reason, next=remedy, required=False)
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -145,6 +160,3 @@ def _install(package: str) -> str:
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
-
-
-CHECKS: tuple[Callable[[], Check], ...] = (_python, _cores, _memory, _torch, _simulator, _cache, _transformers)

@@ -1,6 +1,7 @@
 """The command line: words in, one answer out, and every way in which that can go wrong.
 
-Exit 0 good, 1 failed, 2 wrong usage, 130 interrupted. With --json standard output has one JSON object and nothing else.
+Exit 0 good, 1 failed, 2 wrong usage, 130 interrupted, 141 nobody reads the answer any more. With --json standard output
+has one JSON object and nothing else.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from isthmus.cli.arguments import parse_arguments
-from isthmus.cli.console import Answer, Progress
+from isthmus.cli.console import HUNG_UP, Answer, Progress, hung_up
 from isthmus.errors import IsthmusError, NoPlanError
 
 __all__ = ["main"]
@@ -25,25 +27,34 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    as_json = "--json" in words  # asked before parsing, for what the parser itself objects to
+    as_json = "--json" in takewhile("--".__ne__, words)  # asked before parsing, for what the parser itself objects to
+    try:
+        return _ended(words, as_json)
+    except BrokenPipeError as error:
+        return HUNG_UP if hung_up() else _bug(error, as_json)
+
+
+def _ended(words: Sequence[str], as_json: bool) -> int:
+    """The exit code, whatever way it ends; but somebody must read what is said of it."""
     try:
         return _run(words, as_json)
     except SystemExit as done:  # --help and --version
+        sys.stdout.flush()
         return done.code if isinstance(done.code, int) else 0
     except IsthmusError as error:
         return _fail(error, as_json)
     except KeyboardInterrupt:
         print("isthmus: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except BrokenPipeError:
+        raise
     except Exception as error:
         return _bug(error, as_json)
 
 
 def _run(words: Sequence[str], as_json: bool) -> int:
     args = parse_arguments(words)
+    args.out = sys.stdout
     command = import_module(f"isthmus.cli.{args.command}")
     # A model's own code may print: that is no part of the answer.
     with Progress(sys.stderr) as progress, contextlib.redirect_stdout(sys.stderr):

@@ -35,13 +35,12 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     fix = parse_fix(args.fix) if args.fix is not None else None
     check_folder(args.output)
     cluster = load_cluster(args.cluster)
-    profile = load_profile(args.profile) if args.profile is not None else None
+    profile = load_profile(*args.profile) if args.profile else None
     jobs = jobs_of(args.what, batch=args.batch, sequence=args.sequence, precision=args.precision)
     progress.phase(f"Reading {', '.join(dict.fromkeys(job.model for job in jobs))}")
     models = models_of(jobs)
     problem = build_problem(cluster, jobs, models, args.seed, profile)
-    progress.phase("Preparing the simulator (compiled the first time: up to a minute)")
-    prepare_simulator()
+    prepare_simulator(progress.compiling)
     progress.phase("Planning")
     choice = choose_plan(
         problem,
@@ -54,8 +53,9 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     if args.output:
         save_plan(args.output, _file(problem, jobs, models, choice))
     used = times_used(problem.simulator, choice.plan)
-    values = {**_values(args, cluster, jobs, choice), "times": times_values(used, profile, args.profile)}
-    facts = times_facts(used, profile, args.profile or "")
+    measured = ", ".join(args.profile)
+    values = {**_values(args, cluster, jobs, choice), "times": times_values(used, profile, measured or None)}
+    facts = times_facts(used, profile, measured)
     return Answer(values=values, text=_text(args, cluster, jobs, choice, facts))
 
 

@@ -9,10 +9,13 @@ from pathlib import Path
 from isthmus import __version__
 from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.cli.simulate import price_again
+from isthmus.cli.summary import facts_of, remarks_on
 from isthmus.cluster.load import cluster_digest
+from isthmus.plan.file import load_plan
 from isthmus.report.html import Subject, write_report
 from isthmus.report.plan import shortage_line
-from isthmus.report.run import read_run
+from isthmus.report.run import check_run, read_run
+from isthmus.report.text import columns
 from isthmus.report.times import times_facts
 from isthmus.units import format_bytes, format_seconds
 
@@ -23,8 +26,12 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     """Prices a plan again and writes what comes of it as a page. A plan that does not fit gets its page too."""
     check_folder(args.output)
     run_record = read_run(args.run) if args.run is not None else None
-    file, result = price_again(args, progress)
+    file = load_plan(args.plan)
+    if run_record is not None:
+        check_run(run_record, file.plan)
+    result = price_again(args, file, progress)
     same = file.cluster is None or cluster_digest(result.cluster) == cluster_digest(file.cluster)
+    measured = ", ".join(args.profile)
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by isthmus {__version__}"
     progress.phase(f"Writing {args.output}")
     subject = Subject(
@@ -35,7 +42,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         made=made,
         same=same,
         match=result.inputs_match,
-        times=tuple(times_facts(result.times, result.profile, args.profile or "")),
+        times=tuple(times_facts(result.times, result.profile, measured)),
         run=run_record,
     )
     write_report(subject, args.output)
@@ -46,7 +53,9 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         "step_seconds": result.price.step_seconds,
         "measured_step_seconds": run_record.step_seconds if run_record is not None else None,
         "feasible": result.price.fits,
+        "notes": [remark.text for remark in remarks_on(file, result)],
     }
-    text = f"{args.output}: {format_seconds(result.price.step_seconds)} a step, a page of {format_bytes(size)}"
+    head = f"{args.output}: {format_seconds(result.price.step_seconds)} a step, a page of {format_bytes(size)}"
+    text = "\n".join([head, "", *columns(facts_of(file, result, measured))])
     failure = None if result.price.fits else shortage_line(result.price)
     return Answer(values=values, text=text, failure=failure)

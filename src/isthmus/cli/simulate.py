@@ -6,16 +6,15 @@ import argparse
 
 from isthmus.api import Simulated, jobs_of_plan, prepare_simulator, simulate
 from isthmus.cli.console import Answer, Progress, check_folder
-from isthmus.cli.summary import price_values
+from isthmus.cli.summary import facts_of, price_values, remarks_on
 from isthmus.cluster.load import load_cluster
 from isthmus.model.profile import load_profile
 from isthmus.plan.file import PlanFile, load_plan
 from isthmus.plan.schedule import parse_orders
 from isthmus.report.plan import device_lines, job_lines, link_lines, plan_lines, shortage_line
-from isthmus.report.text import columns, times
-from isthmus.report.times import times_facts, times_values
+from isthmus.report.text import columns
+from isthmus.report.times import times_values
 from isthmus.report.trace import write_trace
-from isthmus.units import format_seconds
 
 __all__ = ["price_again", "run"]
 
@@ -23,7 +22,8 @@ __all__ = ["price_again", "run"]
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
     """Prices a plan again; says each device's order, and writes one step as a trace, where asked."""
     check_folder(args.trace)
-    file, result = price_again(args, progress)
+    file = load_plan(args.plan)
+    result = price_again(args, file, progress)
     if args.trace:
         write_trace(result.timeline, args.trace)
     values = {
@@ -31,7 +31,8 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         "predicted_step_seconds": file.predicted.step_seconds if file.predicted else None,
         "planner": file.planner or None,
         "inputs_match": result.inputs_match,
-        "times": times_values(result.times, result.profile, args.profile),
+        "notes": [remark.text for remark in remarks_on(file, result)],
+        "times": times_values(result.times, result.profile, ", ".join(args.profile) or None),
         "trace": args.trace,
     }
     if args.orders:
@@ -40,15 +41,13 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     return Answer(values=values, text="\n".join(_lines(args, file, result)), failure=failure)
 
 
-def price_again(args: argparse.Namespace, progress: Progress) -> tuple[PlanFile, Simulated]:
-    """The plan file that the command names, priced on its own cluster or on the one given."""
-    file = load_plan(args.plan)
+def price_again(args: argparse.Namespace, file: PlanFile, progress: Progress) -> Simulated:
+    """The plan of a file, priced on its own cluster or on the one given."""
     cluster = load_cluster(args.cluster) if args.cluster else None
-    profile = load_profile(args.profile) if args.profile is not None else None
-    progress.phase("Preparing the simulator (compiled the first time: up to a minute)")
-    prepare_simulator()
+    profile = load_profile(*args.profile) if args.profile else None
+    prepare_simulator(progress.compiling)
     progress.phase(f"Simulating {args.plan}")
-    return file, simulate(file, cluster, profile=profile, trusted=args.model)
+    return simulate(file, cluster, profile=profile, trusted=args.model)
 
 
 def _lines(args: argparse.Namespace, file: PlanFile, result: Simulated) -> list[str]:
@@ -58,9 +57,8 @@ def _lines(args: argparse.Namespace, file: PlanFile, result: Simulated) -> list[
         f"{', '.join(job.name for job in jobs)} on {result.cluster.name}{by}",
         "",
         *job_lines(jobs, result.plan, result.price),
-        *_compared(file, result),
         "",
-        *columns(times_facts(result.times, result.profile, args.profile or "")),
+        *columns(facts_of(file, result, ", ".join(args.profile))),
         "",
         *device_lines(result.cluster, result.price, result.timeline),
         "",
@@ -70,14 +68,3 @@ def _lines(args: argparse.Namespace, file: PlanFile, result: Simulated) -> list[
         *(["", result.orders] if args.orders else []),
         *([f"\ntimeline written to {args.trace}: open it in ui.perfetto.dev"] if args.trace else []),
     ]
-
-
-def _compared(file: PlanFile, result: Simulated) -> list[str]:
-    """What the file itself predicts, and what it was made from, where that is something else."""
-    lines, seconds = [], result.price.step_seconds
-    before = file.predicted.step_seconds if file.predicted else None
-    if before and abs(seconds - before) > 1e-9 * before:
-        lines.append(f"the file predicts {format_seconds(before)}; this is {times(seconds / before)} that")
-    if result.inputs_match is False:
-        lines.append("the plan was made from another cluster, job, model or profile than those priced here")
-    return lines

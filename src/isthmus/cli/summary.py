@@ -1,16 +1,30 @@
-"""What `plan` and `simulate` both say of a priced plan, for programs."""
+"""What several commands say of a priced plan: figures for programs, facts for people."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from isthmus.api import Simulated
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.simulate import Price
 from isthmus.model.job import Job
+from isthmus.plan.file import PlanFile
 from isthmus.plan.types import Plan
 from isthmus.report.plan import precisions
+from isthmus.report.remarks import Remark, remarks
+from isthmus.report.times import times_facts
 
-__all__ = ["price_values"]
+__all__ = ["facts_of", "price_values", "remarks_on"]
+
+
+def remarks_on(file: PlanFile, result: Simulated) -> list[Remark]:
+    """What to beware of in a plan that was priced again."""
+    return remarks(file, result.cluster, result.price, result.timeline, result.inputs_match)
+
+
+def facts_of(file: PlanFile, result: Simulated, profile: str) -> list[tuple[str, str]]:
+    """Those remarks in two columns, below where the times come from; `profile` names the measured ones."""
+    return [*times_facts(result.times, result.profile, profile), *remarks_on(file, result)]
 
 
 def price_values(cluster: Cluster, jobs: tuple[Job, ...], plan: Plan, price: Price) -> dict[str, Any]:

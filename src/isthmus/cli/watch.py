@@ -13,6 +13,8 @@ from typing import Any, Self
 from isthmus.deploy.engine import Interrupt, Kept, Notice, Said
 from isthmus.errors import FileError, UsageError
 from isthmus.model.job import Job
+from isthmus.plan.file import plan_digest
+from isthmus.plan.types import Plan
 from isthmus.runtime.protocol import Done, Failed, Ready, Stepped, Traffic
 from isthmus.units import format_bytes, format_seconds
 
@@ -111,12 +113,12 @@ class Bar(_Watch):
 class EventFile(_Watch):
     """One JSON object a line: `time` (seconds since 1970) and `event`; steps are counted from 1."""
 
-    def __init__(self, path: str, job: Job, steps: int, predicted: float) -> None:
+    def __init__(self, path: str, job: Job, plan: Plan, steps: int, predicted: float) -> None:
         try:
             self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed with the run
         except OSError as error:
             raise FileError(f"cannot be written: {error.strerror}", where=path) from None
-        self._write("begin", job=job.name, model=job.model, batch=job.batch, steps=steps,
+        self._write("begin", job=job.name, model=job.model, batch=job.batch, plan=plan_digest(plan), steps=steps,
                     predicted_step_seconds=predicted)  # fmt: skip
 
     def hear(self, notice: Notice) -> None:

@@ -31,6 +31,7 @@ from isthmus.files import (
     ValuePath,
     close_name,
     encode_json,
+    expecting,
     is_name,
     parse_yaml,
     read_yaml,
@@ -118,7 +119,8 @@ _RATE = _Measure(parse_bandwidth, 125.0, 1e15, format_bandwidth)  # every other 
 
 def load_cluster(path: str | Path) -> Cluster:
     """The cluster that the file describes."""
-    return _cluster(read_yaml(path, error=ClusterError))
+    with expecting(path, "cluster", error=ClusterError):
+        return _cluster(read_yaml(path, error=ClusterError))
 
 
 def parse_cluster(text: str, where: str = "cluster.yaml") -> Cluster:

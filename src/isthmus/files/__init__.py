@@ -7,6 +7,7 @@ its line (YAML) or its path (JSON), and a remedy. Nothing is guessed, nothing is
 from isthmus.files.cache_folder import cache_folder
 from isthmus.files.document import NAME_RULE, Document, is_name
 from isthmus.files.explain import ValuePath, close_name, show_path, show_value
+from isthmus.files.kinds import expecting, wrong_kind
 from isthmus.files.strict_json import encode_json, parse_json, read_json, write_json, write_whole
 from isthmus.files.strict_yaml import parse_yaml, read_yaml
 
@@ -17,6 +18,7 @@ __all__ = [
     "cache_folder",
     "close_name",
     "encode_json",
+    "expecting",
     "is_name",
     "parse_json",
     "parse_yaml",
@@ -26,4 +28,5 @@ __all__ = [
     "show_value",
     "write_json",
     "write_whole",
+    "wrong_kind",
 ]

@@ -14,6 +14,7 @@ import msgspec
 
 from isthmus.errors import FileError
 from isthmus.files.explain import Fault, ValuePath, explain, show_path, show_value
+from isthmus.files.kinds import KINDS, WRONG, expected, remedy
 
 __all__ = ["NAME_RULE", "Document", "check_text", "is_name", "read_text"]
 
@@ -22,14 +23,7 @@ T = TypeVar("T")
 NAME_RULE = "letters, digits, . _ -, not beginning with . or -, at most 64 characters"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
-_TAKEN_BY = {
-    "cluster": "isthmus cluster show FILE",
-    "job": "isthmus plan FILE --cluster CLUSTER",
-    "workload": "isthmus plan FILE --cluster CLUSTER",
-    "model": "isthmus model show FILE",
-    "plan": "isthmus simulate FILE",
-    "profile": "isthmus plan MODEL --profile FILE",
-}
+_SAY_THEIR_KIND = ("cluster", "job", "workload", "model", "plan", "profile")
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,16 +65,15 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         if kind is None:
             raise self.fault((), "the file does not say its kind", expected=f"kind: {wanted}")
         if kind not in kinds:
-            raise self._wrong_kind(kind, wanted)
+            raise self._wrong_kind(kind, kinds)
         self._check_version(version)
         return str(kind)
 
-    def _wrong_kind(self, kind: object, wanted: str) -> FileError:
-        command = _TAKEN_BY.get(kind) if isinstance(kind, str) else None
-        remedy = f"For a {kind} file use: {command}" if command else f"Known kinds: {', '.join(_TAKEN_BY)}"
-        return self.fault(
-            ("kind",), f"a {wanted} file is needed here", found=f"kind {show_value(kind)}", expected=wanted, next=remedy
-        )
+    def _wrong_kind(self, kind: object, wanted: tuple[str, ...]) -> FileError:
+        known = kind if isinstance(kind, str) and kind in KINDS else None
+        found = KINDS[known].name if known else f"kind {show_value(kind)}"
+        next = remedy(known) if known else f"Known kinds: {', '.join(_SAY_THEIR_KIND)}"
+        return self.fault(("kind",), WRONG, found=found, expected=expected(*wanted), next=next)
 
     def _check_version(self, newest: int) -> None:
         found = self.value.get("version")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from isthmus.errors import ModelError
+from isthmus.files import expecting, wrong_kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +57,7 @@ def read_config(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(_LARGEST + 1)
     except OSError as error:
-        raise ModelError(
+        raise wrong_kind(path, "config", error=ModelError) or ModelError(
             "The configuration cannot be read",
             where=f"hf:{path}",
             found=error.strerror or type(error).__name__,
@@ -78,7 +79,8 @@ def build(path: Path, sequence: int | None = None) -> BuiltModel:
     from isthmus.model.zoo.synthetic import cross_entropy
 
     where = f"hf:{path}"
-    fields = _fields(read_config(path), where)
+    with expecting(path, "config", error=ModelError):
+        fields = _fields(read_config(path), where)
     transformers = _transformers(where)
     with _offline(), _explained(where):
         config = transformers.AutoConfig.for_model(**fields)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from isthmus.errors import FileError, JobError
-from isthmus.files import NAME_RULE, Document, ValuePath, is_name, parse_yaml, read_yaml, show_path
+from isthmus.files import NAME_RULE, Document, ValuePath, expecting, is_name, parse_yaml, read_yaml, show_path
 from isthmus.model.job import Job, Optimizer, Workload
 from isthmus.units import parse_seconds
 
@@ -30,21 +30,24 @@ class _Broken(NamedTuple):
 
 def load_job(path: str | Path) -> Job:
     """The job that the file describes."""
-    document = read_yaml(path, error=JobError)
-    document.check("job")
-    return _job(document)
+    with expecting(path, "job", error=JobError):
+        document = read_yaml(path, error=JobError)
+        document.check("job")
+        return _job(document)
 
 
 def load_workload(path: str | Path) -> Workload:
     """The workload that the file describes."""
-    document = read_yaml(path, error=JobError)
-    document.check("workload")
-    return _workload(document)
+    with expecting(path, "workload", error=JobError):
+        document = read_yaml(path, error=JobError)
+        document.check("workload")
+        return _workload(document)
 
 
 def load_jobs(path: str | Path) -> Job | Workload:
     """The job or the workload that the file describes, whichever it says it is."""
-    return _either(read_yaml(path, error=JobError))
+    with expecting(path, "job", "workload", error=JobError):
+        return _either(read_yaml(path, error=JobError))
 
 
 def parse_jobs(text: str, where: str = "job.yaml") -> Job | Workload:

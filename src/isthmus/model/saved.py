@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from isthmus.errors import FileError
-from isthmus.files import Document, read_json, write_json
+from isthmus.files import Document, expecting, read_json, write_json
 from isthmus.model.digest import digest_of
 from isthmus.model.graph import Block, BlockGraph, Parameter, Tensor
 
@@ -38,7 +38,8 @@ def save_graph(graph: BlockGraph, path: Path | str) -> None:
 
 def read_graph(path: Path | str) -> BlockGraph:
     """Reads what `save_graph` wrote; anything else is refused, a graph that was edited afterwards too."""
-    plain = read_json(path, _File, kind="model", version=_VERSION, limit=_LARGEST).graph
+    with expecting(path, "model"):
+        plain = read_json(path, _File, kind="model", version=_VERSION, limit=_LARGEST).graph
     graph = Document(name=str(path), value=plain).convert(BlockGraph)
     if _plain(graph) != plain:
         raise FileError("the model has fields that this program does not know", where=str(path), next=_REMEDY)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from isthmus.errors import ModelError
+from isthmus.files import wrong_kind
 from isthmus.model import cache as store
 from isthmus.model import hf, zoo
 from isthmus.model.digest import digest_of
@@ -29,6 +30,7 @@ __all__ = ["Config", "Function", "Saved", "Source", "Zoo", "build", "load_graph"
 
 _FUNCTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
 _FORMS = "zoo:NAME, hf:CONFIG.json, package.module:function or a saved MODEL.json"
+_CODE = "zoo:NAME, hf:CONFIG.json or package.module:function"
 _EXAMPLE_BATCH = 2
 
 
@@ -72,6 +74,9 @@ def parse(spec: str) -> Source:
         return Function(module=match[1], function=match[2])
     if spec.endswith(".json"):
         return Saved(path=Path(spec))
+    other = wrong_kind(spec, "model", error=ModelError, instead=_FORMS)
+    if other is not None and spec not in zoo.names():
+        raise other
     near = difflib.get_close_matches(spec, zoo.names(), n=1) or ["gpt2"]
     raise ModelError("This names no model", found=repr(spec[:80]), expected=_FORMS, next=f"Try zoo:{near[0]}")
 
@@ -170,8 +175,6 @@ def _build(source: Source, sequence: int | None) -> BuiltModel:
 
             return function.build(source.module, source.function, sequence)
         case Saved(path=path):
-            raise ModelError(
-                "A saved model has no code to build",
-                where=str(path),
-                next="Name the model's code: zoo:NAME, hf:CONFIG.json or package.module:function",
+            raise wrong_kind(path, "model", error=ModelError, instead=_CODE) or ModelError(
+                "A saved model has no code to build", where=str(path), next=f"Name the model's code: {_CODE}"
             )

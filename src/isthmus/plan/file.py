@@ -17,14 +17,14 @@ import msgspec
 from isthmus.cluster.load import cluster_digest
 from isthmus.cluster.spec import Cluster, Host, Link
 from isthmus.errors import FileError
-from isthmus.files import encode_json, is_name, read_json, write_json, write_whole
+from isthmus.files import encode_json, expecting, is_name, read_json, write_json, write_whole
 from isthmus.files.document import read_text
 from isthmus.model.job import Job
 from isthmus.model.profile import Profile, profile_digest
 from isthmus.plan.text import parse, render
 from isthmus.plan.types import Plan, Prediction
 
-__all__ = ["PlanFile", "inputs_digest", "load_plan", "save_plan"]
+__all__ = ["PlanFile", "inputs_digest", "load_plan", "plan_digest", "save_plan"]
 
 _TEXT = (".plan", ".txt")
 _LARGEST_TEXT = 64 * 2**20  # bytes
@@ -56,6 +56,11 @@ def inputs_digest(
     return hashlib.sha256(encode_json(inputs)).hexdigest()
 
 
+def plan_digest(plan: Plan) -> str:
+    """SHA-256 of what a plan says: the same for its JSON and its text."""
+    return hashlib.sha256(encode_json(plan)).hexdigest()
+
+
 def save_plan(path: str | Path, file: PlanFile) -> None:
     """Writes the file, as text (the plan alone) if the path ends in `.plan` or `.txt`, else as JSON."""
     path = Path(path)
@@ -68,9 +73,10 @@ def save_plan(path: str | Path, file: PlanFile) -> None:
 def load_plan(path: str | Path) -> PlanFile:
     """Reads the file, as text if the path ends in `.plan` or `.txt`, else as JSON."""
     path = Path(path)
-    if path.suffix in _TEXT:
-        return PlanFile(plan=parse(read_text(path, _LARGEST_TEXT, FileError), where=str(path)))
-    file = read_json(path, PlanFile, kind="plan")
+    with expecting(path, "plan"):
+        if path.suffix in _TEXT:
+            return PlanFile(plan=parse(read_text(path, _LARGEST_TEXT, FileError), where=str(path)))
+        file = read_json(path, PlanFile, kind="plan")
     if file.cluster is not None:
         _check_cluster(file.cluster, str(path))
     return file

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.timeline import Timeline
+from isthmus.cost.timeline import Timeline, covered_length
 from isthmus.plan.types import Pipeline, Plan, Pool
 from isthmus.report.classes import device_classes
 from isthmus.report.markup import Markup, join, tag
@@ -18,7 +17,6 @@ from isthmus.units import format_bytes, format_seconds
 
 __all__ = [
     "Spent",
-    "covered_length",
     "groups_of",
     "memory_bars",
     "memory_limits",
@@ -30,7 +28,7 @@ __all__ = [
 _EACH = 16  # devices that are shown one by one; more are shown by class
 _ROWS = 40
 _TIGHT = 0.9
-_LONGEST = 5.0  # times the plan's step: longer bars are cut
+_LONGEST = 2.5  # times the plan's step: longer bars are cut
 _SENDING = ("send", "sync")
 
 
@@ -72,16 +70,6 @@ def spent_time(timeline: Timeline, groups: Mapping[str, tuple[str, ...]]) -> dic
         sending = max(0.0, covered_length(np.array(spans).reshape(-1, 2)) - use.computing)
         found[use.name] = Spent(use.computing, sending, max(0.0, timeline.step_seconds - use.computing - sending))
     return found
-
-
-def covered_length(spans: npt.NDArray[np.float64]) -> float:
-    """Length of the union of intervals."""
-    if not len(spans):
-        return 0.0
-    ordered = spans[np.argsort(spans[:, 0])]
-    covered = np.maximum.accumulate(ordered[:, 1])
-    start = np.maximum(ordered[:, 0], np.concatenate(([-np.inf], covered[:-1])))
-    return float(np.maximum(ordered[:, 1] - start, 0.0).sum())
 
 
 def _rows(cluster: Cluster, used: Mapping[str, object]) -> list[tuple[str, tuple[str, ...]]]:

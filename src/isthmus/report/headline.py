@@ -11,12 +11,11 @@ from isthmus.plan.types import Pipeline, Plan
 from isthmus.report.limits import limit_words
 from isthmus.report.markup import Markup, join, tag
 from isthmus.report.plan import precisions, shortage_line
-from isthmus.report.text import times
+from isthmus.report.remarks import Remark, remarks
+from isthmus.report.text import rate, times
 from isthmus.units import format_seconds
 
 __all__ = ["headline", "plan_jobs"]
-
-_CHANGED = 1e-9  # of a step: a price that differs by more is said to differ
 
 
 def plan_jobs(plan: Plan) -> tuple[Job, ...]:
@@ -25,8 +24,10 @@ def plan_jobs(plan: Plan) -> tuple[Job, ...]:
     return tuple(item.job for part in parts for item in part)
 
 
-def headline(file: PlanFile, cluster: Cluster, price: Price, timeline: Timeline, same: bool) -> Markup:
-    """The figures that people ask for first, the sentence on what limits the plan, a table of jobs where several."""
+def headline(
+    file: PlanFile, cluster: Cluster, price: Price, timeline: Timeline, same: bool, match: bool | None = None
+) -> Markup:
+    """The figures that people ask for first, what limits the plan and what to beware of, a table of jobs if several."""
     jobs = plan_jobs(file.plan)
     figures = [
         _figure("step time", format_seconds(price.step_seconds), "predicted by the simulator", "first"),
@@ -40,7 +41,8 @@ def headline(file: PlanFile, cluster: Cluster, price: Price, timeline: Timeline,
     warning = [] if price.fits else [tag("p", _unfit(price), class_="alert", role="alert")]
     table = [_jobs(jobs, file.plan, price)] if len(jobs) > 1 else []
     words = tag("p", limit_words(timeline), class_="limit")
-    return join([tag("dl", *figures, class_="figures"), words, *warning, *_changed(file, price), *table])
+    said = map(_remark, remarks(file, cluster, price, timeline, match))
+    return join([tag("dl", *figures, class_="figures"), words, *warning, *said, *table])
 
 
 def _figure(name: str, value: str, below: str, kind: str | None = None) -> Markup:
@@ -49,7 +51,7 @@ def _figure(name: str, value: str, below: str, kind: str | None = None) -> Marku
 
 def _rate(jobs: tuple[Job, ...], price: Price) -> str:
     seconds = [(job.batch, price.jobs[job.name]) for job in jobs]
-    return f"{sum(batch / time for batch, time in seconds if time > 0):.4g}"
+    return rate(sum(batch / time for batch, time in seconds if time > 0))
 
 
 def _count(used: int, cluster: Cluster) -> str:
@@ -69,13 +71,9 @@ def _unfit(price: Price) -> str:
     return line[0].upper() + line[1:] + "."
 
 
-def _changed(file: PlanFile, price: Price) -> list[Markup]:
-    """A line where the file predicts something else."""
-    before = file.predicted.step_seconds if file.predicted else None
-    if not before or abs(price.step_seconds - before) <= _CHANGED * before:
-        return []
-    ratio = times(price.step_seconds / before)
-    return [tag("p", f"The plan file itself predicts {format_seconds(before)}; this is {ratio} that.", class_="note")]
+def _remark(remark: Remark) -> Markup:
+    text = remark.text[0].upper() + remark.text[1:] + "."
+    return tag("p", text, class_="note warn" if remark.kind == "warning" else "note")
 
 
 def _jobs(jobs: tuple[Job, ...], plan: Plan, price: Price) -> Markup:

@@ -74,7 +74,7 @@ def report_html(subject: Subject) -> str:
         title=escape(f"{names} on {cluster.name}"),
         style=_piece("style.css"),
         script="\n".join(_piece(name) for name in _SCRIPTS),
-        headline=headline(subject.file, cluster, subject.price, timeline, subject.compares),
+        headline=headline(subject.file, cluster, subject.price, timeline, subject.compares, subject.match),
         run=run_section(subject.run, subject.price.step_seconds),
         schemes=_schemes(subject),
         time=time_bars(cluster, spent_time(timeline, groups), timeline.step_seconds or 1.0),
@@ -107,7 +107,9 @@ def _schemes(subject: Subject) -> Markup:
     said = []
     if bound is not None:
         said.append(f"The line is the lower bound, {format_seconds(bound)}: no plan on these devices is faster.")
-    if not schemes:
+    if subject.file.predicted and subject.file.predicted.baselines and not schemes:
+        said.append("The schemes of the plan file were priced with other inputs than these.")
+    elif not schemes:
         said.append("The plan file holds no schemes to compare with; isthmus plan -o FILE.json writes them.")
     return join([bars, *(tag("p", text, class_="note") for text in said)])
 

@@ -1,8 +1,8 @@
 """A timeline as the page draws it: columns of whole numbers by track and lane, with tables for what repeats.
 
 Times are counted in ticks, 10 million to a step. In a lane activities follow each other, so each is written as the gap
-since the one before it, its length, and how long its message is still on its way after that. `what` numbers rows of
-(kind, job, label); bytes are numbered too.
+since the one before it (below 0 for a message that is sent at the same time), its length, and how long its message is
+still on its way after that. `what` numbers rows of (kind, job, label); bytes are numbered too.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def _lanes(activities: Iterable[Activity], what: _Table, sizes: _Table, tick: fl
     for a in activities:
         number = LANES.index(a.lane)
         columns = lanes.setdefault(number, [number, [], [], [], [], []])
-        start = max(round(a.start / tick), ends.get(number, 0))
+        start = round(a.start / tick)
+        if ends.get(number, 0) - start == 1:  # by rounding
+            start += 1
         sent = max(round(a.sent / tick), start)
         row = (
             what.number((KINDS.index(a.kind), a.job, a.label)),

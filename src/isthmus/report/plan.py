@@ -12,7 +12,7 @@ from isthmus.model.job import Job
 from isthmus.plan.text import render
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.report.classes import device_classes
-from isthmus.report.text import columns, excerpt, percent, times
+from isthmus.report.text import columns, excerpt, percent, rate, times
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["device_lines", "job_lines", "link_lines", "plan_lines", "precisions", "scheme_lines", "shortage_line"]
@@ -34,8 +34,8 @@ def job_lines(jobs: tuple[Job, ...], plan: Plan, price: Price) -> list[str]:
     rows = [("job", "step time", "samples/s", "batch", "precision")]
     for job in jobs:
         seconds = price.jobs[job.name]
-        rate = f"{job.batch / seconds:.4g}" if seconds > 0 else "-"
-        rows.append((job.name, format_seconds(seconds), rate, str(job.batch), computed[job.name]))
+        samples = rate(job.batch / seconds) if seconds > 0 else "-"
+        rows.append((job.name, format_seconds(seconds), samples, str(job.batch), computed[job.name]))
     return columns(rows, right=(1, 2, 3))
 
 

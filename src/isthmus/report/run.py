@@ -5,16 +5,21 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from isthmus.errors import FileError
+from isthmus.files import expecting
 from isthmus.files.document import read_text
+from isthmus.plan.file import plan_digest
+from isthmus.plan.types import Plan
+from isthmus.report.headline import plan_jobs
 from isthmus.report.markup import Markup, join, tag
 from isthmus.report.text import times
 from isthmus.units import format_bytes, format_seconds
 
-__all__ = ["RunRecord", "read_run", "run_section"]
+__all__ = ["RunRecord", "check_run", "read_run", "run_section"]
 
 _LARGEST = 256 * 2**20  # bytes
 _POINTS = 400  # of the drawn curve
@@ -30,12 +35,24 @@ class _Line(msgspec.Struct, frozen=True):
     seconds: float | None = None
     bytes_sent: int | None = None
     error: str | None = None
+    job: str | None = None
+    model: str | None = None
+    batch: int | None = None
+    plan: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """The steps of a run, in order; `error` says why it ended early."""
+    """The steps of a run, in order; `error` says why it ended early.
 
+    `job`, `model`, `batch` and `plan` (its digest) are of what was trained; None where the events do not say.
+    """
+
+    path: str
+    job: str | None
+    model: str | None
+    batch: int | None
+    plan: str | None
     steps: tuple[int, ...]
     losses: tuple[float | None, ...]
     seconds: tuple[float, ...]
@@ -50,6 +67,11 @@ class RunRecord:
 
 def read_run(path: str | Path) -> RunRecord:
     """Reads the events of a run."""
+    with expecting(path, "events"):
+        return _record(path)
+
+
+def _record(path: str | Path) -> RunRecord:
     lines = []
     for number, text in enumerate(read_text(Path(path), _LARGEST, FileError).splitlines(), start=1):
         try:
@@ -60,13 +82,43 @@ def read_run(path: str | Path) -> RunRecord:
     steps = [line for line in lines if line.event == "step" and line.step is not None and (line.seconds or 0) > 0]
     if not steps:
         raise FileError("the run has no steps", where=str(path), expected="what isthmus train --events FILE wrote")
+    begin = next((line for line in lines if line.event == "begin"), _Line(event="begin"))
     return RunRecord(
+        path=str(path),
+        job=begin.job,
+        model=begin.model,
+        batch=begin.batch,
+        plan=begin.plan,
         steps=tuple(line.step or 0 for line in steps),
         losses=tuple(line.loss for line in steps),
         seconds=tuple(line.seconds or 0.0 for line in steps),
         bytes_sent=sum(line.bytes_sent or 0 for line in lines if line.event == "done"),
         error=next((line.error for line in lines if line.event == "end"), None),
     )
+
+
+def check_run(run: RunRecord, plan: Plan) -> None:
+    """Refuses a run of another job or by another plan than the one it would stand beside."""
+    jobs = plan_jobs(plan)
+    known: list[tuple[str, object, list[Any]]] = [
+        ("job", run.job, [job.name for job in jobs]),
+        ("model", run.model, [job.model for job in jobs]),
+        ("batch", run.batch, [job.batch for job in jobs]),
+        ("plan", run.plan, [plan_digest(plan)]),
+    ]
+    for what, found, expected in known:
+        if found is not None and found not in expected:
+            raise FileError(
+                f"this run is of another {what} than the plan",
+                where=run.path,
+                found=_said(what, found),
+                expected=" or ".join(_said(what, one) for one in expected),
+                next="Give the plan that was trained, or the events of training this one",
+            )
+
+
+def _said(what: str, value: object) -> str:
+    return f"digest {str(value)[:12]}" if what == "plan" else f"{what} {value}"
 
 
 def run_section(run: RunRecord | None, predicted: float) -> Markup:
@@ -114,8 +166,9 @@ def _curve(run: RunRecord) -> Markup:
         f"{_WIDTH * (step - first) / max(last - first, 1):.1f},{_HEIGHT * (high - loss) / ((high - low) or 1.0):.1f}"
         for step, loss in shown
     )
-    line = tag("polyline", points=points, fill="none", stroke="currentColor", stroke_width="2")
-    label = f"Loss from {known[0][1]:.4g} at step {known[0][0]} to {known[-1][1]:.4g} at step {known[-1][0]}"
+    line = tag("polyline", points=points)
+    label = f"Loss from {known[0][1]:.4g} at step {known[0][0]} to {known[-1][1]:.4g} at step {known[-1][0]}; "
+    label += f"the highest drawn is {high:.4g}, the lowest {low:.4g}."
     box = f"-2 -2 {_WIDTH + 4:.0f} {_HEIGHT + 4:.0f}"
-    drawn = tag("svg", line, viewBox=box, role="img", aria_label=label, width="100%", preserveAspectRatio="none")
-    return join([tag("p", label, class_="lead"), drawn])
+    drawn = tag("svg", line, viewBox=box, role="img", aria_label=label, class_="curve", preserveAspectRatio="none")
+    return join([drawn, tag("p", label, class_="note")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["columns", "cut", "excerpt", "percent", "times"]
+__all__ = ["columns", "cut", "excerpt", "percent", "rate", "times"]
 
 _WIDEST = 118
 
@@ -39,6 +39,11 @@ def excerpt(text: str, lines: int, more: str) -> list[str]:
 def percent(part: float) -> str:
     """0.123 -> `12 %`; what is not nothing is not called 0 %."""
     return "<1 %" if 0.0 < part < 0.005 else f"{100 * part:.0f} %"
+
+
+def rate(value: float) -> str:
+    """Something a second: `10.45`, `22,521`."""
+    return f"{value:,.0f}" if value >= 1e4 else f"{value:.4g}"
 
 
 def times(ratio: float) -> str:

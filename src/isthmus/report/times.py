@@ -13,12 +13,14 @@ _MOST_NAMES = 4
 
 
 def times_facts(used: TimesUsed, profile: Profile | None, name: str) -> list[tuple[str, str]]:
-    """Facts in two columns: `times`, `syncs` if the profile and the plan have any, a warning where it is of no use."""
+    """Facts in two columns: `times`, `syncs` and `overheads` if the profile and the plan have any, a warning if not."""
     if profile is None:
         return [("times", "roofline from the catalog")]
     facts = [("times", f"{_counts(used.blocks, name)} from the catalog")]
     if profile.collectives and used.syncs.total:
         facts.append(("syncs", f"{_counts(used.syncs, name)} played on the links"))
+    if used.overheads:
+        facts.append(("overheads", f"measured for {', '.join(used.overheads)} ({name})"))
     if not used.known:
         facts.append(("warning", f"{name} knows nothing of this model on these devices; {_contents(profile)}"))
     return facts
@@ -31,6 +33,7 @@ def times_values(used: TimesUsed, profile: Profile | None, name: str | None) -> 
         "profile": name,
         **used.blocks._asdict(),
         "syncs": used.syncs._asdict(),
+        "overheads": list(used.overheads),
         "text": facts["times"],
         "warning": facts.get("warning"),
     }
@@ -45,7 +48,7 @@ def _counts(sources: Sources, name: str) -> str:
 
 def _contents(profile: Profile) -> str:
     """What a profile knows, in a few words."""
-    if not profile.blocks and not profile.collectives:
+    if not profile.blocks and not profile.collectives and not profile.devices:
         return "it has no points"
     blocks = len({time.block for time in profile.blocks})
     said = []
@@ -54,6 +57,8 @@ def _contents(profile: Profile) -> str:
         said.append(f"{blocks} block{'s' if blocks > 1 else ''} on {kinds}")
     if profile.collectives:
         said.append(f"collectives among {_names({host for time in profile.collectives for host in time.hosts})}")
+    if profile.devices:
+        said.append(f"overheads of {_names({costs.device for costs in profile.devices})}")
     return f"it has {' and '.join(said)}"
 
 

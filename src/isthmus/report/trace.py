@@ -1,12 +1,13 @@
 """A timeline as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-One process for each device or host, one thread for each of its lanes, one complete event ("X", in microseconds) for
-each task: as long as the task holds its lane. A message is on its way until `arrives_us`. What was predicted and what
-was measured stand in one file as two groups of processes, named so.
+One process for each device or host, one thread for each of its lanes (and more where messages are sent at the same
+time), one complete event ("X", in microseconds) for each task: as long as the task holds its lane. A message is on its
+way until `arrives_us`. What was predicted and what was measured stand in one file as two groups of processes, named so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +33,35 @@ def trace_events(timeline: Timeline, group: str = "", first: int = 1) -> list[di
     """Names of processes (numbered from `first`) and threads, then the events in order of their start."""
     names = dict.fromkeys(a.track for a in timeline.activities)
     tracks = {name: number for number, name in enumerate(names, start=first)}
-    lanes = dict.fromkeys((a.track, a.lane) for a in timeline.activities)
+    ordered = _rowed(timeline.activities)
+    threads = dict.fromkeys((activity.track, activity.lane, row) for activity, row in ordered)
     events = [_named("process_name", tracks[track], 0, f"{group}{track}") for track in tracks]
-    events += [_named("thread_name", tracks[track], _LANES.index(lane), lane) for track, lane in lanes]
-    ordered = sorted(timeline.activities, key=lambda activity: (activity.start, activity.sent))
-    return events + [_event(activity, tracks[activity.track]) for activity in ordered]
+    for track, lane, row in threads:
+        events.append(_named("thread_name", tracks[track], _thread(lane, row), f"{lane} {row + 1}" if row else lane))
+    return events + [_event(activity, tracks[activity.track], _thread(activity.lane, row)) for activity, row in ordered]
+
+
+def _rowed(activities: Iterable[Activity]) -> list[tuple[Activity, int]]:
+    """In order of their start, each with the first row of its lane that is free."""
+    ends: dict[tuple[str, str], list[float]] = {}
+    found = []
+    for activity in sorted(activities, key=lambda activity: (activity.start, activity.sent)):
+        rows = ends.setdefault((activity.track, activity.lane), [])
+        row = next((row for row, end in enumerate(rows) if end <= activity.start), len(rows))
+        rows[row : row + 1] = [activity.sent]
+        found.append((activity, row))
+    return found
+
+
+def _thread(lane: str, row: int) -> int:
+    return _LANES.index(lane) + row * len(_LANES)
 
 
 def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _event(activity: Activity, process: int) -> dict[str, Any]:
+def _event(activity: Activity, process: int, thread: int) -> dict[str, Any]:
     args: dict[str, Any] = {"job": activity.job}
     _, _, turn = activity.label.rpartition("#")
     if turn.isdecimal():
@@ -55,7 +73,7 @@ def _event(activity: Activity, process: int) -> dict[str, Any]:
         "name": activity.label,
         "cat": activity.kind,
         "pid": process,
-        "tid": _LANES.index(activity.lane),
+        "tid": thread,
         "ts": activity.start * _MICRO,
         "dur": (activity.sent - activity.start) * _MICRO,
         "args": args,

@@ -8,7 +8,7 @@ from pathlib import Path
 from isthmus.cluster.importers.hosts import Around, cluster_of
 from isthmus.cluster.importers.result import Imported
 from isthmus.errors import ClusterError
-from isthmus.files import NAME_RULE, is_name
+from isthmus.files import NAME_RULE, expecting, is_name
 from isthmus.files.document import read_text
 
 __all__ = ["import_hostfile", "parse_hostfile"]
@@ -19,7 +19,8 @@ _LINE = re.compile(r"(?P<name>\S+)\s+slots\s*=\s*(?P<slots>[0-9]{1,6})", re.ASCI
 
 def import_hostfile(path: str | Path, around: Around) -> Imported:
     """The cluster of a hostfile: one device a slot."""
-    slots = parse_hostfile(read_text(path, _LARGEST, ClusterError), where=str(path))
+    with expecting(path, "hostfile", error=ClusterError):
+        slots = parse_hostfile(read_text(path, _LARGEST, ClusterError), where=str(path))
     cluster, findings = cluster_of(slots, around, str(path))
     return Imported(cluster=cluster, source=f"the hostfile {Path(path).name}", findings=findings)
 

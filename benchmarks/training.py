@@ -1,0 +1,145 @@
+"""All schemes and stock DDP, really trained in emulated worlds, beside what the simulator said of them.
+
+In each world every scheme plans the same job with times measured for that world's devices; each different plan is then
+trained, round by round, in turns with the others and with DDP (equal shares, torch's own buckets and all-reduce).
+
+    python benchmarks/training.py --quick        one world, one round
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import _worlds as worlds
+from _results import ROOT, at_least, finish, options
+from scipy.stats import spearmanr
+
+from isthmus.cluster.spec import Cluster
+from isthmus.emulate.act import Emulation, as_emulated, paces
+from isthmus.errors import IsthmusError
+from isthmus.model.job import Job, Optimizer
+from isthmus.plan.text import render
+from isthmus.planners.portfolio import choose_plan
+from isthmus.planners.problem import build_problem
+from isthmus.planners.schemes import SCHEMES
+from isthmus.runtime.program import programs
+
+MODEL = worlds.Model("gpt", "zoo:gpt-tiny", 64)
+BATCH = 24  # shared evenly by 2, 3, 4, 6 and 8
+ROUNDS, WARM, STEPS = 2, 2, 4
+WORKER = ROOT / "benchmarks" / "_ddp_worker.py"
+CONSTANTS = ROOT / "benchmarks" / "results" / "prediction.json"
+
+
+class Contender(NamedTuple):
+    """A plan, and the schemes that made it."""
+
+    schemes: list[str]
+    plan: Any
+    predicted: float
+
+
+def main() -> int:
+    given = options("training", __doc__)
+    names = sorted(path.stem for path in (ROOT / "benchmarks" / "cases" / "worlds").glob("*.yaml"))
+    if given.quick:
+        names = ["two-cities"]
+    rows = [row for name in names for row in compare(name, 1 if given.quick else ROUNDS)]
+    ranks = {name: agreement([row for row in rows if row["world"] == name]) for name in names}
+    known = [rank for rank in ranks.values() if rank is not None]
+    plans = [row for row in rows if row["predicted"] is not None]
+    whole = float(spearmanr([row["predicted"] for row in plans], [row["measured"] for row in plans]).statistic)
+    claims = [
+        at_least("rank correlation of predicted and measured times, mean over worlds", statistics.mean(known), 0.95),
+        at_least("rank correlation over all worlds together", whole, 0.95),
+        at_least("worlds", len(names), 1 if given.quick else 8),
+    ]
+    return finish(given, rows, claims, others={"rank_by_world": ranks})
+
+
+def agreement(rows: list[dict[str, Any]]) -> float | None:
+    """Spearman's correlation of predicted and measured times in one world; None for fewer than three plans."""
+    plans = [row for row in rows if row["predicted"] is not None]
+    if len(plans) < 3:
+        return None
+    return float(spearmanr([row["predicted"] for row in plans], [row["measured"] for row in plans]).statistic)
+
+
+def compare(name: str, rounds: int) -> list[dict[str, Any]]:
+    """All different plans and DDP, in turns."""
+    cluster = worlds.world(name)
+    contenders = plans(cluster)
+    times: list[list[float]] = [[] for _ in contenders]
+    stock: list[float] = []
+    for _ in range(rounds):
+        for found, contender in zip(times, contenders, strict=True):
+            found += worlds.train(contender.plan, cluster, WARM + STEPS).seconds[WARM:]
+        stock += ddp(cluster, WARM + STEPS)[WARM:]
+    reference = statistics.median(stock)
+    rows = [
+        {
+            "world": name,
+            "schemes": ", ".join(contender.schemes),
+            "predicted": contender.predicted,
+            "measured": statistics.median(found),
+            "over_ddp": reference / statistics.median(found),
+        }
+        for contender, found in zip(contenders, times, strict=True)
+    ]
+    rows.append({"world": name, "schemes": "DDP", "predicted": None, "measured": reference, "over_ddp": 1.0})
+    for row in rows:
+        print(row, flush=True)
+    return rows
+
+
+def plans(cluster: Cluster) -> list[Contender]:
+    """The best plan of each scheme that this runtime runs, equal ones once."""
+    job = Job(
+        name="job", model=MODEL.spec, batch=BATCH, sequence=MODEL.sequence, precision="fp32",
+        optimizer=Optimizer(learning_rate=1e-4),
+    )  # fmt: skip
+    profile = as_emulated(worlds.calibrated(worlds.measured_profile(MODEL), CONSTANTS), paces(cluster))
+    models = {"job": worlds.graph_of(MODEL)}
+    problem = build_problem(cluster, (job,), models, 0, profile)
+    found: dict[str, Contender] = {}
+    for scheme in SCHEMES:
+        try:
+            choice = choose_plan(problem, planner=scheme)
+            programs(choice.plan, cluster, models)
+        except IsthmusError as refused:
+            print(f"{cluster.name}: {scheme} is left out: {refused}", flush=True)
+            continue
+        text = render(choice.plan)
+        if text not in found:
+            found[text] = Contender([], choice.plan, choice.price.step_seconds)
+        found[text].schemes.append(scheme)
+    return list(found.values())
+
+
+def ddp(cluster: Cluster, steps: int) -> list[float]:
+    """Seconds of each step of stock DDP on all devices of the cluster."""
+    devices = list(cluster.devices)
+    with tempfile.TemporaryDirectory() as folder, Emulation(cluster) as emulation:
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": emulation.world.interface, "OMP_NUM_THREADS": "1"}
+        started = []
+        for rank, device in enumerate(devices):
+            words = [rank, len(devices), Path(folder) / "store", emulation.slower(device), MODEL.spec]
+            words += [MODEL.sequence or 0, BATCH, steps]
+            command = emulation.command(device, [sys.executable, str(WORKER), *map(str, words)])
+            started.append(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment))
+        told = [process.communicate(timeout=900)[0] for process in started]
+    if any(process.returncode for process in started):
+        raise SystemExit(f"DDP ended with {[process.returncode for process in started]}")
+    times: list[float] = json.loads(told[0])
+    return times
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The events of a run: read, and held against the plan that they would stand beside."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from isthmus.errors import FileError
+from isthmus.plan.file import load_plan, plan_digest
+from isthmus.plan.types import Pipeline, Plan
+from isthmus.report.run import check_run, read_run
+from tests.plan.golden_files import FOLDER, golden
+
+
+def changed(plan: Plan, **fields: object) -> Plan:
+    (part,) = plan.parts
+    assert isinstance(part, Pipeline)
+    return msgspec.structs.replace(plan, parts=(msgspec.structs.replace(part, **fields),))
+
+
+def events(path: Path, plan: Plan, /, leave_out: tuple[str, ...] = (), **begin: object) -> Path:
+    """Three steps of a plan's job; `begin` has other values for the first line."""
+    (part,) = plan.parts
+    assert isinstance(part, Pipeline)
+    job = {"job": part.job.name, "model": part.job.model, "batch": part.job.batch, "plan": plan_digest(plan), **begin}
+    lines = [{"event": "begin", **{key: value for key, value in job.items() if key not in leave_out}}]
+    lines += [{"event": "step", "step": n, "loss": 2.0 / n, "seconds": 0.5 + (n == 1)} for n in (1, 2, 3)]
+    lines += [{"event": "done", "bytes_sent": 10}, {"event": "done", "bytes_sent": 20}, {"event": "end", "error": None}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_run_is_read(tmp_path: Path) -> None:
+    plan = golden("two-depths")
+    run = read_run(events(tmp_path / "run.jsonl", plan))
+    assert run.steps == (1, 2, 3) and run.step_seconds == 0.5 and run.bytes_sent == 30 and run.error is None
+    check_run(run, plan)
+    check_run(run, load_plan(FOLDER / "two-depths.json").plan)  # the same as JSON
+
+
+@pytest.mark.parametrize(
+    ("begin", "found", "expected"),
+    [
+        ({"job": "other"}, "job other", "job "),
+        ({"model": "zoo:gpt2"}, "model zoo:gpt2", "model small:"),
+        ({"batch": 3}, "batch 3", "batch "),
+        ({"plan": "0" * 64}, "digest 000000000000", "digest "),
+    ],
+)
+def test_a_run_of_something_else_is_refused(
+    tmp_path: Path, begin: dict[str, object], found: str, expected: str
+) -> None:
+    plan, path = golden("two-depths"), tmp_path / "run.jsonl"
+    with pytest.raises(FileError) as caught:
+        check_run(read_run(events(path, plan, **begin)), plan)
+    (what,) = begin
+    assert f"another {what} than the plan" in caught.value.what and caught.value.where == str(path)
+    assert caught.value.found == found and (caught.value.expected or "").startswith(expected)
+
+
+def test_another_plan_of_the_same_job_is_another_plan(tmp_path: Path) -> None:
+    plan = golden("two-depths")
+    run = read_run(events(tmp_path / "run.jsonl", plan))
+    with pytest.raises(FileError, match="another plan"):
+        check_run(run, changed(plan, ahead=7))
+
+
+def test_what_older_events_do_not_say_is_not_held_against_them(tmp_path: Path) -> None:
+    plan = golden("two-depths")
+    run = read_run(events(tmp_path / "run.jsonl", plan, leave_out=("plan",)))
+    assert run.plan is None
+    check_run(run, plan)
+
+
+def test_a_run_without_steps_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"event": "begin", "job": "j"}\n')
+    with pytest.raises(FileError, match="the run has no steps"):
+        read_run(path)
+    path.write_text('{"event": "begin"}\nhello\n')
+    with pytest.raises(FileError, match="line 2: this is no event"):
+        read_run(path)
