@@ -42,6 +42,7 @@ class Options(NamedTuple):
     quick: bool
     seed: int
     folder: Path  # of the results
+    again: bool = False  # nothing is measured: what the last full run measured is predicted anew
 
 
 def at_least(name: str, measured: float, target: float) -> Claim:
@@ -56,14 +57,16 @@ def equal(name: str, measured: float, target: float) -> Claim:
     return Claim(name, f"== {target:.12g}", measured, measured == target)
 
 
-def options(name: str, description: str | None) -> Options:
-    """The command line of a benchmark."""
+def options(name: str, description: str | None, *, again: bool = False) -> Options:
+    """The command line of a benchmark; `again`: it can predict anew what its last full run measured."""
     parser = argparse.ArgumentParser(prog=f"benchmarks/{name}.py", description=description)
     parser.add_argument("--quick", action="store_true", help="a smaller run of the same comparison")
     parser.add_argument("--seed", type=int, default=0)
+    if again:
+        parser.add_argument("--again", action="store_true", help="predict anew what the last full run measured")
     given = parser.parse_args()
     folder = ROOT / "build" / "benchmarks" if given.quick else ROOT / "benchmarks" / "results"
-    return Options(name, given.quick, given.seed, folder)
+    return Options(name, given.quick, given.seed, folder, getattr(given, "again", False))
 
 
 def machine() -> dict[str, Any]:

@@ -5,21 +5,25 @@ runtime (below) are fitted on the calibration cases, and all is judged on the ev
 calibration. A step's time is the median over steps; memory is the largest of the workers, whole process.
 
     python benchmarks/prediction.py --quick        four cases
+    python benchmarks/prediction.py --again        predicts anew what the last full run measured
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import _worlds as worlds
+import msgspec
 import numpy as np
-from _results import ROOT, at_least, at_most, finish, options
+from _results import ROOT, Claim, at_least, at_most, finish, options
 from _worlds import Constants
 
 from isthmus.cost.calibrate import fit_constants
+from isthmus.model.profile import Profile
 
 CASES = ROOT / "benchmarks" / "cases" / "prediction.yaml"
 WARM, STEPS = 3, 7  # steps that do not count, and that do
@@ -29,7 +33,7 @@ START = Constants(1e-3, 3e-3, 5e-4, 1.05)
 LEAST, MOST = Constants(0.0, 0.0, 0.0, 0.9), Constants(1e-2, 5e-2, 1e-2, 1.5)
 
 
-class Row(NamedTuple):
+class Run(NamedTuple):
     """A case that was run."""
 
     case: worlds.Case
@@ -39,51 +43,74 @@ class Row(NamedTuple):
 
 
 def main() -> int:
-    given = options("prediction", __doc__)
+    """Measures, fits, judges."""
+    given = options("prediction", __doc__, again=True)
     cases = worlds.load_cases(CASES)
-    calibration, evaluation = cases["calibration"], cases["evaluation"]
-    assert not {str(case) for case in calibration} & {str(case) for case in evaluation}
+    assert not {str(case) for case in cases["calibration"]} & {str(case) for case in cases["evaluation"]}
     if given.quick:
-        calibration, evaluation = calibration[1:4], evaluation[3:7]
-    fitted_on = [measured(case) for case in calibration]
-    constants = fit(fitted_on)
-    judged_on = [measured(case) for case in evaluation]
-    rows = [described(row, constants, "calibration") for row in fitted_on]
-    rows += [described(row, constants, "evaluation") for row in judged_on]
-    judged = [row for row in rows if row["set"] == "evaluation"]
-    errors = np.abs([row["error"] for row in judged])
-    memory = [row["memory_error"] for row in judged]
-    claims = [
+        cases = {"calibration": cases["calibration"][1:4], "evaluation": cases["evaluation"][3:7]}
+    if given.again:
+        known, profiles = remembered()
+    else:
+        profiles = {model: worlds.measured_profile(model) for model in models_of(cases)}
+        known = {str(case): measured(case) for rows in cases.values() for case in rows}
+    runs = {
+        name: [Run(case, worlds.make_plan(case), *known[str(case)]) for case in rows] for name, rows in cases.items()
+    }
+    constants = fit(runs["calibration"], profiles)
+    rows = [described(run, constants, profiles, name) for name, found in runs.items() for run in found]
+    others = {
+        "constants": constants._asdict(),
+        "measured": known,
+        "profiles": {model.name: msgspec.to_builtins(profile) for model, profile in profiles.items()},
+    }
+    return finish(given, rows, claims([row for row in rows if row["set"] == "evaluation"], given.quick), others=others)
+
+
+def claims(judged: Sequence[dict[str, Any]], quick: bool) -> list[Claim]:
+    """Of the evaluation cases."""
+    errors, memory = np.abs([row["error"] for row in judged]), np.array([row["memory_error"] for row in judged])
+    return [
         at_most("median error of the step time", float(np.median(errors)), 0.05),
         at_most("90th percentile of the error", float(np.quantile(errors, 0.9)), 0.12),
         at_most("largest error of peak memory", float(np.max(np.abs(memory))), 0.10),
         at_least("peak memory predicted, least over measured", float(1 + np.min(memory)), 0.97),
-        at_least("combinations", len(judged), 4 if given.quick else 40),
+        at_least("combinations", len(judged), 4 if quick else 40),
     ]
-    return finish(given, rows, claims, others={"constants": constants._asdict()})
 
 
-def measured(case: worlds.Case) -> Row:
-    """Trains by the case's plan in its world."""
-    plan, cluster = worlds.make_plan(case), worlds.world(case.world)
-    result = worlds.train(plan, cluster, WARM + STEPS)
+def models_of(cases: Mapping[str, Sequence[worlds.Case]]) -> list[worlds.Model]:
+    """The different ones."""
+    return list(dict.fromkeys(case.model for rows in cases.values() for case in rows))
+
+
+def remembered() -> tuple[dict[str, Any], dict[worlds.Model, Profile]]:
+    """What the last full run measured."""
+    before = json.loads((ROOT / "benchmarks" / "results" / "prediction.json").read_text())
+    named = {model.name: model for model in models_of(worlds.load_cases(CASES))}
+    profiles = {named[name]: msgspec.convert(points, Profile) for name, points in before["profiles"].items()}
+    return before["measured"], profiles
+
+
+def measured(case: worlds.Case) -> tuple[float, dict[str, int]]:
+    """Trains by the case's plan in its world: seconds of a step, and bytes of each worker."""
+    result = worlds.train(worlds.make_plan(case), worlds.world(case.world), WARM + STEPS)
     seconds = statistics.median(result.seconds[WARM:])
     print(f"{case}: {seconds:.3f} s, steps {' '.join(f'{s:.3f}' for s in result.seconds)}", flush=True)
-    return Row(case, plan, seconds, dict(result.memory))
+    return seconds, dict(result.memory)
 
 
-def predicted(row: Row, constants: Constants) -> Any:
-    profile = worlds.with_constants(worlds.measured_profile(row.case.model), constants)
-    return worlds.predict(row.plan, worlds.world(row.case.world), row.case.model, profile).price
+def predicted(run: Run, constants: Constants, profiles: Mapping[worlds.Model, Profile]) -> Any:
+    """What the simulator says."""
+    profile = worlds.with_constants(profiles[run.case.model], constants)
+    return worlds.predict(run.plan, worlds.world(run.case.world), run.case.model, profile).price
 
 
-def fit(rows: Sequence[Row]) -> Constants:
+def fit(runs: Sequence[Run], profiles: Mapping[worlds.Model, Profile]) -> Constants:
     """The constants with the least mean error over the calibration cases."""
-    for model in dict.fromkeys(row.case.model for row in rows):
-        worlds.measured_profile(model)
     found = fit_constants(
-        lambda values: [predicted(row, Constants(*values)).step_seconds for row in rows],
-        [row.seconds for row in rows],
+        lambda values: [predicted(run, Constants(*values), profiles).step_seconds for run in runs],
+        [run.seconds for run in runs],
         START,
         LEAST,
         MOST,
@@ -91,15 +118,16 @@ def fit(rows: Sequence[Row]) -> Constants:
     return Constants(*found)
 
 
-def described(row: Row, constants: Constants, which: str) -> dict[str, Any]:
-    price = predicted(row, constants)
-    memory = [price.memory[device] / row.memory[device] - 1 for device in row.memory]
+def described(run: Run, constants: Constants, profiles: Mapping[worlds.Model, Profile], which: str) -> dict[str, Any]:
+    """A row."""
+    price = predicted(run, constants, profiles)
+    memory = [price.memory[device] / run.memory[device] - 1 for device in run.memory]
     return {
         "set": which,
-        "case": str(row.case),
-        "measured": row.seconds,
+        "case": str(run.case),
+        "measured": run.seconds,
         "predicted": price.step_seconds,
-        "error": price.step_seconds / row.seconds - 1,
+        "error": price.step_seconds / run.seconds - 1,
         "memory_error": max(memory, key=abs),
     }
 

@@ -54,6 +54,7 @@ def _device_costs(kind: str, random: Random) -> DeviceCosts:
         update_bandwidth=random.choice((None, 10 ** random.uniform(10, 13))),
         add_bandwidth=random.choice((None, 10 ** random.uniform(7, 10))),
         context_bytes=random.choice((None, 1e8)),
+        held=random.choice((1.0, 1.5)),
     )
 
 
@@ -76,4 +77,4 @@ def _collectives(plan: Plan, cluster: Cluster, random: Random) -> list[Collectiv
     return [time for times in found.values() for time in times]
 
 
-_SIZES = [float(size) for size in (1e3, 1e4, 3e4, 64e3, 128e3, 256e3, 1e6)]
+_SIZES = [float(size) for size in (1e3, 1e4, 3e4, 64e3, 128e3, 256e3, 512e3, 1024e3)]

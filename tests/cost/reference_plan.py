@@ -464,7 +464,9 @@ def pipeline_memory(written: PipelineWriter, device_bytes: dict[str, float], hos
     sent = [written.bucket_bytes(sync, written.degree(sync)) for sync in part.syncs if sync.how != "duplicate"]
     holding = {lead for sync in part.syncs if sync.how != "duplicate" for lead in written.leads(sync)}
     for device, order in written.orders.items():
-        peak = live_peak(written, order) + (max(sent) if device in holding else 0.0)
+        costs = written.profile.device_costs.get(written.cluster.devices[device].kind)
+        held = costs.held if costs is not None else 1.0
+        peak = held * live_peak(written, order) + (max(sent) if device in holding else 0.0)
         for member in dict.fromkeys(d for u in written.runs if u.device == device for d in u.devices):
             _add(device_bytes, member, peak)
     for device in {device for run in written.runs for device in run.devices}:

@@ -17,7 +17,7 @@ from isthmus.cost.simulate import Simulator
 from isthmus.cost.sources import Sources, times_used
 from isthmus.cost.tables import ModelTable
 from isthmus.model.graph import BlockGraph, TensorSplit
-from isthmus.model.profile import BlockTime, CollectiveTime, Profile
+from isthmus.model.profile import BlockTime, CollectiveTime, DeviceCosts, NetworkCosts, Profile
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
 from isthmus.planners.problem import Problem, lower_bound
@@ -35,6 +35,7 @@ SAMPLE = settings(max_examples=140, phases=PHASES, suppress_health_check=list(He
 FEATURES = {
     "measured blocks", "interpolated blocks", "estimated blocks", "measured syncs", "interpolated syncs",
     "estimated syncs", "ring", "tree", "server", "sparse", "tensor group", "pool", "one point", "sharded",
+    "overheads of devices", "overheads of messages",
 }  # fmt: skip
 
 
@@ -42,6 +43,8 @@ def features(plan: Plan, profile: Profile, simulator: Simulator) -> set[str]:
     used = times_used(simulator, plan)
     found = {f"{word} blocks" for word, count in used.blocks._asdict().items() if count}
     found |= {f"{word} syncs" for word, count in used.syncs._asdict().items() if count}
+    found |= {"overheads of devices"} if set(used.overheads) - {"messages"} else set()
+    found |= {"overheads of messages"} if "messages" in used.overheads else set()
     found |= (
         {"one point"}
         if 1 in Counter((t.block, t.device, t.precision, t.tensor) for t in profile.blocks).values()
@@ -296,7 +299,7 @@ def test_constants_that_were_used_are_told() -> None:
         (Profile(), (), False),
         (Profile(devices=(other,)), (), False),
         (Profile(devices=(own, other), network=NetworkCosts()), ("k2.0", "messages"), True),
-        (Profile(blocks=(point(1, 1.0, 1.0, "another"),), devices=(own,)), ("k2.0",), False),
+        (Profile(blocks=(point(1, 1.0, 1.0, block="another"),), devices=(own,)), ("k2.0",), False),
     ):
         used = times_used(Simulator(cluster, {"job": graph}, profile=profile), plan)
         assert (used.overheads, used.known) == (overheads, known)

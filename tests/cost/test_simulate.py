@@ -16,7 +16,7 @@ from isthmus.cost.emit import KINDS
 from isthmus.cost.network import latency_between
 from isthmus.cost.simulate import Played, Prepared, Price, Simulator
 from isthmus.model.graph import BlockGraph
-from isthmus.plan.ring import FAR, SHORT
+from isthmus.plan.ring import FAR, SHORT, goes_whole, segments_of
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
 from isthmus.units import Seconds
@@ -34,7 +34,7 @@ FEATURES = {
     "sharded-optimizer", "spill optimizer", "spill all", "recompute", "mask", "tensor group", "relay", "several parts",
     "pool", "fill-drain", "1f1b", "interleaved", "tied", "segments", "mixed", "fixed part", "computes in fp32",
     "computes in fp32 in a pool", "pool recompute", "pool no-recompute", "root apart", "buffers", "counts", "lengths",
-    "ring of a short tensor", "swap", "two in pieces", "several in pieces",
+    "ring of a short tensor", "swap", "two in pieces", "several in pieces", "in segments",
 }  # fmt: skip
 
 
@@ -99,10 +99,12 @@ def _sent(simulator: Simulator, plan: Plan, played: Played) -> set[str]:
     found = {("counts", "lengths")[number] for number in turn[kind == KINDS.index("totals")].tolist()}
     for part in plan.parts:
         prepared = simulator.prepare(part, played.fabric)
-        for devices, size in _replicated_rings(prepared) if isinstance(prepared, Prepared) else ():
+        for devices, size, planned in _replicated_rings(prepared) if isinstance(prepared, Prepared) else ():
             apart = 2 * latency_between(played.fabric.wires, devices[0], devices[-1])
+            whole = goes_whole(len(devices), size, apart)
+            found |= {"in segments"} if not whole and segments_of(size / len(devices), planned) > 1 else set()
             if size <= SHORT:
-                found |= {"ring of a short tensor"} if len(devices) > 2 else set()
+                found.add("ring of a short tensor")
             elif len(devices) > 2:
                 found.add("several in pieces")
             else:
@@ -110,13 +112,14 @@ def _sent(simulator: Simulator, plan: Plan, played: Played) -> set[str]:
     return found
 
 
-def _replicated_rings(prepared: Prepared) -> list[tuple[list[int], float]]:
-    """Participants and bytes of rings, where all state is replicated."""
+def _replicated_rings(prepared: Prepared) -> list[tuple[list[int], float, int]]:
+    """Participants, bytes and planned segments of rings, where all state is replicated."""
     syncs = prepared.flat.syncs
     rows = [row for row in range(len(syncs.how)) if syncs.how[row] == RING and syncs.layout[row] == WHOLE]
     if GATHERED in prepared.flat.shape.stream:
         return []
-    return [(syncs.device[syncs.first[r] : syncs.first[r + 1]].tolist(), float(syncs.bytes[r])) for r in rows]
+    devices = [syncs.device[syncs.first[r] : syncs.first[r + 1]].tolist() for r in rows]
+    return [(ring, float(syncs.bytes[r]), int(syncs.segments[r])) for r, ring in zip(rows, devices, strict=True)]
 
 
 def _stage_features(part: Pipeline) -> set[str]:

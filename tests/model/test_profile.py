@@ -57,6 +57,7 @@ device_costs = st.builds(
     update_bandwidth=rates,
     add_bandwidth=rates,
     context_bytes=st.none() | st.floats(0.0, 1e18),
+    held=st.floats(1.0, 100.0),
 )
 network_costs = st.builds(NetworkCosts, payload=st.floats(1e-3, 1.0), message_seconds=seconds)
 profiles = st.builds(

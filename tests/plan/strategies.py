@@ -38,6 +38,7 @@ def graphs(draw: Draw) -> BlockGraph:
     """Chains with sizes of their own in every block and tensor: nothing is equal by accident."""
     graph = chain(
         draw(st.integers(3, 7)),
+        width=draw(st.sampled_from((64, 64, 64, 64, 512))),
         tied=draw(st.booleans()),
         linear=draw(st.booleans()),
         heads=draw(st.sampled_from((0, 2, 4))),

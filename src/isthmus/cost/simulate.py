@@ -155,6 +155,12 @@ class Simulator:
         costs = self.profile.device_costs if self.profile is not None else {}
         return {kind: context_bytes(kind, costs.get(kind)) for kind in self.cluster.kinds}
 
+    def _held(self, net: Fabric) -> Floats:
+        """Bytes of memory for each byte of activations, by device."""
+        costs = self.profile.device_costs if self.profile is not None else {}
+        kinds = [self.cluster.devices[name].kind for name in net.devices] if costs else []
+        return np.array([costs[kind].held if kind in costs else 1.0 for kind in kinds] or [1.0])
+
     def prepare(self, part: Pipeline | Pool, net: Fabric) -> Prepared | PreparedPool:
         """A part as arrays: who computes what in which order, and what flows."""
         if isinstance(part, Pool):
@@ -208,7 +214,7 @@ class Simulator:
                 for device in group:
                     peak[device] += part.flat.state[q]
                     spilled[net.wires.host_of[device]] += part.flat.spilled[q]
-            add_activations(part, peak)
+            add_activations(part, peak, self._held(net))
         memory, short = {}, []
         for d in np.flatnonzero(peak).tolist():
             name = net.devices[d]
@@ -261,9 +267,9 @@ def _labels(part: Pipeline | Pool, prepared: Prepared | PreparedPool) -> list[tu
     return [(runs, tuple(buckets))]
 
 
-def add_activations(part: Prepared, peak: Floats) -> None:
+def add_activations(part: Prepared, peak: Floats, held: Floats) -> None:
     """Adds to the bytes of each device all that is no state: activations, the model's buffers, what syncs need."""
-    flat, activations = part.flat, live_activations(part, len(peak))
+    flat, activations = part.flat, live_activations(part, len(peak), held)
     peak += activations
     for first, member in {(group[0], device) for group in flat.groups for device in group[1:]}:
         peak[member] += activations[first]
@@ -277,13 +283,13 @@ def add_activations(part: Prepared, peak: Floats) -> None:
         peak[device] += size
 
 
-def live_activations(part: Prepared, devices: int) -> Floats:
-    """Peak bytes of activations and sync buffers on the first device of each replica."""
+def live_activations(part: Prepared, devices: int, held: Floats) -> Floats:
+    """Peak bytes of activations and sync buffers on the first device of each replica; `held` for each byte."""
     flat, runs = part.flat, part.runs
     saved, transient = np.zeros(len(runs.device)), np.zeros(len(runs.device))
     np.add.at(saved, runs.of, flat.saved)
     np.maximum.at(transient, runs.of, flat.transient)
-    peaks = activation_peaks(runs, part.orders, saved, transient, devices)
+    peaks = activation_peaks(runs, part.orders, saved, transient, devices) * held
     peaks[buffered(flat)] += flat.bucket
     return peaks
 

@@ -44,7 +44,7 @@ _LARGEST = 16_000_000  # bytes of a file: about 60,000 points
 _VERSION = 1
 _LONGEST_TEXT = 1000  # characters
 _LONGEST_TIME = 1e6  # seconds
-_MOST_SAMPLES, _MOST_DEVICES, _MOST_BYTES = 10**9, 10**6, 1e18
+_MOST_SAMPLES, _MOST_DEVICES, _MOST_BYTES, _MOST_HELD = 10**9, 10**6, 1e18, 100.0
 _MOST_RATE = 1e18  # bytes a second
 _ALWAYS = ("origin", "blocks", "collectives")  # fields that are written, empty or not
 
@@ -89,6 +89,7 @@ class DeviceCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     update_bandwidth: float | None = None  # bytes/s of what an update reads and writes; None: as the catalog has it
     add_bandwidth: float | None = None  # bytes/s at which gradients that come are added; None: that takes no time
     context_bytes: float | None = None  # memory of a worker before its model; None: as usual
+    held: float = 1.0  # bytes of memory for each byte of activations: allocators round up, and leave gaps
 
 
 class NetworkCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -286,6 +287,7 @@ _DEVICE = {
         lambda size: size is None or 0.0 <= size <= _MOST_BYTES,
         f"bytes, from 0 to {_MOST_BYTES:g}",
     ),
+    "held": (lambda ratio: 1.0 <= ratio <= _MOST_HELD, f"from 1 to {_MOST_HELD:g}"),
 }
 _NETWORK = {
     "payload": (lambda part: 0.0 < part <= 1.0, "above 0, at most 1"),

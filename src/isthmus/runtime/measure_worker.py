@@ -7,21 +7,23 @@ element (weight, gradient and two moments in fp32, all but the gradient written 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
+from isthmus.model.export import Example
+from isthmus.model.pieces import Pieces
 from isthmus.model.profile import DeviceCosts
 from isthmus.runtime.machine import Machine
-from isthmus.runtime.memory import start_peak
+from isthmus.runtime.memory import keep_freed_memory, peak_bytes, share_freed_memory, start_peak
 
 __all__ = ["device_costs"]
 
@@ -29,17 +31,20 @@ _ELEMENTS = 1 << 21  # that are updated: more than a cache holds
 _MOVED = 28  # bytes of an element that an update with Adam reads and writes
 _SEGMENT = 1 << 18  # elements that are added at once, as syncs do
 _REPEATS = 7
+_COUNTS = (6, 16)  # samples
 
 
 def device_costs(machine: Machine, spec: str, sequence: int | None) -> DeviceCosts:
     """Of a processor that trains a model; an accelerator's are as the catalog says."""
     if machine.device.type != "cpu":
         return DeviceCosts(device=machine.kind)
+    held = _held(spec, sequence)
     return DeviceCosts(
         device=machine.kind,
         update_bandwidth=_ELEMENTS * _MOVED / _update_seconds(),
         add_bandwidth=_SEGMENT * 4 / _add_seconds(),
-        context_bytes=_context(spec, sequence),
+        context_bytes=held.context if held is not None else None,
+        held=held.ratio if held is not None else 1.0,
     )
 
 
@@ -71,38 +76,62 @@ def _timed(work: Callable[[], object]) -> float:
     return median(times)
 
 
-def _context(spec: str, sequence: int | None) -> float | None:
-    """Bytes of a process that has built and cut the model, less the model's own; None where the system does not say."""
+class _Held(NamedTuple):
+    """What a process holds beside its tensors, and for each byte of activations."""
+
+    context: float
+    ratio: float
+
+
+def _held(spec: str, sequence: int | None) -> _Held | None:
+    """Of a fresh process that builds and cuts the model, then computes; None where the system does not say."""
     command = [sys.executable, "-P", "-m", "isthmus.runtime.measure_worker", spec, str(sequence or 0)]
     path = [str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}  # where the model's code may lie
     done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=False, text=True)
-    last = done.stdout.split()[-1:]
-    return float(last[0]) if done.returncode == 0 and last and float(last[0]) > 0.0 else None
+    found = done.stdout.split()[-2:]
+    return _Held(*map(float, found)) if done.returncode == 0 and len(found) == 2 else None
 
 
 def main() -> None:
-    """What `_context` runs: the bytes of this process, with a model in its blocks and without its weights."""
+    """What `_held` runs.
+
+    With a bytes of activations per sample (those that the block graph counts), w of weights, the process peaks at
+    context + 2 w + ratio a s where it computes s samples, forward and backward. Two numbers of samples give both.
+    """
     from isthmus.model import source
     from isthmus.model.pieces import cut
-    from isthmus.runtime import serving
+    from isthmus.runtime.serving import cast_example
 
     spec, sequence = sys.argv[1], int(sys.argv[2]) or None
-    built = source.build(spec, sequence)
-    example = serving.cast_example(built.example(2), torch.float32)
-    pieces = cut(built.module, example, name=built.name, sequence=built.sequence)
-    weights = sum(parameter.nbytes for parameter in built.module.parameters())
-    start_peak(torch.device("cpu"))
-    print(max(0.0, _resident() - weights) if pieces else 0.0)
+    share_freed_memory()
+    torch.set_num_threads(1)
+    built, device = source.build(spec, sequence), torch.device("cpu")
+    inputs = {count: cast_example(built.example(count), torch.float32) for count in (2, *_COUNTS)}
+    pieces = cut(built.module, inputs[2], name=built.name, sequence=built.sequence)
+    start_peak(device)
+    keep_freed_memory()
+    peaks = []
+    for count in _COUNTS:
+        _compute(pieces, inputs[count])
+        peaks.append(peak_bytes(device))
+    low, high = _COUNTS
+    slope = (peaks[1] - peaks[0]) / (high - low)
+    weights = sum(parameter.nbytes for parameter in built.module.parameters() if parameter.requires_grad)
+    blocks = pieces.graph.blocks
+    counted = 4.0 * (sum(block.saved for block in blocks) + max(block.workspace for block in blocks))
+    print(max(0.0, peaks[1] - 2 * weights - slope * high), max(1.0, slope / counted))
 
 
-def _resident() -> float:
-    """Bytes of this process; 0 where the system does not say."""
-    try:
-        found = re.search(r"^VmRSS:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    except OSError:
-        return 0.0
-    return int(found[1]) * 1024.0 if found else 0.0
+def _compute(pieces: Pieces, example: Example) -> None:
+    """All blocks forward, then backward, with gradients of ones: twice, as the first time also makes room."""
+    for _ in range(2):
+        known = pieces.bind(example.args, example.kwargs)
+        for index, block in enumerate(pieces.blocks):
+            given = block(*[known[name] for name in pieces.incoming[index]])
+            known |= dict(zip(pieces.outgoing[index], given, strict=True))
+        roots = [known[name] for name in pieces.outputs if isinstance(name, str) and known[name].requires_grad]
+        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
 
 
 if __name__ == "__main__":
