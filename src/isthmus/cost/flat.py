@@ -64,8 +64,7 @@ class Flat(NamedTuple):
     ahead: int
     state: Floats  # [replicas] bytes of state on each device of the replica
     spilled: Floats  # [replicas] bytes of state in host memory for each device
-    saved: Floats  # [replicas] bytes per sample kept from forward to backward
-    transient: Floats  # [replicas] bytes per sample needed while computing
+    activations: Floats  # [2, replicas] bytes per sample: kept from forward to backward, needed while computing
     groups: tuple[tuple[int, ...], ...]  # [replicas] devices
     bucket: float  # bytes of the largest synced bucket
     buffers: float  # bytes of the model's buffers
@@ -158,9 +157,8 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
         np.array(slices, i), fabric.wires.host_of, fabric.wires.region_of,
     )  # fmt: skip
     width = float(table.width)
-    weight_bytes = np.stack((table.sums.elements, table.sums.split_elements)) * width
     costs = Costs(
-        table.times, np.array(row, i), np.array([stage.recompute for stage in pipeline.stages]), weight_bytes,
+        table.times, np.array(row, i), np.array([stage.recompute for stage in pipeline.stages]), table.weight_bytes,
         np.array(moved, f) * width, np.array(update, f),
         np.array([_SPILL[stage.spill] for stage in pipeline.stages], i),
         pipeline.job.optimizer.clip is not None or pipeline.precision == "fp16",
@@ -168,7 +166,7 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
     syncs, rings, received, sources = _syncs(pipeline, table, fabric, groups, np.array(rebuild, f))
     return Flat(
         pipeline.job.name, shape, costs, syncs, pipeline.micro_batches, SCHEDULES[pipeline.schedule], pipeline.ahead,
-        np.array(state, f), np.array(spilled, f), np.array(saved, f), np.array(transient, f), tuple(groups),
+        np.array(state, f), np.array(spilled, f), np.array((saved, transient), f), tuple(groups),
         float(syncs.bytes[syncs.how != DUPLICATE].max(initial=0.0)), table.graph.buffers * 4.0, received, rings,
         sources,
     )  # fmt: skip

@@ -74,9 +74,15 @@ def state_bytes(precision: Precision, optimizer: Optimizer, kept: float = 1.0, m
 
 
 @compiled
-def activation_peaks(runs: Runs, orders: Orders, saved: Floats, transient: Floats, devices: int) -> Floats:
-    """Largest sum of live activations of each device; `saved` and `transient` are bytes per sample of each run."""
-    peaks = np.zeros(devices)
+def activation_peaks(runs: Runs, orders: Orders, replicas: Floats, devices: int) -> Floats:
+    """Largest sum of live activations of each device; `replicas`, [2, replicas]: bytes per sample, saved and transient.
+
+    Of the replicas of a run all are saved, and one is computed at a time.
+    """
+    peaks, saved, transient = np.zeros(devices), np.zeros(len(runs.device)), np.zeros(len(runs.device))
+    for q in range(replicas.shape[1]):
+        saved[runs.of[q]] += replicas[0, q]
+        transient[runs.of[q]] = max(transient[runs.of[q]], replicas[1, q])
     for d in range(devices):
         live = 0.0
         for i in range(orders.first[d], orders.first[d + 1]):

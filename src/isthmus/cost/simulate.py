@@ -285,11 +285,8 @@ def add_activations(part: Prepared, peak: Floats, held: Floats) -> None:
 
 def live_activations(part: Prepared, devices: int, held: Floats) -> Floats:
     """Peak bytes of activations and sync buffers on the first device of each replica; `held` for each byte."""
-    flat, runs = part.flat, part.runs
-    saved, transient = np.zeros(len(runs.device)), np.zeros(len(runs.device))
-    np.add.at(saved, runs.of, flat.saved)
-    np.maximum.at(transient, runs.of, flat.transient)
-    peaks = activation_peaks(runs, part.orders, saved, transient, devices) * held
+    flat = part.flat
+    peaks = activation_peaks(part.runs, part.orders, flat.activations, devices) * held
     peaks[buffered(flat)] += flat.bucket
     return peaks
 

@@ -241,27 +241,50 @@ class ModelTable:
         return self._buckets[words]
 
     def _bucket(self, words: tuple[str, ...], named: frozenset[str]) -> Bucket:
-        graph = self.graph
-        names = dict.fromkeys(
-            name
-            for word in words
-            for name in (graph.blocks[graph.by_name[word[1:-1]]].parameters if word[0] == "[" else (word,))
-            if word[0] != "[" or name not in named
-        )
-        facts = self._facts
-        elements, split, pruned, pruned_split, factors, flops, flops_split = (
-            map(sum, zip(*[facts[name] for name in names], strict=True)) if names else (0,) * 7
-        )
+        graph, rows, names = self.graph, list[tuple[float, ...]](), set[str]()
+        blocks = dict[int, None]()  # in order
+        for word in words:
+            listed: tuple[str, ...] = (word,)
+            if word[0] == "[":
+                index = graph.by_name[word[1:-1]]
+                listed, own = graph.blocks[index].parameters, self._own[index]
+                if own is not None and named.isdisjoint(listed):
+                    rows.append(own)
+                    blocks[index] = None
+                    continue
+                listed = tuple(name for name in listed if name not in named)
+            for name in listed:
+                if name not in names:
+                    names.add(name)
+                    rows.append(self._facts[name])
+                    blocks.update(dict.fromkeys(self.users[name]))
+        sums = [sum(column) for column in zip(*rows, strict=True)] or [0] * 7
+        elements, split, pruned, pruned_split, factors, flops, flops_split = sums
         return Bucket(
             elements=float(elements),
             split=float(split),
             pruned=float(pruned),
             pruned_split=float(pruned_split),
-            blocks=tuple(dict.fromkeys(user for name in names for user in self.users[name])),
+            blocks=tuple(blocks),
             factor_bytes=factors * self.width,
             rebuild_flops=flops,
             rebuild_split=flops_split,
         )
+
+    @cached_property
+    def _own(self) -> list[tuple[float, ...] | None]:
+        """The facts of each block's parameters added up; None where it has none, or shares one with another block."""
+        found: list[tuple[float, ...] | None] = []
+        for block in self.graph.blocks:
+            rows = [self._facts[name] for name in block.parameters]
+            alone = rows and all(len(self.users[name]) == 1 for name in block.parameters)
+            found.append(tuple(sum(column) for column in zip(*rows, strict=True)) if alone else None)
+        return found
+
+    @cached_property
+    def weight_bytes(self) -> Floats:
+        """[2, blocks + 1]: sums of weight (or gradient) bytes, and of those that groups divide."""
+        return np.stack((self.sums.elements, self.sums.split_elements)) * float(self.width)
 
     @cached_property
     def _facts(self) -> Mapping[str, tuple[float, ...]]:

@@ -159,7 +159,8 @@ def _idea(problem: Problem, room: Room, layout: _Layout, fix: Fix) -> Idea:
     With T seconds for the whole model, m micro-batches and p stages that is T / (1 - (1 - 1 / m)^p), or m T / p where
     stages need not wait for each other.
     """
-    whole = min(float(problem.block_seconds(*fact, layout.micro).sum()) for fact in dict.fromkeys(layout.facts))
+    blocks = [problem.block_seconds(*fact, layout.micro).sum(axis=0) for fact in dict.fromkeys(layout.facts)]
+    whole = float(np.min(blocks, axis=0).sum())  # each block where it is quickest
     busy = 1.0 - (1.0 - 1.0 / layout.micro_batches) ** layout.pp if problem.serial else layout.pp / layout.micro_batches
     return Idea(
         seconds=max(whole / busy, _slow_links(problem, layout)),

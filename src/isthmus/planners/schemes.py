@@ -86,12 +86,14 @@ def _replicated(
     for kind, share, device in zip(kinds, shares, devices, strict=True):
         most[kind] = max(most.get(kind, (0, "")), (share, device))
     rows = {kind: problem.block_seconds(kind, ALONE, share).sum(axis=1) for kind, (share, _) in most.items()}
+    pairs = dict.fromkeys(zip(kinds, shares, strict=True))
+    every = [problem.block_seconds(kind, ALONE, share).sum(axis=1) for kind, share in pairs]
     elements = problem.table.span(0, len(problem.graph.blocks) - 1).elements
     last = last_bucket(problem, 0, len(problem.graph.blocks))
     synced = elements * (problem.kept or 1.0)
     ring = least_ring(problem, devices, synced, last=last) if how == "ring" else Ring(0.0, 0.0)
     update = min(least_update(problem, kind, elements) for kind in rows)
-    seconds = {way: _least(list(rows.values()), count, way, ring) + update for way in _WAYS}
+    seconds = {way: _least(every, count, way, ring) + update for way in _WAYS}
     members = [[((device,), share) for device, share in zip(devices, shares, strict=True)]]
 
     def make(way: Way) -> Plan:
