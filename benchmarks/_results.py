@@ -87,8 +87,12 @@ def finish(
     claims: Sequence[Claim],
     *,
     others: Mapping[str, Any] | None = None,
+    kept: Mapping[str, Any] | None = None,
 ) -> int:
-    """Print the rows and claims, write them, and return the exit code: 1 if a claim does not hold."""
+    """Print the rows and claims, write them, and return the exit code: 1 if a claim does not hold.
+
+    `others` are printed and written too, what is `kept` is only written.
+    """
     result = {
         "name": called.name,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -97,6 +101,7 @@ def finish(
         "quick": called.quick,
         "seed": called.seed,
         **(others or {}),
+        **(kept or {}),
         "rows": list(rows),
         "claims": [claim._asdict() for claim in claims],
     }

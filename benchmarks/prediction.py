@@ -59,12 +59,12 @@ def main() -> int:
     }
     constants = fit(runs["calibration"], profiles)
     rows = [described(run, constants, profiles, name) for name, found in runs.items() for run in found]
-    others = {
-        "constants": constants._asdict(),
+    kept = {
         "measured": known,
         "profiles": {model.name: msgspec.to_builtins(profile) for model, profile in profiles.items()},
     }
-    return finish(given, rows, claims([row for row in rows if row["set"] == "evaluation"], given.quick), others=others)
+    judged = claims([row for row in rows if row["set"] == "evaluation"], given.quick)
+    return finish(given, rows, judged, others={"constants": constants._asdict()}, kept=kept)
 
 
 def claims(judged: Sequence[dict[str, Any]], quick: bool) -> list[Claim]:
