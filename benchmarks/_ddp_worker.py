@@ -1,7 +1,5 @@
 """One device of benchmarks/training.py under stock DDP, as slow as the emulated device is."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -105,6 +105,6 @@ def test_an_emulated_world_gives_the_same_losses_over_its_own_links(
     assert done.code == 0, done.err
     steps = [one for one in map(json.loads, events.read_text().splitlines()) if one["event"] == "step"]
     assert [one["loss"] for one in steps] == pytest.approx(plain_losses(), rel=1e-6)
-    assert "act on this machine" in done.err and "Measuring" in done.err
+    assert "acted out on this machine" in done.err and "Measuring" in done.err
     assert done.values["shaped"] == (unable() is None) and done.values["predicted_step_seconds"] > 0.08
     assert done.values["step_seconds"] > (0.08 if done.values["shaped"] else 0.0)

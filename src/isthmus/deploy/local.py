@@ -49,7 +49,7 @@ class Setting(Protocol):
         """How many times slower than this machine the device computes."""
 
     def describe(self) -> str:
-        """Where they run, for people: what `2 devices of the plan` do."""
+        """Where they run, for people: what follows `2 devices of the plan,`."""
 
 
 class LocalEngine:
@@ -68,7 +68,7 @@ class LocalEngine:
     def describe(self, workers: int) -> str:
         """Where they run."""
         if self._setting is not None:
-            return f"{workers} device{'s' * (workers > 1)} of the plan {self._setting.describe()}"
+            return f"{workers} device{'s' * (workers > 1)} of the plan, {self._setting.describe()}"
         count, cores = _accelerators(), _cores()
         where = f"{count} CUDA device{'s' * (count > 1)}" if count else f"{cores} core{'s' * (cores > 1)}"
         if workers == 1:

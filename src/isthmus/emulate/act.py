@@ -56,11 +56,12 @@ class Emulation:
         return self._paces[self._cluster.devices[device].kind]
 
     def describe(self) -> str:
-        """How and where devices run, in a line for people."""
+        """How and where devices run, for people: what becomes of `2 devices of the plan`."""
         slowest, fastest = max(self._paces.values()), min(self._paces.values())
         speed = f"1/{fastest:.3g}" if slowest == fastest else f"1/{fastest:.3g} to 1/{slowest:.3g}"
-        where = f"{len(self.world.hosts)} emulated hosts" if self.world.shaped else "loopback, links not shaped"
-        return f"act on this machine: {where}, at {speed} of a core's speed"
+        hosts = len(self.world.hosts)
+        where = f"{hosts} emulated host{'s' * (hosts > 1)}" if self.world.shaped else "loopback, links not shaped"
+        return f"acted out on this machine: {where}, at {speed} of a core's speed"
 
 
 def paces(cluster: Cluster, cores: float = 1.0) -> dict[str, float]:
