@@ -1,7 +1,7 @@
 """All schemes and stock DDP, really trained in emulated worlds, beside what the simulator said of them.
 
 In each world every scheme plans the same job with times measured for that world's devices; each different plan is then
-trained, in turns with the others and with DDP (equal shares, torch's own buckets and all-reduce).
+trained, round by round, in turns with the others and with DDP (equal shares, torch's own buckets and all-reduce).
 
     python benchmarks/training.py --quick        one world, one round
 """
@@ -33,7 +33,7 @@ from isthmus.runtime.program import programs
 
 MODEL = worlds.Model("gpt", "zoo:gpt-tiny", 64)
 BATCH = 24  # shared evenly by 2, 3, 4, 6 and 8
-ROUNDS, WARM, STEPS = 1, 2, 5
+ROUNDS, WARM, STEPS = 2, 2, 5
 WORKER = ROOT / "benchmarks" / "_ddp_worker.py"
 CONSTANTS = ROOT / "benchmarks" / "results" / "prediction.json"
 
