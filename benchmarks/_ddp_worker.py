@@ -45,7 +45,7 @@ def main() -> None:
         total, number = loss(module(*example.args, **example.kwargs), target)
         pace.keep()
         (total / number).backward()
-        pace.keep()
+        pace.start()  # after waiting for the last sums; what was computed before them was kept to pace with each bucket
         optimizer.step()
         optimizer.zero_grad()
         pace.keep()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from isthmus.api import jobs_of
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     file = output if found.profile.blocks else None
     values = _values(machine, found, file, time.monotonic() - start)
     failure = None if file else f"no block of {args.model} has room on this device; nothing was written"
-    return Answer(values=values, text="\n".join(_lines(args, machine, found, output)), failure=failure)
+    return Answer(values=values, text="\n".join(_lines(args, machine, slower, found, output)), failure=failure)
 
 
 def _slower(args: argparse.Namespace) -> dict[str, float]:
@@ -90,10 +91,12 @@ def _values(machine: Machine, found: Measurement, file: str | None, seconds: flo
     }
 
 
-def _lines(args: argparse.Namespace, machine: Machine, found: Measurement, output: str) -> list[str]:
+def _lines(
+    args: argparse.Namespace, machine: Machine, slower: Mapping[str, float], found: Measurement, output: str
+) -> list[str]:
     points = found.profile.blocks
     left_out = [f"left out: {block} on {samples} samples, no room" for block, samples in found.left_out]
-    kinds = ", ".join(_slower(args)) or machine.kind
+    kinds = ", ".join(slower) or machine.kind
     head = f"{found.graph.name} on {_where(machine)}: {len(points)} points for {kinds}"
     if not points:
         return [head, "", *left_out]

@@ -155,10 +155,11 @@ class Simulator:
         costs = self.profile.device_costs if self.profile is not None else {}
         return {kind: context_bytes(kind, costs.get(kind)) for kind in self.cluster.kinds}
 
-    def _held(self, net: Fabric) -> Floats:
-        """Bytes of memory for each byte of activations, by device."""
+    @cached_property
+    def _held(self) -> Floats:
+        """Bytes of memory for each byte of activations, by device; one figure where none was measured."""
         costs = self.profile.device_costs if self.profile is not None else {}
-        kinds = [self.cluster.devices[name].kind for name in net.devices] if costs else []
+        kinds = [device.kind for device in self.cluster.devices.values()] if costs else []
         return np.array([costs[kind].held if kind in costs else 1.0 for kind in kinds] or [1.0])
 
     def prepare(self, part: Pipeline | Pool, net: Fabric) -> Prepared | PreparedPool:
@@ -214,7 +215,7 @@ class Simulator:
                 for device in group:
                     peak[device] += part.flat.state[q]
                     spilled[net.wires.host_of[device]] += part.flat.spilled[q]
-            add_activations(part, peak, self._held(net))
+            add_activations(part, peak, self._held)
         memory, short = {}, []
         for d in np.flatnonzero(peak).tolist():
             name = net.devices[d]

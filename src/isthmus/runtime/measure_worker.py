@@ -6,11 +6,9 @@ element (weight, gradient and two moments in fp32, all but the gradient written 
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
@@ -86,9 +84,7 @@ class _Held(NamedTuple):
 def _held(spec: str, sequence: int | None) -> _Held | None:
     """Of a fresh process that builds and cuts the model, then computes; None where the system does not say."""
     command = [sys.executable, "-P", "-m", "isthmus.runtime.measure_worker", spec, str(sequence or 0)]
-    path = [str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}  # where the model's code may lie
-    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=False, text=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False, text=True)
     found = done.stdout.split()[-2:]
     return _Held(*map(float, found)) if done.returncode == 0 and len(found) == 2 else None
 
