@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from isthmus.cluster.load import load_cluster
+from isthmus.deploy import collectives
 from isthmus.emulate import namespaces
+from isthmus.model.profile import load_profile
 from tests.cli.conftest import Isthmus
 
 FILE = """
@@ -84,13 +86,16 @@ def test_emulated(isthmus: Isthmus, file: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_hosts_meet(isthmus: Isthmus, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """h3 has another token and is refused: the others are measured, and that it is not all is said."""
+    """h3 has another token and is refused: the others are measured, all-reduces too, and that it is not all is said."""
     monkeypatch.delenv("ISTHMUS_TOKEN", raising=False)
+    monkeypatch.setattr(collectives, "SIZES", collectives.SIZES[:2])
     token, output, meet = tmp_path / "token", tmp_path / "out.yaml", f"127.0.0.1:{free_port()}"
     token.write_text(f"{TOKEN}\n")
     common = ("cluster", "probe", file, "--meet", meet, "--wait", 3, "--seconds", "0.1", "--json")
     with running(*common, "--host", "h2") as other, running(*common, "--host", "h3", token=TOKEN[::-1]) as stranger:
-        done = isthmus(*common, "--host", "h1", "--token-file", token, "-o", output)
+        reduced = tmp_path / "reduced.json"
+        own = ("--host", "h1", "--token-file", token, "-o", output, "--collectives", reduced)
+        done = isthmus(*common, *own, "--among", "h1,h2", "--among", "h3,h2")
         out, err = other.communicate(timeout=20)
         _, refused = stranger.communicate(timeout=20)
     assert stranger.returncode == 1 and "the meeting point refuses: the token is not the one" in refused
@@ -99,6 +104,12 @@ def test_hosts_meet(isthmus: Isthmus, file: Path, tmp_path: Path, monkeypatch: p
     assert done.code == 1 and "not all was measured: h3 did not come" in done.err and "h2 is here: 2 of 3" in done.err
     assert [(pair["a"], pair["b"]) for pair in done.values["pairs"]] == [("h1", "h2")]
     assert load_cluster(output).link("h1", "h2") != load_cluster(file).link("h1", "h2")
+    assert (
+        done.values["collectives"] == str(reduced) and "Measuring all-reduces, 3 of 3: server among h1, h2" in done.err
+    )
+    points = load_profile(reduced).collectives
+    assert {(point.how, point.hosts) for point in points} == {(how, ("h1", "h2")) for how in collectives.HOW}
+    assert len(points) == 6 and all(1e-5 < point.seconds < 2.0 for point in points)
 
 
 def test_interrupted(file: Path, tmp_path: Path) -> None:
@@ -128,6 +139,9 @@ def test_interrupted(file: Path, tmp_path: Path) -> None:
         (("--host", "h2", "--meet", "127.0.0.1:1"), "a token is needed"),
         (("--emulate", "--seconds", "0"), "Expected 0.1 to 60"),
         (("--emulate", "--second", "1"), "Did you mean '--seconds'?"),
+        (("--emulate", "--among", "h1,h2"), "Add --collectives PROFILE.json"),
+        (("--emulate", "--collectives", "p.json", "--among", "h1,h4"), "--among: no host of the cluster is named 'h4'"),
+        (("--emulate", "--collectives", "p.json", "--among", "h1"), "--among needs two participants. Found 'h1'"),
     ],
 )
 def test_wrong_usage(
@@ -140,6 +154,8 @@ def test_wrong_usage(
 
 def test_what_cannot_be(isthmus: Isthmus, file: Path, box: Path, tmp_path: Path) -> None:
     assert "the folder does not exist" in isthmus("cluster", "probe", file, "--emulate", "-o", "no/x.yaml").err
+    words = ("cluster", "probe", file, "--emulate", "--collectives", "no/p.json")
+    assert "no/p.json: the folder does not exist" in isthmus(*words).err
     assert "no link to measure" in isthmus("cluster", "probe", box, "--emulate").err
     words = ("cluster", "probe", file, "--host", "h2", "--meet", "127.0.0.1:1")
     assert "cannot read the token" in isthmus(*words, "--token-file", tmp_path / "none").err

@@ -16,6 +16,15 @@ from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.cluster.load import load_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.cluster.write import cluster_yaml
+from isthmus.deploy.collectives import (
+    SIZES,
+    Collectives,
+    Hosts,
+    Measurement,
+    collectives,
+    measurements,
+    usual_sets,
+)
 from isthmus.deploy.company import Company, meeting, started, take_part
 from isthmus.deploy.probe import (
     Found,
@@ -31,8 +40,9 @@ from isthmus.deploy.probed import probed_cluster
 from isthmus.deploy.prober import LONGEST
 from isthmus.errors import FileError, RunError, UsageError
 from isthmus.files import write_whole
+from isthmus.model.profile import Profile, save_profile
 from isthmus.report.text import columns, cut, excerpt
-from isthmus.units import format_bandwidth, format_seconds
+from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["run"]
 
@@ -49,11 +59,14 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     if not args.emulate and args.host != next(iter(cluster.hosts)):
         return _join(args, cluster, progress)
     check_folder(output)
+    check_folder(args.collectives)
     with ExitStack() as ends:
         company, remarks = (_emulated if args.emulate else _met)(args, cluster, progress, ends)
         found = _probe(args, cluster, company, progress)
+        reduced = _collectives(args, cluster, found, company, progress) if args.collectives is not None else None
     missing = [host for host in cluster.hosts if host not in company.addresses]
-    return _answer(cluster, found, missing, remarks, output)
+    answer = _answer(cluster, found, missing, remarks, output)
+    return answer if reduced is None else _with_collectives(answer, cluster, reduced, remarks, args.collectives)
 
 
 def _check_usage(args: argparse.Namespace, cluster: Cluster) -> None:
@@ -71,6 +84,25 @@ def _check_usage(args: argparse.Namespace, cluster: Cluster) -> None:
         )
     if len(cluster.hosts) < 2:
         raise UsageError("the cluster has one host, and no link to measure", where=args.file)
+    if args.among and args.collectives is None:
+        raise UsageError("--among says which all-reduces to measure, and none are", where=where,
+                         next="Add --collectives PROFILE.json")  # fmt: skip
+    _named_sets(args, cluster)
+
+
+def _named_sets(args: argparse.Namespace, cluster: Cluster) -> list[Hosts]:
+    """The sets of hosts that the user names."""
+    found: dict[Hosts, None] = {}
+    for text in args.among:
+        hosts = tuple(name.strip() for name in text.split(","))
+        for name in hosts:
+            if name not in cluster.hosts:
+                raise unknown("--among: no host of the cluster is named", name, list(cluster.hosts), args.parser.prog)
+        if len(hosts) < 2:
+            raise UsageError("--among needs two participants", where=args.parser.prog, found=repr(text[:80]),
+                             expected="names of hosts with commas between; a host that has two, twice")  # fmt: skip
+        found[hosts] = None
+    return list(found)
 
 
 def _place(args: argparse.Namespace) -> tuple[str, int]:
@@ -164,6 +196,63 @@ def _probe(args: argparse.Namespace, cluster: Cluster, company: Company, progres
     return found
 
 
+def _collectives(
+    args: argparse.Namespace, cluster: Cluster, found: Found, company: Company, progress: Progress
+) -> Collectives:
+    """All-reduces among those who are here, sized by the links as they were measured."""
+    measured, _ = probed_cluster(cluster, found)
+    here = [host for host in cluster.hosts if host in company.addresses and host not in found.lost]
+    named = [hosts for hosts in _named_sets(args, cluster) if set(hosts) <= set(here)]
+    todo = measurements(measured, named if args.among else usual_sets(cluster, here))
+    seconds = format_seconds(sum(one.seconds for one in todo))
+    progress.phase(f"Measuring {sum(one.cannot is None for one in todo)} kinds of all-reduces, about {seconds}")
+
+    def listen(one: Measurement, done: int, total: int) -> None:
+        progress.phase(
+            cut(f"Measuring all-reduces, {done + 1} of {total}: {one.how} among {', '.join(one.hosts)}", 110)
+        )
+
+    return collectives(measured, company, todo, listen, found.lost)
+
+
+def _with_collectives(answer: Answer, cluster: Cluster, found: Collectives, remarks: list[str], file: str) -> Answer:
+    """The answer with the all-reduces, which are written if there are any."""
+    missed = {**found.skipped, **found.failed}
+    notes = [f"not measured: {how} among {', '.join(hosts)} ({why})" for (how, hosts), why in missed.items()]
+    if found.times:
+        origin = "; ".join([f"isthmus cluster probe of {cluster.name}, {date.today().isoformat()}", *remarks])
+        save_profile(Profile(origin=origin, collectives=found.times), file)
+    text = [
+        answer.text,
+        "",
+        f"{len(found.times)} all-reduces measured in {format_seconds(found.seconds)}, over Gloo in host memory",
+        "",
+        *(_reduced_table(found) if found.times else []),
+        *notes,
+        f"written to {file}; plan with it: isthmus plan ... --profile {file}" if found.times else "nothing is written",
+    ]
+    values = {**answer.values, "collectives": file if found.times else None, "notes": [*answer.values["notes"], *notes]}
+    failures = [*([answer.failure] if answer.failure is not None else []), *_failures(found)]
+    return Answer(values=values, text="\n".join(text), failure="; ".join(failures) or None)
+
+
+def _failures(found: Collectives) -> list[str]:
+    if not found.times:
+        why = next(iter({**found.failed, **found.skipped}.values()), "there is no such set of hosts here")
+        return [f"no all-reduce could be measured: {why}"]
+    return [f"not all all-reduces were measured: {why}" for why in list(found.failed.values())[:1]]
+
+
+def _reduced_table(found: Collectives) -> list[str]:
+    sizes = [size for size in SIZES if any(point.bytes == size for point in found.times)]
+    times = {(point.how, point.hosts, point.bytes): point.seconds for point in found.times}
+    rows = [["all-reduce", *map(format_bytes, sizes), "among"]]
+    for how, hosts in dict.fromkeys((point.how, point.hosts) for point in found.times):
+        cells = [format_seconds(times[how, hosts, size]) if (how, hosts, size) in times else "" for size in sizes]
+        rows.append([how, *cells, ", ".join(hosts)])
+    return excerpt("\n".join(columns(rows, right=range(1, 1 + len(sizes)))), _SHOWN, "the file has them all")
+
+
 def _answer(cluster: Cluster, found: Found, missing: list[str], remarks: list[str], output: str) -> Answer:
     measured, notes = probed_cluster(cluster, found)
     notes = [*remarks, *notes]
@@ -196,6 +285,7 @@ def _values(cluster: Cluster, found: Found, notes: list[str], output: str) -> di
     others = [pair for pair in host_pairs(cluster.hosts) if pair not in found.pairs]
     return {
         "file": output,
+        "collectives": None,
         "pairs": [_pair_values(a, b, pair) for (a, b), pair in found.pairs.items()],
         "not_measured": [{"a": a, "b": b, "why": found.failed.get((a, b), "not tried")} for a, b in others],
         "trunks": [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -10,7 +12,8 @@ import numpy.typing as npt
 
 from isthmus.cost.columns import DUPLICATE
 from isthmus.cost.flat import Flat, flatten
-from isthmus.cost.profiled import ALONE
+from isthmus.cost.network import Fabric
+from isthmus.cost.profiled import ALONE, ESTIMATED
 from isthmus.cost.simulate import Simulator
 from isthmus.cost.tables import ModelTable
 from isthmus.plan.types import Pipeline, Plan, Pool
@@ -40,21 +43,45 @@ class TimesUsed(NamedTuple):
     syncs: Sources
     known: bool  # whether the profile says anything of the plan's models on this cluster, or there is none
     overheads: tuple[str, ...] = ()  # device kinds of the plan of which more was measured than blocks; "messages"
+    played: tuple[tuple[str, int], ...] = ()  # why syncs have no measured time, where collectives are known; how many
 
 
 def times_used(simulator: Simulator, plan: Plan) -> TimesUsed:
     """Where all times come from with which the simulator prices a plan."""
     blocks: list[Ints] = [np.empty(0, np.int32)]
     syncs: list[Ints] = [np.empty(0, np.int32)]
+    played: Counter[str] = Counter()
     for part in plan.parts:
         if isinstance(part, Pipeline):
-            table = simulator.table(part.job.name, part.precision, part.job.mixed)
-            flat = flatten(part, table, simulator.priced, simulator.fabric(plan))
+            table, fabric = simulator.table(part.job.name, part.precision, part.job.mixed), simulator.fabric(plan)
+            flat = flatten(part, table, simulator.priced, fabric)
             blocks.extend(_of_pipeline(flat, table))
             syncs.append(flat.sources[flat.syncs.how != DUPLICATE])
+            if simulator.profile is not None and simulator.profile.collectives:
+                played.update(_played(part, flat, fabric))
         else:
             blocks.extend(_of_pool(part, simulator))
-    return TimesUsed(_counted(blocks), _counted(syncs), _known(simulator, plan), tuple(_overheads(simulator, plan)))
+    known, overheads = _known(simulator, plan), tuple(_overheads(simulator, plan))
+    return TimesUsed(_counted(blocks), _counted(syncs), known, overheads, tuple(played.items()))
+
+
+def _played(pipeline: Pipeline, flat: Flat, fabric: Fabric) -> Iterator[str]:
+    """For each row of syncs that is played on the links, why."""
+    hows = [sync.how for sync, rows in zip(pipeline.syncs, flat.rings, strict=True) for _ in range(rows)]
+    rows = flat.syncs
+    for row, how in enumerate(hows):
+        if flat.sources[row] != ESTIMATED or how == "duplicate":
+            continue
+        blocks = rows.block[rows.first_block[row] : rows.first_block[row + 1]]
+        states = {pipeline.stages[bisect(flat.shape.first, block) - 1].state for block in blocks}
+        devices = rows.device[rows.first[row] : rows.first[row + 1]]
+        hosts = sorted(fabric.hosts[fabric.wires.host_of[device]] for device in devices)
+        if how == "factors":
+            yield "factors are not measured"
+        elif states != {"replicated"}:
+            yield "sharded state is not measured"
+        else:
+            yield f"no points for {'ring' if how == 'sparse' else how} among {', '.join(hosts)}"
 
 
 def _overheads(simulator: Simulator, plan: Plan) -> Iterator[str]:

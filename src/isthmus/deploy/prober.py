@@ -1,7 +1,7 @@
 """What a host does while its links are probed: it obeys whoever leads the probe, one thread for each pair it is in.
 
-leader ─▶ prober    Welcome or Refused, then Listen and Measure, at last End
-prober ─▶ leader    Hello, then for each pair Listening, Measured or Failed
+leader ─▶ prober    Welcome or Refused, then Listen and Measure, Clock and Pass, at last End
+prober ─▶ leader    Hello, then for each pair Listening, Measured or Failed; Read and Passed
 
 A pair is measured on one connection that the two hosts make for it, here between a, who was told to Measure, and b:
 
@@ -11,6 +11,8 @@ A pair is measured on one connection that the two hosts make for it, here betwee
 
 The rate is the slope of the bytes over time in the second half, where slow start is over: each way takes at least 20
 round trips, and the first ten of them bring a connection from 10 segments in flight to 10,000, which is 15 MB.
+
+All-reduces are measured by processes beside the prober, which only passes on what they are told (`deploy.partaking`).
 """
 
 from __future__ import annotations
@@ -28,12 +30,15 @@ from typing import Annotated
 
 import msgspec
 
-from isthmus.deploy.sealed import PATIENCE, Sealed, enter, greet
+from isthmus.deploy.partaking import Participants, Said, ToDo
+from isthmus.deploy.sealed import PATIENCE, Message, Sealed, enter, greet
 
 __all__ = [
     "LONGEST",
     "MEETING",
     "ROUND_TRIPS",
+    "Clock",
+    "Dismiss",
     "End",
     "Failed",
     "Hello",
@@ -42,7 +47,10 @@ __all__ = [
     "Measure",
     "Measured",
     "Order",
+    "Pass",
+    "Passed",
     "Rate",
+    "Read",
     "Refused",
     "Told",
     "Welcome",
@@ -53,6 +61,7 @@ __all__ = [
 ]
 
 MEETING = "meeting"  # the purpose of the connection between leader and prober
+MOST_PARTICIPANTS = 64  # of a host
 LONGEST = 60.0  # seconds of sending, one way
 _FEWEST_PINGS = 5
 _PING_SECONDS = 1.0  # no more pings than fit, but for the fewest
@@ -65,34 +74,30 @@ _APART = 0.0005  # seconds between two points at least
 _UNSTEADY = 0.1  # the halves of the steady part differ by more than this part
 
 
-class _Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="is", tag=str.lower):
-    """Base of all that is told; `is` names it."""
-
-
-class Hello(_Told, frozen=True, kw_only=True):
+class Hello(Message, frozen=True, kw_only=True):
     """Who joins, and at which address it will listen."""
 
     host: Annotated[str, msgspec.Meta(max_length=255)]
     address: Annotated[str, msgspec.Meta(max_length=255)]
 
 
-class Welcome(_Told, frozen=True, kw_only=True):
+class Welcome(Message, frozen=True, kw_only=True):
     """It may take part."""
 
 
-class Refused(_Told, frozen=True, kw_only=True):
+class Refused(Message, frozen=True, kw_only=True):
     """It may not."""
 
     why: str
 
 
-class Listen(_Told, frozen=True, kw_only=True):
+class Listen(Message, frozen=True, kw_only=True):
     """Be the b of this pair."""
 
     pair: int
 
 
-class Measure(_Told, frozen=True, kw_only=True):
+class Measure(Message, frozen=True, kw_only=True):
     """Be the a of this pair; b listens there. `seconds`: of sending, each way, at least; `pings`: at most."""
 
     pair: int
@@ -102,11 +107,28 @@ class Measure(_Told, frozen=True, kw_only=True):
     pings: Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
-class End(_Told, frozen=True, kw_only=True):
+class Clock(Message, frozen=True, kw_only=True):
+    """Say what your clock is at."""
+
+    number: int
+
+
+class Pass(Message, frozen=True, kw_only=True):
+    """Pass an order on to a participant of this host."""
+
+    slot: Annotated[int, msgspec.Meta(ge=0, lt=MOST_PARTICIPANTS)]
+    order: ToDo
+
+
+class Dismiss(Message, frozen=True, kw_only=True):
+    """End the participants of this host."""
+
+
+class End(Message, frozen=True, kw_only=True):
     """Nothing more is to be done."""
 
 
-class Listening(_Told, frozen=True, kw_only=True):
+class Listening(Message, frozen=True, kw_only=True):
     """The b of a pair waits at this port for its a."""
 
     pair: int
@@ -120,7 +142,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     steady: bool
 
 
-class Measured(_Told, frozen=True, kw_only=True):
+class Measured(Message, frozen=True, kw_only=True):
     """What the a of a pair found: round trips in seconds, and what came through from a to b and back."""
 
     pair: int
@@ -130,21 +152,35 @@ class Measured(_Told, frozen=True, kw_only=True):
     back: Rate
 
 
-class Failed(_Told, frozen=True, kw_only=True):
+class Failed(Message, frozen=True, kw_only=True):
     """A pair could not be measured."""
 
     pair: int
     why: str
 
 
-class _Push(_Told, frozen=True, kw_only=True):
+class Read(Message, frozen=True, kw_only=True):
+    """The clock, in seconds: that of `time.monotonic`, which is the same for all processes of a host."""
+
+    number: int
+    now: float
+
+
+class Passed(Message, frozen=True, kw_only=True):
+    """What a participant of this host says."""
+
+    slot: int
+    said: Said
+
+
+class _Push(Message, frozen=True, kw_only=True):
     """From a to b: bytes follow for so long, and are to be sent back for so long."""
 
     seconds: Annotated[float, msgspec.Meta(gt=0, le=LONGEST)]
 
 
-Order = Welcome | Refused | Listen | Measure | End
-Told = Hello | Listening | Measured | Failed
+Order = Welcome | Refused | Listen | Measure | Clock | Pass | Dismiss | End
+Told = Hello | Listening | Measured | Failed | Read | Passed
 
 
 def join(connection: socket.socket, token: bytes, host: str, address: str) -> Sealed:
@@ -160,12 +196,22 @@ def join(connection: socket.socket, token: bytes, host: str, address: str) -> Se
 
 def obey(line: Sealed, token: bytes, address: str) -> bool:
     """Does what the leader says; True at its End, False where it is gone before."""
-    while (order := line.receive(Order, timeout=None)) is not None:
-        if isinstance(order, Listen | Measure):
-            threading.Thread(target=_take_part, args=(order, line, token, address), daemon=True).start()
-        elif isinstance(order, End):
-            return True
-    return False
+    participants = Participants(address, lambda slot, said: line.send(Passed(slot=slot, said=said)))
+    with contextlib.ExitStack() as ends:
+        ends.callback(participants.dismiss)
+        while (order := line.receive(Order, timeout=None)) is not None:
+            match order:
+                case Listen() | Measure():
+                    threading.Thread(target=_take_part, args=(order, line, token, address), daemon=True).start()
+                case Clock(number=number):
+                    line.send(Read(number=number, now=time.monotonic()))
+                case Pass(slot=slot, order=todo):
+                    participants.pass_on(slot, todo)
+                case Dismiss():
+                    participants.dismiss()
+                case End():
+                    return True
+        return False
 
 
 def _take_part(order: Listen | Measure, line: Sealed, token: bytes, address: str) -> None:

@@ -25,11 +25,15 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["PATIENCE", "Sealed", "enter", "greet"]
+__all__ = ["PATIENCE", "Message", "Sealed", "enter", "greet"]
 
 PATIENCE = 10.0  # seconds to wait for the other end's next bytes
 _LONGEST = 16_384  # bytes of a line
 _NONCE = 32  # bytes
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="is", tag=str.lower):
+    """Base of all that is told; `is` names it."""
 
 
 class _Challenge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ from isthmus.model.profile import Profile
 __all__ = ["times_facts", "times_values"]
 
 _MOST_NAMES = 4
+_MOST_REASONS = 2
 
 
 def times_facts(used: TimesUsed, profile: Profile | None, name: str) -> list[tuple[str, str]]:
@@ -18,7 +19,7 @@ def times_facts(used: TimesUsed, profile: Profile | None, name: str) -> list[tup
         return [("times", "roofline from the catalog")]
     facts = [("times", f"{_counts(used.blocks, name)} from the catalog")]
     if profile.collectives and used.syncs.total:
-        facts.append(("syncs", f"{_counts(used.syncs, name)} played on the links"))
+        facts.append(("syncs", f"{_counts(used.syncs, name)} played on the links{_why(used)}"))
     if used.overheads:
         facts.append(("overheads", f"measured for {', '.join(used.overheads)} ({name})"))
     if not used.known:
@@ -32,7 +33,7 @@ def times_values(used: TimesUsed, profile: Profile | None, name: str | None) -> 
     return {
         "profile": name,
         **used.blocks._asdict(),
-        "syncs": used.syncs._asdict(),
+        "syncs": {**used.syncs._asdict(), "played": [{"why": why, "syncs": count} for why, count in used.played]},
         "overheads": list(used.overheads),
         "text": facts["times"],
         "warning": facts.get("warning"),
@@ -44,6 +45,14 @@ def _counts(sources: Sources, name: str) -> str:
         f"{sources.measured} of {sources.total} measured ({name}), {sources.interpolated} interpolated, "
         f"{sources.estimated}"
     )
+
+
+def _why(used: TimesUsed) -> str:
+    """Why syncs are played, the commonest reasons first."""
+    reasons = sorted(used.played, key=lambda reason: -reason[1])
+    shown = [f"{why} ({count})" for why, count in reasons[:_MOST_REASONS]]
+    more = len(reasons) - len(shown)
+    return f": {'; '.join(shown)}{f'; {more} other reasons' if more else ''}" if reasons else ""
 
 
 def _contents(profile: Profile) -> str:
