@@ -97,6 +97,7 @@ def build_parser() -> Parser:
     _model_show(_add(model.add_subparsers(metavar="COMMAND", required=True), "show", "what a model costs", "model"))
     _plan(_add(commands, "plan", "finds a plan, with the usual schemes beside it", needs=("cluster",)))
     _simulate(_add(commands, "simulate", "prices a plan again and writes its timeline"))
+    _explain(_add(commands, "explain", "says what binds a plan, and what would help"))
     _train(_add(commands, "train", "trains by a plan, on this machine"))
     _profile(_add(commands, "profile", "measures the blocks of a model on this machine's device"))
     _emulate(_add(commands, "emulate", "runs a command on every host of a cluster, emulated on this machine"))
@@ -140,6 +141,16 @@ def _cluster_probe(parser: Parser) -> None:
     parser.add_argument("--seconds", type=_seconds, metavar="N", default=2.0, help="of sending, each way, at least (2)")
     parser.add_argument("--trunks", action="store_true", help="also send between two regions on several pairs at once")
     parser.add_argument("--nics", action="store_true", help="also send between each host and several others at once")
+    parser.add_argument(
+        "--collectives", metavar="PROFILE.json", help="also measure all-reduces, and write this profile"
+    )
+    parser.add_argument(
+        "--among",
+        metavar="HOST,HOST",
+        action="append",
+        default=[],
+        help="all-reduces among these, and not among all, each region and each two regions; may be repeated",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="the cluster file to write (CLUSTER.probed.yaml)")
 
 
@@ -168,6 +179,12 @@ def _simulate(parser: Parser) -> None:
     _planned(parser)
     parser.add_argument("--trace", metavar="FILE", help="write one step as a Chrome trace, which Perfetto opens")
     parser.add_argument("--orders", action="store_true", help="also say what every device does in which order")
+
+
+def _explain(parser: Parser) -> None:
+    _planned(parser)
+    parser.add_argument("--schemes", action="store_true", help="also plan every scheme again and say what binds it")
+    parser.add_argument("--budget", type=_seconds, metavar="SECONDS", default=3.0, help="for each of them (3)")
 
 
 def _train(parser: Parser) -> None:

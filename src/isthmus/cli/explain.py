@@ -1,0 +1,131 @@
+"""`isthmus explain PLAN`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from isthmus.api import Simulated, jobs_of_plan
+from isthmus.cli.console import Answer, Progress
+from isthmus.cli.simulate import price_again
+from isthmus.plan.file import PlanFile, load_plan
+from isthmus.planners.explain import Explanation, SchemeBinding, explain, explain_schemes
+from isthmus.planners.problem import build_problem
+from isthmus.planners.what_if import Setting
+from isthmus.report.plan import shortage_line
+from isthmus.report.text import columns, cut, percent, times
+from isthmus.units import format_seconds
+
+__all__ = ["run"]
+
+_PARTS = 6  # shown; programs get all
+_CHANGES = 5
+_TITLES = "the same plan, played again; a new plan may do better"
+
+
+def run(args: argparse.Namespace, progress: Progress) -> Answer:
+    """Says what binds a plan, what would help and, where asked, what binds each scheme."""
+    file = load_plan(args.plan)
+    result = price_again(args, file, progress)
+    progress.phase("Trying what would help")
+    given = Setting(result.plan, result.cluster, result.models, result.profile)
+    found = explain(given, progress.detail)
+    schemes = _schemes(args, file, result, progress)
+    values = {
+        "step_seconds": found.step_seconds,
+        "feasible": result.price.fits,
+        "binding": found.binding._asdict(),
+        "parts": _part_values(found),
+        "what_if": [
+            {**each._asdict(), "saves": 1.0 - each.step_seconds / found.step_seconds} for each in found.what_if
+        ],
+        "schemes": {name: _scheme_values(each) for name, each in schemes.items()},
+    }
+    failure = None if result.price.fits else shortage_line(result.price)
+    return Answer(values=values, text="\n".join(_lines(file, result, found, schemes)), failure=failure)
+
+
+def _schemes(
+    args: argparse.Namespace, file: PlanFile, result: Simulated, progress: Progress
+) -> dict[str, SchemeBinding]:
+    """Found anew where asked, else as the file tells them."""
+    if args.schemes:
+        progress.phase("Planning every scheme again")
+        problem = build_problem(
+            result.cluster, jobs_of_plan(result.plan), result.models, file.seed, profile=result.profile
+        )
+        return explain_schemes(problem, args.budget, progress.detail)
+    known = file.predicted.baselines if file.predicted else {}
+    return {
+        name: SchemeBinding(seconds, None, "" if seconds is not None else "none found that fits")
+        for name, seconds in known.items()
+    }
+
+
+def _part_values(found: Explanation) -> list[dict[str, Any]]:
+    return [
+        {
+            "what": part.what,
+            "sort": part.place.sort,
+            "where": str(part.place),
+            "seconds": part.seconds,
+            "kinds": dict(part.kinds),
+        }
+        for part in found.parts
+    ]
+
+
+def _scheme_values(scheme: SchemeBinding) -> dict[str, Any]:
+    return {
+        "step_seconds": scheme.step_seconds,
+        "binding": scheme.binding._asdict() if scheme.binding else None,
+        "why": scheme.why or None,
+    }
+
+
+def _lines(file: PlanFile, result: Simulated, found: Explanation, schemes: dict[str, SchemeBinding]) -> list[str]:
+    jobs = ", ".join(job.name for job in jobs_of_plan(result.plan))
+    by = f", by planner {file.planner}" if file.planner else ""
+    return [
+        f"{jobs} on {result.cluster.name}{by}: {format_seconds(found.step_seconds)} a step",
+        "",
+        f"binding  {found.binding.text}",
+        "",
+        *_part_lines(found),
+        "",
+        *_change_lines(found),
+        *(["", *_scheme_lines(found, schemes)] if schemes else []),
+    ]
+
+
+def _part_lines(found: Explanation) -> list[str]:
+    rows = [("the step", "where", "seconds", "")]
+    for part in found.parts[:_PARTS]:
+        share = percent(part.seconds / found.step_seconds)
+        rows.append((part.what, str(part.place), format_seconds(part.seconds), share))
+    rest = sum(part.seconds for part in found.parts[_PARTS:])
+    if rest > 0.0:
+        left = f"{len(found.parts) - _PARTS} smaller parts"
+        rows.append(("rest", left, format_seconds(rest), percent(rest / found.step_seconds)))
+    return columns(rows, right=(2, 3))
+
+
+def _change_lines(found: Explanation) -> list[str]:
+    if not found.what_if:
+        return ["what would help: no change that was tried saves 1 % of the step"]
+    rows = [("what would help", "step time", "saves")]
+    for each in found.what_if[:_CHANGES]:
+        saves = 1.0 - each.step_seconds / found.step_seconds
+        rows.append((each.change, format_seconds(each.step_seconds), percent(saves)))
+    return [*columns(rows, right=(1, 2)), f"({_TITLES})"]
+
+
+def _scheme_lines(found: Explanation, schemes: dict[str, SchemeBinding]) -> list[str]:
+    rows = [("scheme", "step time", "", "")]
+    ordered = sorted(schemes.items(), key=lambda item: (item[1].step_seconds is None, item[1].step_seconds or 0.0))
+    for name, scheme in ordered:
+        seconds = scheme.step_seconds
+        shown = ("-", "") if seconds is None else (format_seconds(seconds), times(seconds / found.step_seconds))
+        rows.append((name, *shown, scheme.why))
+    told = any(scheme.binding for scheme in schemes.values())
+    return [*map(cut, columns(rows, right=(1, 2))), *([] if told else ["(--schemes tells what binds each of them)"])]

@@ -1,0 +1,43 @@
+"""`isthmus explain`: what binds, for people and for programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Isthmus
+
+
+def test_it_says_what_binds(isthmus: Isthmus, saved_model: Path, box: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    planned = isthmus("plan", saved_model, "--cluster", box, "--batch", 16, "--planner", "data", "-o", plan, "--json")
+    values = isthmus("explain", plan, "--json").values
+    assert set(values) == {"step_seconds", "feasible", "binding", "parts", "what_if", "schemes"}
+    step = planned.values["step_seconds"]
+    assert values["step_seconds"] == step and values["feasible"] is True
+    assert sum(part["seconds"] for part in values["parts"]) == pytest.approx(step, rel=1e-9)
+    assert values["binding"]["seconds"] <= step and values["binding"]["name"] in values["binding"]["text"]
+    assert all(each["step_seconds"] == pytest.approx(step * (1 - each["saves"])) for each in values["what_if"])
+    told = {name: scheme["step_seconds"] for name, scheme in values["schemes"].items()}
+    assert told == planned.values["baselines"] and all(s["binding"] is None for s in values["schemes"].values())
+    text = isthmus("explain", plan).out
+    assert text.startswith("chain on one-host, by planner data: ") and f"binding  {values['binding']['text']}" in text
+    assert all(each["change"] in text for each in values["what_if"][:5])
+
+
+def test_schemes_are_planned_again_where_asked(isthmus: Isthmus, saved_model: Path, box: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert isthmus("plan", saved_model, "--cluster", box, "--batch", 4, "--planner", "data", "-o", plan).code == 0
+    values = isthmus("explain", plan, "--schemes", "--budget", "0.2", "--json").values
+    assert all(scheme["why"] for scheme in values["schemes"].values()) and values["schemes"]["data"]["binding"]
+
+
+def test_a_plan_that_does_not_fit(isthmus: Isthmus, saved_model: Path, box: Path, tmp_path: Path) -> None:
+    plan, smaller = tmp_path / "plan.json", tmp_path / "smaller.yaml"
+    assert isthmus("plan", saved_model, "--cluster", box, "--planner", "data", "-o", plan).code == 0
+    kinds = "devices: {RTX-3090: {memory: 0.5 GB}, GTX-1080Ti: {memory: 0.5 GB}}"
+    smaller.write_text(box.read_text().replace("name: one-host", f"name: one-host\n{kinds}"))
+    done = isthmus("explain", plan, "--cluster", smaller, "--json")
+    assert done.code == 1 and "does not fit" in done.err
+    assert done.values["binding"]["sort"] == "memory" and done.values["what_if"] == []
