@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 from _results import ROOT
 
 from isthmus import api
@@ -24,6 +26,8 @@ from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job, Optimizer
 from isthmus.model.profile import NetworkCosts, Profile
 from isthmus.plan.types import Pipeline, Plan, Replica, Stage, Sync
+from isthmus.planners.cuts import balanced_cut
+from isthmus.planners.shares import fair_shares
 
 __all__ = [
     "Case",
@@ -124,7 +128,7 @@ def make_plan(case: Case) -> Plan:
     size = case.batch // case.micro
     stages, syncs = [], []
     for devices, (first, last) in zip(placed, ends, strict=True):
-        shares = _shares(size, [speed[device] for device in devices])
+        shares = fair_shares(size, [partial(_seconds, speed[device]) for device in devices])
         names = [block.name for block in graph.blocks[first : last + 1]]
         replicas = tuple(Replica(devices=(d,), share=s) for d, s in zip(devices, shares, strict=True))
         stages.append(
@@ -155,33 +159,16 @@ def _device(cluster: Cluster, text: str) -> str:
     return [name for name, device in cluster.devices.items() if device.host == host][int(index or 0)]
 
 
-def _cuts(graph: BlockGraph, weights: Sequence[float]) -> list[tuple[int, int]]:
-    """First and last block of each stage: FLOPs in proportion to weights, at least one block each."""
-    flops = [block.forward_flops + block.backward_flops for block in graph.blocks]
-    total, ends, done, wanted, first = sum(flops), [], 0.0, 0.0, 0
-    for index, weight in enumerate(weights):
-        wanted += total * weight / sum(weights)
-        last, left = first, len(weights) - index - 1
-        done += flops[first]
-        while left and last + 1 < len(flops) - left and done + flops[last + 1] / 2 <= wanted:
-            last += 1
-            done += flops[last]
-        if not left:
-            last = len(flops) - 1
-        ends.append((first, last))
-        first = last + 1
-    return ends
+def _cuts(graph: BlockGraph, speeds: Sequence[float]) -> list[tuple[int, int]]:
+    """First and last block of each stage, by FLOPs."""
+    flops = np.array([block.forward_flops + block.backward_flops for block in graph.blocks])
+    firsts = balanced_cut([flops / speed for speed in speeds])
+    assert firsts is not None
+    return [(first, after - 1) for first, after in pairwise([*firsts, len(flops)])]
 
 
-def _shares(samples: int, speeds: Sequence[float]) -> list[int]:
-    """Whole numbers of at least one, nearest to the proportions."""
-    exact = [samples * speed / sum(speeds) for speed in speeds]
-    shares = [max(1, int(part)) for part in exact]
-    while sum(shares) < samples:
-        shares[max(range(len(shares)), key=lambda i: exact[i] - shares[i])] += 1
-    while sum(shares) > samples:
-        shares[max(range(len(shares)), key=lambda i: (shares[i] > 1, shares[i] - exact[i]))] -= 1
-    return shares
+def _seconds(speed: float, samples: int) -> float:
+    return samples / speed
 
 
 def _tied(graph: BlockGraph) -> set[str]:

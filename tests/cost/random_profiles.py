@@ -55,6 +55,7 @@ def _device_costs(kind: str, random: Random) -> DeviceCosts:
         add_bandwidth=random.choice((None, 10 ** random.uniform(7, 10))),
         context_bytes=random.choice((None, 1e8)),
         held=random.choice((1.0, 1.5)),
+        held_recomputed=random.choice((1.0, 2.5)),
     )
 
 

@@ -88,14 +88,26 @@ def orders_of(
     micro: int,
     how: str,
     ahead: int = 0,
+    places: dict[str, tuple[str, str]] | None = None,
 ) -> dict[str, Order]:
-    """Every device's order by the rules of `plan.schedule`; `forward` and `backward` say which run feeds which."""
+    """Every device's order by the rules of `plan.schedule`; `forward` and `backward` say which run feeds which.
+
+    `places` has the region and host of each device.
+    """
     forward, backward = list(forward), list(backward)
     if how == "interleaved":
         orders = looped(runs, depths(len(runs), forward), micro)
         if orders is not None and finishes(orders, forward, backward):
             return orders
-    return played(runs, forward, backward, micro, how, ahead)
+    late = min(ahead, micro) if how == "1f1b" else 0
+    return played(runs, forward, backward, micro, how, late, far_pairs(runs, places or {}))
+
+
+def far_pairs(runs: list[Run], places: dict[str, tuple[str, str]]) -> set[tuple[int, int]]:
+    """Pairs of runs in different regions or, if there is but one, on different hosts."""
+    where = {u.number: places.get(u.device, ("", "")) for u in runs}
+    which = 0 if len({region for region, _ in where.values()}) > 1 else 1
+    return {(a, b) for a in where for b in where if where[a][which] != where[b][which]}
 
 
 def played(
@@ -104,20 +116,29 @@ def played(
     backward: list[tuple[int, int]],
     micro: int,
     how: str,
-    ahead: int,
+    late: int,
+    far: set[tuple[int, int]],
 ) -> dict[str, Order]:
-    """Tick by tick, on what was done before the tick."""
+    """Tick by tick, on what was done before the tick; what comes from afar is `late` ticks older."""
     orders: dict[str, Order] = {u.device: [] for u in runs}
-    depth = depths(len(runs), forward)
+    room = [1] * len(runs)
+    for u in reversed(range(len(runs))):
+        room[u] = max([1, *(1 + room[t] + late * ((s, t) in far) for s, t in forward if s == u)])
     done = {(way, u): 0 for way in "FB" for u in range(len(runs))}
+    history = [dict(done)] * (late + 1)
     while any(through < micro for through in done.values()):
         then = dict(done)
+        history = [*history[1:], then]
+
+        def seen(way: str, s: int, t: int, history: list[dict[tuple[str, int], int]] = history) -> int:
+            return history[0 if (s, t) in far else -1][way, s]
+
         for device, order in orders.items():
             mine = [u.number for u in runs if u.device == device]
-            fed = {u: min([micro, *(then["F", s] for s, t in forward if t == u)]) for u in mine}
-            back = {u: min([then["F", u], *(then["B", s] for s, t in backward if t == u)]) for u in mine}
+            fed = {u: min([micro, *(seen("F", s, t) for s, t in forward if t == u)]) for u in mine}
+            back = {u: min([then["F", u], *(seen("B", s, t) for s, t in backward if t == u)]) for u in mine}
             ahead_of = {u: then["F", u] - then["B", u] for u in mine}
-            forwards = [u for u in mine if then["F", u] < fed[u] and (how != "1f1b" or ahead_of[u] < depth[u] + ahead)]
+            forwards = [u for u in mine if then["F", u] < fed[u] and (how != "1f1b" or ahead_of[u] < room[u])]
             waits = how == "fill-drain" and any(then["F", u] < micro for u in mine)
             backwards = [u for u in mine if then["B", u] < back[u] and not waits]
             if backwards:
@@ -128,7 +149,7 @@ def played(
                 continue
             order.append((u, way, then[way, u]))
             done[way, u] += 1
-        assert done != then, "nothing can go on"
+        assert done != then or late, "nothing can go on"
     return orders
 
 

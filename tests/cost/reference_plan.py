@@ -25,6 +25,7 @@ from isthmus.model.profile import DeviceCosts, NetworkCosts, Profile
 from isthmus.plan.resolve import Resolved, ResolvedPipeline, ResolvedPool, ResolvedSync, resolve
 from isthmus.plan.types import Plan, Stage
 from tests.cost.reference_costs import WIDTH, StageFacts, computing, weights_come
+from tests.cost.reference_memory import pipeline_memory
 from tests.cost.reference_order import Flows, Run, flows_of, orders_of, runs_of
 from tests.cost.reference_pool import PoolWriter
 from tests.cost.reference_profile import block_times, sync_seconds
@@ -58,9 +59,9 @@ class PipelineWriter:
         self.runs = runs_of(part, self.names)
         self.forward = flows_of(resolved, part, self.runs, back=False)
         self.backward = flows_of(resolved, part, self.runs, back=True)
-        self.orders = orders_of(
-            self.runs, self.forward, self.backward, self.micro, self.pipeline.schedule, self.pipeline.ahead
-        )
+        places = {name: (self.cluster.host_of(name).region, self.cluster.host_of(name).name) for name in self.names}
+        rules = self.micro, self.pipeline.schedule, self.pipeline.ahead
+        self.orders = orders_of(self.runs, self.forward, self.backward, *rules, places)
         self.cuts = {run.number: self.cuts_of(run) for run in self.runs}
         self.parts: dict[tuple[int, str, int, int], list[tuple[int, Task]]] = {}  # of an operation: lowest block, task
         self.streamed: dict[str, list[Task]] = {}  # parts with streamed weights of each device, in order
@@ -438,59 +439,6 @@ class PipelineWriter:
                         if j != i:
                             got = self.w.message("sync", None, devices[i], devices[j], (hi - lo) * size, done)
                             rebuilds[j][m].after.append(got)
-
-    def received(self, sync: ResolvedSync) -> dict[str, float]:
-        """Factors of one micro-batch that each device gets from the others."""
-        linear = [p.linear for name in sync.parameters if (p := self.graph.parameter[name]).linear]
-        each = sum(x.rows * (x.inputs + x.outputs) for x in linear) * self.width
-        copies = [next(u for u in self.runs if u.device == lead and self.users(sync, u)) for lead in self.leads(sync)]
-        whole = sum(u.share for u in copies)
-        return {device: (whole - u.share) * each for u in copies for device in u.devices}
-
-
-def pipeline_memory(written: PipelineWriter, device_bytes: dict[str, float], host_bytes: dict[str, float]) -> None:
-    """Adds the state of each replica, buffers, received factors, and live activations with one bucket's buffer."""
-    part = written.part
-    for run in written.runs:
-        for s, _ in run.copies:
-            facts = StageFacts(part, s, written.cluster.kind_of(run.device))
-            cuts = sorted(written.cuts[run.number])
-            parts = [range(a, b) for a, b in zip(cuts, [*cuts[1:], written.blocks(run)[-1] + 1], strict=True)]
-            parts = [span for span in parts if span[0] in facts.range]
-            on_device, on_host = facts.state(len(run.devices), parts)
-            for device in run.devices:
-                _add(device_bytes, device, on_device)
-                _add(host_bytes, written.cluster.host_of(device).name, on_host)
-    sent = [written.bucket_bytes(sync, written.degree(sync)) for sync in part.syncs if sync.how != "duplicate"]
-    holding = {lead for sync in part.syncs if sync.how != "duplicate" for lead in written.leads(sync)}
-    for device, order in written.orders.items():
-        costs = written.profile.device_costs.get(written.cluster.devices[device].kind)
-        held = costs.held if costs is not None else 1.0
-        peak = held * live_peak(written, order) + (max(sent) if device in holding else 0.0)
-        for member in dict.fromkeys(d for u in written.runs if u.device == device for d in u.devices):
-            _add(device_bytes, member, peak)
-    for device in {device for run in written.runs for device in run.devices}:
-        _add(device_bytes, device, 4.0 * part.graph.buffers)
-    with_buffer = {device for run in written.runs if run.device in holding for device in run.devices}
-    for root in {written.names[sync.root] for sync in part.syncs if sync.root is not None} - with_buffer:
-        _add(device_bytes, root, max(sent))
-    for sync in part.syncs:
-        for device, size in written.received(sync).items() if sync.how == "factors" else ():
-            _add(device_bytes, device, size)
-
-
-def live_peak(written: PipelineWriter, order: list[tuple[int, str, int]]) -> float:
-    live = peak = 0.0
-    for u, way, _ in order:
-        run = written.runs[u]
-        kind = written.cluster.kind_of(run.device)
-        stages = [StageFacts(written.part, s, kind) for s, _ in run.copies]
-        kept = run.share * sum(stage.saved(len(run.devices)) for stage in stages)
-        slice_ = max(hi - lo for lo, hi in map(run.slice, range(run.slices)))
-        live += kept if way == "F" else 0.0
-        peak = max(peak, live + slice_ * max(stage.transient() for stage in stages))
-        live -= kept if way == "B" else 0.0
-    return peak
 
 
 def _add(sums: dict[str, float], key: str, more: float) -> None:

@@ -312,7 +312,8 @@ def test_factors_are_rebuilt_after_each_micro_batch(m: int) -> None:
     cost = price(plan, cluster, factored())
     product = share * 2.0 * 2.0 * 20 * 30  # seconds: a device of speed 1 does one FLOP a second
     assert cost.step_seconds == pytest.approx(m * (share * 3.0 + product) + latency, rel=EXACT)
-    assert cost.memory[names[0]] == 6e8 + 16 * 600 + 4 * 600 + share * 4 * 2.0 * (20 + 30)
+    rows, own = 2 * share * 4 * 2.0 * (20 + 30), share * 4 * 2.0 * 30  # of all; output gradients that leave
+    assert cost.memory[names[0]] == 6e8 + 16 * 600 + rows + own
 
 
 def test_a_spilled_optimizer_goes_out_over_the_bus_and_back() -> None:

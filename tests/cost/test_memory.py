@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isthmus.cluster.spec import Link
 from isthmus.cost.memory import CONTEXT, state_bytes
 from isthmus.model.graph import BlockGraph, Linear
 from isthmus.model.job import Optimizer
 from isthmus.plan.types import Stage
+from isthmus.units import BytesPerSecond, Seconds
 from tests.cost.simple_plans import (
     devices,
     flat_cluster,
@@ -41,16 +45,22 @@ def pruned_model(blocks: int = 2) -> BlockGraph:
 
 
 def state_of(each: Stage, graph: BlockGraph, precision: str = "bf16", *, size: int = 1) -> list[float]:
-    """Bytes on each device beyond the context, and less the buffer of the one bucket that several replicas sync."""
+    """Bytes on each device beyond the context, less scratch of the one bucket that several replicas sync."""
     cluster = flat_cluster({"h": "r"}, each=8)
     names = [one.devices[0] for one in each.replicas]
     buckets = [int(block.name[1:]) for block in graph.blocks]
     sparsity = None if each.kept is None else 1.0 - each.kept
     part = pipeline([each], 1, size=size, precision=precision, syncs=(ring_sync(buckets, names),) if names[1:] else ())
     part = msgspec.structs.replace(part, job=msgspec.structs.replace(part.job, sparsity=sparsity))
-    buffer = len(buckets) * ELEMENTS * (4 if precision == "fp32" else 2) if names[1:] else 0
+    piece = len(buckets) * ELEMENTS * (4 if precision == "fp32" else 2) / len(names)
+    scratch = min((len(names) - 1) * piece, 2**22 + segment(piece))
     memory = price(plan_of(part), cluster, graph).memory
-    return [size - CONTEXT - buffer for size in memory.values()]
+    return [size - CONTEXT - scratch for size in memory.values()]
+
+
+def segment(size: float) -> float:
+    """Of a MiB or more: at least four, none above 1 MiB."""
+    return size / max(4, math.ceil(size / 2**20))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -103,13 +113,19 @@ def test_spilling_leaves_weights_and_gradients_or_two_blocks_of_them(spill: str,
 def activations(
     p: int, micro: int, schedule: str, *, recompute: bool = False, share: int = 1, slices: int = 1, ahead: int = 0
 ) -> list[float]:
-    """Samples' worth of activations on each of p devices; one sample of a stage saves 1000 elements, receives 10."""
-    cluster = flat_cluster({"h": "r"}, each=p)
+    """Elements of activations on each of p devices; one sample of a stage saves 1000 elements, receives 10.
+
+    Less room for messages: 16 that leave for each neighbour, 5 that come from it, if there are so many in a step.
+    """
+    cluster = flat_cluster({f"h{s}": "r" for s in range(p)} if ahead else {"h": "r"}, each=1 if ahead else p)
     graph = timed_model(p, 1.0, 2.0, saved=1000.0, sent=10.0)
     stages = [stage(b, b, replica(name, share, slices), recompute=recompute) for b, name in enumerate(devices(cluster))]
     part = pipeline(stages, micro, size=share, schedule=schedule, ahead=ahead)
     memory = price(plan_of(part), cluster, graph).memory
-    return [(memory.get(name, CONTEXT) - CONTEXT) / 4 for name in devices(cluster)]
+    messages = (min(16, micro * slices) + min(5, micro * slices)) * 10 * share / slices
+    neighbours = [(s > 0) + (s < p - 1) for s in range(p)]
+    held = [(memory.get(name, CONTEXT) - CONTEXT) / 4 for name in devices(cluster)]
+    return [size - messages * count for size, count in zip(held, neighbours, strict=True)]
 
 
 @pytest.mark.parametrize(("p", "micro"), [(1, 4), (3, 2), (4, 4), (4, 9)])
@@ -119,12 +135,8 @@ def test_fill_drain_keeps_every_micro_batch(p: int, micro: int) -> None:
 
 @pytest.mark.parametrize(("p", "micro", "ahead"), [(1, 4, 0), (3, 2, 0), (4, 4, 0), (4, 9, 0), (4, 9, 2), (3, 4, 5)])
 def test_1f1b_keeps_as_many_as_the_stages_depth(p: int, micro: int, ahead: int) -> None:
-    expected = [1000.0 * min(micro, p - s + ahead) for s in range(p)]
-    if ahead:  # the last stages never get so far ahead: a backward is ready before
-        assert all(a <= b for a, b in zip(activations(p, micro, "1f1b", ahead=ahead), expected, strict=True))
-        assert activations(p, micro, "1f1b", ahead=ahead)[0] == expected[0]
-    else:
-        assert activations(p, micro, "1f1b") == expected
+    expected = [1000.0 * min(micro, p - s + ahead * (p - 1 - s)) for s in range(p)]  # all on hosts of their own
+    assert activations(p, micro, "1f1b", ahead=ahead) == expected
 
 
 def test_recompute_keeps_what_enters_and_one_block() -> None:
@@ -167,16 +179,52 @@ def test_buffers_count_on_every_device_that_has_a_stage() -> None:
     names = devices(cluster)
     stages = [stage(0, 0, replica(names[0])), stage(1, 1, replica(names[1]))]
     cost = price(plan_of(pipeline(stages, 1)), cluster, graph)
-    assert cost.memory == dict.fromkeys(names[:2], CONTEXT + 4000)
+    assert cost.memory == dict.fromkeys(names[:2], CONTEXT + 4000 + 2 * 4)  # a number leaves, a number comes
 
 
-def test_a_root_that_has_no_stage_has_a_buffer() -> None:
-    cluster = flat_cluster({"h": "r"}, each=3)
-    names = devices(cluster)
-    sync = ring_sync([0], names[:2], how="server", root=names[2])
-    plan = plan_of(pipeline([stage(0, 0, *map(replica, names[:2]))], 1, size=2, syncs=(sync,)))
-    cost = price(plan, cluster, timed_model(1, 1.0, 2.0, elements=ELEMENTS))
-    assert cost.memory[names[2]] == CONTEXT + 4 * ELEMENTS
+@pytest.mark.parametrize("latency", [0.0, 0.003, 1.0])
+def test_a_root_has_scratch_for_each_that_sends(latency: float) -> None:
+    """What may be on its way there and back, 2.5 GB/s of it, and a segment of each bucket; alone, also the sums."""
+    cluster = flat_cluster({"h": "r"}, each=4, latency=latency)
+    names, graph = devices(cluster), timed_model(2, 1.0, 2.0, elements=ELEMENTS)
+    room = min(2 * 4 * ELEMENTS, max(2**22, min(2.5e9 * 2 * latency, 2**26)) + 2 * segment(4 * ELEMENTS))
+
+    def held(members: list[str], root: str) -> dict[str, float]:
+        syncs = tuple(ring_sync([b], members, how="server", root=root) for b in range(2))
+        plan = plan_of(pipeline([stage(0, 1, *map(replica, members))], 1, size=len(members), syncs=syncs))
+        return {name: size - CONTEXT for name, size in price(plan, cluster, graph).memory.items()}
+
+    state = 16 * 2 * ELEMENTS
+    assert held(names, names[1]) == pytest.approx(dict.fromkeys(names, state) | {names[1]: state + 3 * room})
+    assert held(names[:3], names[3])[names[3]] == pytest.approx(2 * 4 * ELEMENTS + 2 * room)
+
+
+def test_chains_of_a_tree_add_up_towards_their_leaders() -> None:
+    hosts = {"a": "r", "b": "r", "c": "r", "d": "s"}
+    links = [Link(between=b, bandwidth=BytesPerSecond(1e18), latency=Seconds(0.0)) for b in (("r", "r"), ("s", "r"))]
+    cluster = flat_cluster(hosts, links)
+    names, size = devices(cluster), 4 * ELEMENTS
+    plan = plan_of(pipeline([stage(0, 0, *map(replica, names))], 1, size=4, syncs=(ring_sync([0], names, how="tree"),)))
+    memory = price(plan, cluster, timed_model(1, 1.0, 2.0, elements=ELEMENTS)).memory
+    chain, ring = 2**22 + segment(size), min(size / 2, 2**22 + segment(size / 2))
+    expected = [chain + ring, chain, 0.0, ring]
+    assert [memory[name] - CONTEXT - 16 * ELEMENTS for name in names] == pytest.approx(expected)
+
+
+def test_many_linear_weights_have_room_for_two() -> None:
+    """Rows of all samples for two of ten weights, or for as many as may be on their way; own gradients of all."""
+    linear = Linear(rows=100, inputs=3000, outputs=1000)
+    graph = timed_model(10, 1.0, 2.0, elements=ELEMENTS)
+    parameters = tuple(msgspec.structs.replace(parameter, linear=linear) for parameter in graph.parameters)
+    graph = msgspec.structs.replace(graph, parameters=parameters)
+    for latency, room in ((0.0, 2 * 5 * 1.6e6), (0.001, 2 * 5 * 1.6e6), (0.005, 25e6), (1.0, 2**26)):
+        cluster = flat_cluster({"h": "r"}, each=2, latency=latency)
+        names = devices(cluster)
+        syncs = tuple(ring_sync([b], names, how="factors") for b in range(10))
+        parts = [stage(0, 9, replica(names[0], 2), replica(names[1], 3))]
+        memory = price(plan_of(pipeline(parts, 1, size=5, syncs=syncs)), cluster, graph).memory
+        own = [samples * 10 * 4e5 for samples in (2, 3)]
+        assert [memory[name] - CONTEXT - 16 * 10 * ELEMENTS for name in names] == pytest.approx([room + o for o in own])
 
 
 def test_shortages_say_how_much_is_missing_where() -> None:

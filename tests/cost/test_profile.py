@@ -225,7 +225,8 @@ def test_a_profile_of_something_else_changes_nothing(data: st.DataObject, cluste
     assert measured.price(plan) == plain.price(plan)
     used = times_used(measured, plan)
     assert not used.known and used.blocks.total == used.blocks.estimated > 0
-    assert used == times_used(plain, plan)._replace(known=False) and times_used(plain, plan).known
+    bare = times_used(plain, plan)
+    assert used == bare._replace(known=False, played=used.played) and bare.known and not bare.played
 
 
 # Syncs.
@@ -279,7 +280,9 @@ def test_other_collectives_are_played_on_the_links(other: dict[str, object]) -> 
     plain, plan = two_buckets(Profile())
     simulator, _ = two_buckets(Profile(collectives=(collective(4000.0, 7.0, **other),)))
     assert simulator.price(plan) == plain.price(plan)
-    assert times_used(simulator, plan).syncs == Sources(0, 0, 2)
+    used = times_used(simulator, plan)
+    assert used.syncs == Sources(0, 0, 2) and used.played == (("no points for ring among x, y", 2),)
+    assert "2 played on the links: no points for ring among x, y (2)" in times_facts(used, simulator.profile, "p")[1][1]
 
 
 def test_a_server_is_known_by_its_root() -> None:

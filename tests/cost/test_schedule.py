@@ -58,7 +58,8 @@ def test_runs_flows_and_orders_are_those_of_the_slow_player(
         assert pairs == list(flows)
         assert edges.per_sample.tolist() == pytest.approx([each for each, _ in flows.values()])
         assert edges.fixed.tolist() == pytest.approx([always for _, always in flows.values()])
-    expected = orders_of(runs, forward, backward, pipe.micro_batches, pipe.schedule, pipe.ahead)
+    places = {name: (cluster.host_of(name).region, cluster.host_of(name).name) for name in names}
+    expected = orders_of(runs, forward, backward, pipe.micro_batches, pipe.schedule, pipe.ahead, places)
     assert orders(fast, names) == expected
 
 
@@ -95,7 +96,7 @@ def _most_in_flight(ways: list[tuple[str, int]]) -> int:
 
 
 def _lines(p: int, chunks: int, micro: int, schedule: str, ahead: int = 0) -> list[str]:
-    cluster = flat_cluster({"h": "r"}, each=p)
+    cluster = flat_cluster({f"h{d}": "r" for d in range(p)} if ahead else {"h": "r"}, each=1 if ahead else p)
     names = devices(cluster)
     stages = [stage(b, b, replica(names[b % p])) for b in range(p * chunks)]
     plan = plan_of(pipeline(stages, micro, schedule=schedule, ahead=ahead))
@@ -116,7 +117,9 @@ def test_1f1b_is_the_published_order() -> None:
 
 
 def test_ahead_lets_more_in_flight() -> None:
-    assert _lines(2, 1, 4, "1f1b", ahead=1)[0] == "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3"
+    """As many as go over a far link and back while one is computed; what comes after that link stays as it is."""
+    assert _lines(2, 1, 4, "1f1b", ahead=1) == ["0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"]
+    assert _lines(2, 1, 6, "1f1b", ahead=3)[0] == "0F0 0F1 0F2 0F3 0F4 0B0 0F5 0B1 0B2 0B3 0B4 0B5"
 
 
 def test_fill_drain_goes_forward_first() -> None:

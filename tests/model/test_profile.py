@@ -58,6 +58,7 @@ device_costs = st.builds(
     add_bandwidth=rates,
     context_bytes=st.none() | st.floats(0.0, 1e18),
     held=st.floats(1.0, 100.0),
+    held_recomputed=st.floats(1.0, 100.0),
 )
 network_costs = st.builds(NetworkCosts, payload=st.floats(1e-3, 1.0), message_seconds=seconds)
 profiles = st.builds(

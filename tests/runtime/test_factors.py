@@ -17,8 +17,10 @@ from isthmus.errors import ModelError
 from isthmus.model.export import Example
 from isthmus.model.job import Job
 from isthmus.model.pieces import Pieces, cut
+from isthmus.plan import ring
 from isthmus.runtime.channel import ChannelError, Network
-from isthmus.runtime.factors import FactorExchange, Factors, make_factors, tap
+from isthmus.runtime.exchange import FactorExchange, Line
+from isthmus.runtime.factors import Factors, make_factors, tap
 from isthmus.runtime.program import BucketSpec
 from tests.runtime.threads import at_once, networks
 
@@ -198,6 +200,41 @@ def test_gradients_are_those_of_all_samples(
             assert float((result[step].double() - expected[step]).abs().max()) <= tolerance * scale
 
 
+def test_weights_take_turns(workers: dict[str, Network], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are expected at once and not more, where there is no other room; each worker has an order of its own."""
+    monkeypatch.setattr(ring, "SCRATCH", 0)
+    monkeypatch.setattr(ring, "FAST", 0.0)
+    names, count, name = list(workers)[:2], 6, f"turns {next(numbers)}"
+    factors = [torch.randn(2, 2, 3, 4, generator=torch.Generator().manual_seed(k)) for k in range(count)]
+    expected = [sum(f.reshape(-1, 4).t() @ f.reshape(-1, 4) for f in found.unbind()) for found in factors]
+
+    def work(p: int) -> list[Tensor]:
+        line = Line()
+        made = [
+            FactorExchange(
+                str(k),
+                nn.Parameter(torch.zeros(4, 4)),
+                [None if other == names[p] else workers[names[p]].channel(f"{name} {k}", other) for other in names],
+                1,
+                line,
+            )
+            for k in range(count)
+        ]
+        for m in range(2):
+            for k in range(count) if p == 0 else reversed(range(count)):
+                made[k].take(factors[k][m, p], factors[k][m, p])
+        for exchange in made:
+            exchange.wait()
+        assert len(line._expected) <= 2
+        line.close()
+        return [exchange.weight.grad for exchange in made]
+
+    first, second = at_once([lambda p=p: work(p) for p in range(2)])
+    for k in range(count):
+        assert torch.equal(first[k], second[k])
+        torch.testing.assert_close(first[k], expected[k])
+
+
 class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -230,7 +267,7 @@ def test_a_captured_model(workers: dict[str, Network]) -> None:
         pieces = both[p]
         parameters = {n: q for block in pieces.blocks for n, q in block.named_parameters()}
         program: Any = SimpleNamespace(device=names[p], job=job, runs=[SimpleNamespace(slices=1)])
-        sync = make_factors(spec, program, workers[names[p]], {0: pieces.blocks}, parameters)
+        sync = make_factors(spec, program, workers[names[p]], {0: pieces.blocks}, parameters, {})
         pieces.run(samples[:2] if p == 0 else samples[2:]).square().sum().backward()
         sync.all_reduce(torch.empty(0))
         sync.close()

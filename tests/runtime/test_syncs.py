@@ -19,7 +19,7 @@ from torch.distributed import FileStore, HashStore, Store, TCPStore
 
 from isthmus.model.job import Job
 from isthmus.plan import ring
-from isthmus.runtime import syncs
+from isthmus.runtime import scratch, syncs
 from isthmus.runtime.channel import ChannelError, Network
 from isthmus.runtime.program import BucketSpec
 from isthmus.runtime.syncs import Ring, Sync, make_sync, piece_bounds
@@ -103,7 +103,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything happens at sizes that are quick to test."""
     for name, value in {"LARGEST": 4096, "WORTHY": 1024, "SMALLEST": 64, "SHORT": 256, "SCRATCH": 16384}.items():
         monkeypatch.setattr(ring, name, value)
-    monkeypatch.setattr(syncs, "_spare", [])
+    monkeypatch.setattr(scratch, "_spare", [])
 
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -179,8 +179,24 @@ def test_sums_that_overflow(world: World) -> None:
     assert all(flat.isinf().all() for flat in flats)
 
 
-def test_syncs_overlap(world: World) -> None:
-    """Several syncs of the same workers at once, begun in another order by each."""
+@pytest.mark.parametrize("room", [0, 1 << 20, None])
+def test_syncs_overlap(world: World, monkeypatch: pytest.MonkeyPatch, room: int | None) -> None:
+    """Several syncs of the same workers at once, begun in another order by each; they share little scratch or much.
+
+    For what one worker sends: what may be on its way, and a segment of each sync.
+    """
+    monkeypatch.setattr(ring, "FAST", 0.0)
+    if room is not None:
+        monkeypatch.setattr(ring, "SCRATCH", room)
+    most, borrow = 0, syncs._borrow
+
+    def watched(*given: Any, **more: Any) -> Tensor | None:
+        nonlocal most
+        slot = borrow(*given, **more)
+        most = max(most, *syncs._lent.values())
+        return slot
+
+    monkeypatch.setattr(syncs, "_borrow", watched)
     made = [world.syncs("ring", 3, 1), world.syncs("ring", 3, 2), world.syncs("tree", 3, 1, (0, 1, 0))]
     parts = [parts_of(3, 200_000, torch.float32, seed) for seed in range(3)]
     flats = [[part.clone() for part in some] for some in parts]
@@ -189,6 +205,8 @@ def test_syncs_overlap(world: World) -> None:
     for some, found in zip(parts, flats, strict=True):
         assert all(torch.equal(flat, found[0]) for flat in found)
         close_to_sum(found[0], some)
+    assert most <= ring.SCRATCH + len(made) * 2 * ring.LARGEST  # a slot may be twice as large as it must
+    assert not any(syncs._lent.values())
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ one pass over stages, replicas and syncs and leaves everything else to compiled 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -33,11 +34,12 @@ from isthmus.cost.columns import (
 )
 from isthmus.cost.compute import USUAL, Group
 from isthmus.cost.memory import StateBytes, moment_bytes, state_bytes
-from isthmus.cost.network import Fabric
+from isthmus.cost.network import Fabric, latency_between
 from isthmus.cost.profiled import ESTIMATED, INTERPOLATED, MEASURED
 from isthmus.cost.tables import ALONE, Bucket, ModelTable
 from isthmus.errors import PlanError
 from isthmus.model.profile import Profile
+from isthmus.plan.ring import FEWEST_TURNS, room_for
 from isthmus.plan.schedule import SCHEDULES, Shape
 from isthmus.plan.types import Pipeline, Replica, Stage, Sync
 
@@ -64,11 +66,10 @@ class Flat(NamedTuple):
     ahead: int
     state: Floats  # [replicas] bytes of state on each device of the replica
     spilled: Floats  # [replicas] bytes of state in host memory for each device
-    activations: Floats  # [2, replicas] bytes per sample: kept from forward to backward, needed while computing
+    activations: Floats  # [2, replicas] bytes per sample, with gaps: kept for the backward, needed while computing
     groups: tuple[tuple[int, ...], ...]  # [replicas] devices
-    bucket: float  # bytes of the largest synced bucket
     buffers: float  # bytes of the model's buffers
-    received: Mapping[int, float]  # device -> bytes of others' factors of one micro-batch
+    rooms: Mapping[int, float]  # device -> bytes that its syncs hold beside scratch
     rings: tuple[int, ...]  # of each sync: rows of `syncs` that it became
     sources: npt.NDArray[np.int32]  # of each row of `syncs`: where its seconds come from (`cost.profiled`)
 
@@ -117,6 +118,7 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
     state, spilled, saved, transient, rebuild, moved = [], [], [], [], [], []
     groups: list[tuple[int, ...]] = []
     finals = _finals(pipeline, table)
+    known = table.profile.device_costs if table.profile is not None else {}
     for s, stage in enumerate(pipeline.stages):
         a, b = by_name[stage.first], by_name[stage.last]
         first.append(a)
@@ -144,8 +146,11 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
             sizes = facts.sizes(group[0], wide)
             state.append(sizes[0])
             spilled.append(sizes[1])
-            saved.append(sizes[2])
-            transient.append(sizes[3])
+            ratio = 1.0
+            if kind in known:
+                ratio = known[kind].held_recomputed if stage.recompute else known[kind].held
+            saved.append(sizes[2] * ratio)
+            transient.append(sizes[3] * ratio)
             moved.append(sizes[4])
             update.append(facts.update(cluster, replica, group[0]))
             rebuild.append((table.flops(kind) or 0.0) * table.efficiency.get(kind, USUAL).matmul)
@@ -163,12 +168,11 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
         np.array([_SPILL[stage.spill] for stage in pipeline.stages], i),
         pipeline.job.optimizer.clip is not None or pipeline.precision == "fp16",
     )  # fmt: skip
-    syncs, rings, received, sources = _syncs(pipeline, table, fabric, groups, np.array(rebuild, f))
+    syncs, rings, rooms, sources = _syncs(pipeline, table, fabric, groups, np.array(rebuild, f))
     return Flat(
         pipeline.job.name, shape, costs, syncs, pipeline.micro_batches, SCHEDULES[pipeline.schedule], pipeline.ahead,
         np.array(state, f), np.array(spilled, f), np.array((saved, transient), f), tuple(groups),
-        float(syncs.bytes[syncs.how != DUPLICATE].max(initial=0.0)), table.graph.buffers * 4.0, received, rings,
-        sources,
+        table.graph.buffers * 4.0, rooms, rings, sources,
     )  # fmt: skip
 
 
@@ -267,7 +271,7 @@ def _syncs(
     masked = next((stage.kept for stage in pipeline.stages if stage.kept is not None), None)
     grouped = any(len(group) > 1 for group in groups)
     sharded = any(stage.state == "sharded-optimizer" for stage in pipeline.stages)
-    received: dict[int, float] = {}
+    rooms, lines = defaultdict[int, float](float), _Lines(pipeline, table, fabric)
     profile = table.profile if table.profile is not None and table.profile.collectives else None
     times: list[tuple[float, int]] = []
     all_rings: list[int] = []
@@ -304,9 +308,9 @@ def _syncs(
             factor.append(bucket.factor_bytes)
             flops.append(bucket.rebuild_flops - bucket.rebuild_split * (1.0 - 1.0 / rings))
         if sync.how == "factors":
-            others = _others(pipeline, table, bucket, fabric)
-            for lead, member in zip(leads * rings, device[first[-1 - rings] :], strict=True):
-                received[member] = received.get(member, 0.0) + others[lead] * factor[-1]
+            lines.add(bucket, leads * rings, device[first[-1 - rings] :])
+        elif sync.how == "server" and root[-1] not in leads:
+            rooms[root[-1]] += rings * size[-1]  # where it adds up
     i, f = np.int32, np.float64
     seconds, sources = np.full(len(how), _PLAYED[0]), np.full(len(how), _PLAYED[1], i)
     if times:
@@ -316,7 +320,8 @@ def _syncs(
         np.array(root, i), np.array(first, i), np.array(device, i), np.array(holder, i), np.array(first_block, i),
         np.array(block, i), seconds, np.array(factor, f), np.array(flops, f), rebuild,
     )  # fmt: skip
-    return flat, tuple(all_rings), received, sources
+    lines.add_to(rooms)
+    return flat, tuple(all_rings), rooms, sources
 
 
 def _measured(profile: Profile, fabric: Fabric, sync: Sync, devices: Sequence[int], size: float) -> tuple[float, int]:
@@ -346,11 +351,41 @@ def _layout(pipeline: Pipeline, table: ModelTable, bucket: Bucket) -> int:
     return SCATTERED if len(states) == 1 else REGATHERED
 
 
-def _others(pipeline: Pipeline, table: ModelTable, bucket: Bucket, fabric: Fabric) -> dict[int, int]:
-    """First device of each replica -> samples of a micro-batch that the other replicas have."""
-    replicas = _stages(pipeline, table, bucket)[-1].replicas
-    whole = sum(replica.share for replica in replicas)
-    return {fabric.number[replica.devices[0]]: whole - replica.share for replica in replicas}
+class _Lines:
+    """Room for factors: of a stage's weights come as many at once as may be on their way, and two at least.
+
+    Beside it a worker holds its own output gradients of a micro-batch until they have been sent.
+    """
+
+    def __init__(self, pipeline: Pipeline, table: ModelTable, fabric: Fabric) -> None:
+        self._pipeline, self._table, self._fabric = pipeline, table, fabric
+        self._own = defaultdict[int, float](float)
+        self._all = defaultdict[tuple[int, int], float](float)  # (device, stage) -> bytes of a micro-batch
+        self._room = defaultdict[tuple[int, int], float](float)
+
+    def add(self, bucket: Bucket, leads: Sequence[int], devices: Sequence[int]) -> None:
+        """A bucket that these devices sync, each of the replica that is led by the one at its place in `leads`."""
+        stage = _stages(self._pipeline, self._table, bucket)[-1]
+        shares = {self._fabric.number[replica.devices[0]]: replica.share for replica in stage.replicas}
+        whole, largest = sum(shares.values()), max(self._table.largest_factors[block] for block in bucket.blocks)
+        number = self._pipeline.stages.index(stage)
+        for lead, device in zip(leads, devices, strict=True):
+            key = (device, number)
+            self._own[device] += shares[lead] * bucket.output_bytes
+            self._all[key] += whole * bucket.factor_bytes
+            trip = max(self._trip(device, other) for other in devices)
+            self._room[key] = max(self._room[key], room_for(math.inf, trip), FEWEST_TURNS * whole * largest)
+
+    def _trip(self, a: int, b: int) -> float:
+        wires = self._fabric.wires
+        return latency_between(wires, a, b) + latency_between(wires, b, a)
+
+    def add_to(self, rooms: dict[int, float]) -> None:
+        """Adds to the bytes of each device."""
+        for device, size in self._own.items():
+            rooms[device] += size
+        for key, size in self._all.items():
+            rooms[key[0]] += min(size, self._room[key])
 
 
 def _leading(pipeline: Pipeline, table: ModelTable, bucket: Bucket, fabric: Fabric) -> dict[int, tuple[int, ...]]:

@@ -9,10 +9,16 @@ weights that are on the device, an fp32 copy to compute with: 4 bytes an element
 
 Activations: walk the device's order; a forward adds the saved bytes of its samples, a backward takes them away, and
 while one computes it needs its largest slice's workspace. `recompute` keeps block inputs only and needs the largest
-block's saved bytes while it computes. A device that takes part in a sync, the root of a server included, has a buffer
-as large as the largest bucket of the pipeline; by `factors` it also holds what it receives of one micro-batch. The
-model's buffers (batch statistics, fp32) count whole on every device that has a stage. CONTEXT is what the driver and
-libraries take on a GPU; a profile may say what a worker really has before its model.
+block's saved bytes while it computes. A profile may say how much memory a byte of them takes: allocators leave gaps.
+
+What comes and goes has room (`plan.ring`). From run to run, each way: some messages of a step where they go to, and
+where they come from. To be added up in a sync: a segment for each bucket and, for all that one worker sends, what may
+be on its way; no more than is added. Syncs in a row that go the same ways count together. A root that has no part in a
+bucket holds all of it. By `factors`: rows of all participants for some weights of a stage, and output gradients of a
+micro-batch that wait to be sent.
+
+The model's buffers (batch statistics, fp32) count whole on every device that has a stage. CONTEXT is what the driver
+and libraries take on a GPU; a profile may say what a worker really has before its model.
 """
 
 from __future__ import annotations
@@ -23,15 +29,29 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.cluster.spec import Precision
-from isthmus.compiled import compiled
+from isthmus.compiled import compiled, inlined
+from isthmus.cost.columns import RING, SCATTERED, SERVER, TREE, Syncs, samples_of
 from isthmus.cost.compute import WIDTH_OF
+from isthmus.cost.network import Wires, latency_between
 from isthmus.model.job import Optimizer
 from isthmus.model.profile import DeviceCosts
-from isthmus.plan.schedule import Orders, Runs
+from isthmus.plan.ring import AHEAD, LEAVING, goes_whole, room_for, segments_of
+from isthmus.plan.schedule import Edges, Orders, Runs
 
-__all__ = ["CONTEXT", "StateBytes", "activation_peaks", "context_bytes", "moment_bytes", "state_bytes"]
+__all__ = [
+    "CONTEXT",
+    "StateBytes",
+    "activation_peaks",
+    "context_bytes",
+    "moment_bytes",
+    "scratch_bytes",
+    "state_bytes",
+]
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int32]
+
+_whole, _segments, _room = inlined(goes_whole), inlined(segments_of), inlined(room_for)
 
 CONTEXT = 0.6e9  # bytes
 
@@ -74,10 +94,13 @@ def state_bytes(precision: Precision, optimizer: Optimizer, kept: float = 1.0, m
 
 
 @compiled
-def activation_peaks(runs: Runs, orders: Orders, replicas: Floats, devices: int) -> Floats:
-    """Largest sum of live activations of each device; `replicas`, [2, replicas]: bytes per sample, saved and transient.
+def activation_peaks(
+    runs: Runs, orders: Orders, forward: Edges, backward: Edges, replicas: Floats, devices: int, micro_batches: int
+) -> Floats:
+    """Largest sum of live activations of each device, and room for what runs of different devices send each other.
 
-    Of the replicas of a run all are saved, and one is computed at a time.
+    `replicas`, [2, replicas]: bytes per sample, saved and transient. Of the replicas of a run all are saved, and one is
+    computed at a time.
     """
     peaks, saved, transient = np.zeros(devices), np.zeros(len(runs.device)), np.zeros(len(runs.device))
     for q in range(replicas.shape[1]):
@@ -94,4 +117,120 @@ def activation_peaks(runs: Runs, orders: Orders, replicas: Floats, devices: int)
             peaks[d] = max(peaks[d], live + piece * transient[u])
             if orders.backward[i]:
                 live -= share * saved[u]
+    for edges in (forward, backward):
+        for e in range(len(edges.source)):
+            u, v = edges.source[e], edges.target[e]
+            if runs.device[u] != runs.device[v]:
+                count, size = messages(runs, edges, e)
+                peaks[runs.device[u]] += size * min(micro_batches, LEAVING / count)
+                peaks[runs.device[v]] += size * min(micro_batches, (AHEAD + 1) / count)
     return peaks
+
+
+@compiled
+def messages(runs: Runs, edges: Edges, e: int) -> tuple[int, float]:
+    """How many go from one run to another in each micro-batch, and their bytes."""
+    u, v = edges.source[e], edges.target[e]
+    count, size = 0, 0.0
+    for k in range(runs.slices[u]):
+        lo, hi = samples_of(runs, u, k)
+        for j in range(runs.slices[v]):
+            low, high = samples_of(runs, v, j)
+            if min(hi, high) > max(lo, low):
+                count += 1
+                size += (min(hi, high) - max(lo, low)) * edges.per_sample[e] + edges.fixed[e]
+    return count, size
+
+
+@compiled
+def scratch_bytes(syncs: Syncs, wires: Wires) -> Floats:
+    """Bytes on each device in which what comes waits to be added, in all syncs together."""
+    found = np.zeros(len(wires.host_of))
+    b = 0
+    while b < len(syncs.how):
+        end = b + 1
+        while end < len(syncs.how) and alike(syncs, b, end):
+            end += 1
+        devices = syncs.device[syncs.first[b] : syncs.first[b + 1]]
+        if syncs.how[b] == RING:
+            around(found, syncs, wires, devices, b, end)
+        elif syncs.how[b] == TREE:
+            up_the_tree(found, syncs, wires, devices, b, end)
+        elif syncs.how[b] == SERVER:
+            to_the_root(found, syncs, wires, devices, b, end)
+        b = end
+    return found
+
+
+@compiled
+def alike(syncs: Syncs, b: int, c: int) -> bool:
+    """Whether two syncs go the same ways."""
+    n = syncs.first[b + 1] - syncs.first[b]
+    if syncs.how[b] != syncs.how[c] or syncs.root[b] != syncs.root[c] or syncs.first[c + 1] - syncs.first[c] != n:
+        return False
+    same = 0
+    for i in range(n):
+        same += syncs.device[syncs.first[b] + i] == syncs.device[syncs.first[c] + i]
+    return bool(same == n)
+
+
+@compiled
+def waiting(wires: Wires, sender: int, receiver: int, added: float, segment: float) -> float:
+    """Scratch for `added` bytes from one device to another, of segments that together have `segment` bytes."""
+    trip = latency_between(wires, sender, receiver) + latency_between(wires, receiver, sender)
+    return min(added, _room(np.inf, trip) + segment)
+
+
+@compiled
+def around(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, b: int, end: int) -> None:
+    """Syncs b .. end - 1 around a ring: each adds what its neighbour sends, all but a piece or, whole, all of it."""
+    n = len(devices)
+    far = latency_between(wires, devices[0], devices[-1]) + latency_between(wires, devices[-1], devices[0])
+    added = segment = 0.0
+    for c in range(b, end):
+        whole = syncs.layout[c] != SCATTERED and _whole(n, syncs.bytes[c], far)
+        piece, planned = syncs.bytes[c] / n, syncs.segments[c]
+        if whole:
+            piece, planned = syncs.bytes[c], 2 * planned
+        added += (n - 1) * piece
+        segment += piece / _segments(piece, planned)
+    for i in range(n):
+        if n > 1:
+            found[devices[i]] += waiting(wires, devices[i - 1], devices[i], added, segment)
+
+
+@compiled
+def up_the_tree(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, b: int, end: int) -> None:
+    """... up the chains of regions, where all but the last of each add all that comes; the leaders around a ring."""
+    added = segment = 0.0
+    for c in range(b, end):
+        added += syncs.bytes[c]
+        segment += syncs.bytes[c] / _segments(syncs.bytes[c], syncs.segments[c])
+    leaders = np.empty(len(devices), np.int32)
+    count = 0
+    for i in range(len(devices)):
+        above = -1
+        for k in range(i):
+            if wires.region_of[devices[k]] == wires.region_of[devices[i]]:
+                above = devices[k]
+        if above < 0:
+            leaders[count] = devices[i]
+            count += 1
+        else:
+            found[above] += waiting(wires, devices[i], above, added, segment)
+    around(found, syncs, wires, leaders[:count], b, end)
+
+
+@compiled
+def to_the_root(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, b: int, end: int) -> None:
+    """... through a server, which adds what comes to its own or, where it has none, to what the first sends."""
+    added = segment = 0.0
+    for c in range(b, end):
+        added += syncs.bytes[c]
+        segment += syncs.bytes[c] / _segments(syncs.bytes[c], syncs.segments[c])
+    root, takes_part = syncs.root[b], False
+    for i in range(len(devices)):
+        takes_part |= devices[i] == root
+    for i in range(len(devices)):
+        if devices[i] != root and (takes_part or i > 0):
+            found[root] += waiting(wires, devices[i], root, added, segment)

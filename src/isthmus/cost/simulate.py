@@ -19,13 +19,12 @@ import numpy.typing as npt
 
 from isthmus.cluster.spec import Cluster, Precision
 from isthmus.compiled import compiled
-from isthmus.cost.columns import DUPLICATE
 from isthmus.cost.compute import Efficiency
 from isthmus.cost.emit import TaskList, new_list
 from isthmus.cost.engine import Times, run
 from isthmus.cost.flat import Flat, flatten
 from isthmus.cost.lower import lower
-from isthmus.cost.memory import activation_peaks, context_bytes
+from isthmus.cost.memory import activation_peaks, context_bytes, scratch_bytes
 from isthmus.cost.network import Fabric, fabric, with_overheads
 from isthmus.cost.pool import PreparedPool, prepare_pool, write_pool
 from isthmus.cost.tables import ModelTable, stage_links
@@ -155,13 +154,6 @@ class Simulator:
         costs = self.profile.device_costs if self.profile is not None else {}
         return {kind: context_bytes(kind, costs.get(kind)) for kind in self.cluster.kinds}
 
-    @cached_property
-    def _held(self) -> Floats:
-        """Bytes of memory for each byte of activations, by device; one figure where none was measured."""
-        costs = self.profile.device_costs if self.profile is not None else {}
-        kinds = [device.kind for device in self.cluster.devices.values()] if costs else []
-        return np.array([costs[kind].held if kind in costs else 1.0 for kind in kinds] or [1.0])
-
     def prepare(self, part: Pipeline | Pool, net: Fabric) -> Prepared | PreparedPool:
         """A part as arrays: who computes what in which order, and what flows."""
         if isinstance(part, Pool):
@@ -173,7 +165,8 @@ class Simulator:
         links = stage_links(flat.shape.first, table.tensors)
         forward = run_edges(flat.shape, runs, links[0], links[1], False)
         backward = run_edges(flat.shape, runs, links[2], links[3], True)
-        orders = make_orders(runs, forward, backward, len(net.devices), flat.micro_batches, flat.schedule, flat.ahead)
+        rules = flat.micro_batches, flat.schedule, flat.ahead
+        orders = make_orders(flat.shape, runs, forward, backward, len(net.devices), *rules)
         return Prepared(flat, runs, forward, backward, orders)
 
     def _write(
@@ -215,7 +208,7 @@ class Simulator:
                 for device in group:
                     peak[device] += part.flat.state[q]
                     spilled[net.wires.host_of[device]] += part.flat.spilled[q]
-            add_activations(part, peak, self._held)
+            add_activations(part, peak, net)
         memory, short = {}, []
         for d in np.flatnonzero(peak).tolist():
             name = net.devices[d]
@@ -268,34 +261,21 @@ def _labels(part: Pipeline | Pool, prepared: Prepared | PreparedPool) -> list[tu
     return [(runs, tuple(buckets))]
 
 
-def add_activations(part: Prepared, peak: Floats, held: Floats) -> None:
-    """Adds to the bytes of each device all that is no state: activations, the model's buffers, what syncs need."""
-    flat, activations = part.flat, live_activations(part, len(peak), held)
+def add_activations(part: Prepared, peak: Floats, net: Fabric) -> None:
+    """Adds to the bytes of each device all that is no state: activations, the model's buffers, room for what comes."""
+    flat = part.flat
+    activations = activation_peaks(
+        part.runs, part.orders, part.forward, part.backward, flat.activations, len(peak), flat.micro_batches
+    )
     peak += activations
     for first, member in {(group[0], device) for group in flat.groups for device in group[1:]}:
         peak[member] += activations[first]
     if flat.buffers:
         peak[list({device for group in flat.groups for device in group})] += flat.buffers
-    if (flat.syncs.root >= 0).any():
-        syncing = set(buffered(flat).tolist())
-        roots = set(flat.syncs.root.tolist()) - {-1}
-        peak[list(roots - {d for group in flat.groups if group[0] in syncing for d in group})] += flat.bucket
-    for device, size in flat.received.items():
+    if len(flat.syncs.how):
+        peak += scratch_bytes(flat.syncs, net.wires)
+    for device, size in flat.rooms.items():
         peak[device] += size
-
-
-def live_activations(part: Prepared, devices: int, held: Floats) -> Floats:
-    """Peak bytes of activations and sync buffers on the first device of each replica; `held` for each byte."""
-    flat = part.flat
-    peaks = activation_peaks(part.runs, part.orders, flat.activations, devices) * held
-    peaks[buffered(flat)] += flat.bucket
-    return peaks
-
-
-def buffered(flat: Flat) -> npt.NDArray[np.int32]:
-    """First devices of the replicas that have a buffer for syncs; a duplicate sends nothing."""
-    sends = flat.syncs.how != DUPLICATE
-    return flat.syncs.holder if sends.all() else flat.syncs.holder[np.repeat(sends, np.diff(flat.syncs.first))]
 
 
 @compiled

@@ -87,6 +87,7 @@ class Bucket(NamedTuple):
     pruned_split: float  # ... of what tensor groups divide
     blocks: tuple[int, ...]  # that use one of them
     factor_bytes: float  # per sample: inputs and output gradients of its linear weights
+    output_bytes: float  # ... the output gradients alone
     rebuild_flops: float  # per sample: the product of the two
     rebuild_split: float  # the part of it that tensor groups divide
 
@@ -258,8 +259,8 @@ class ModelTable:
                     names.add(name)
                     rows.append(self._facts[name])
                     blocks.update(dict.fromkeys(self.users[name]))
-        sums = [sum(column) for column in zip(*rows, strict=True)] or [0] * 7
-        elements, split, pruned, pruned_split, factors, flops, flops_split = sums
+        sums = [sum(column) for column in zip(*rows, strict=True)] or [0] * 8
+        elements, split, pruned, pruned_split, factors, outputs, flops, flops_split = sums
         return Bucket(
             elements=float(elements),
             split=float(split),
@@ -267,6 +268,7 @@ class ModelTable:
             pruned_split=float(pruned_split),
             blocks=tuple(blocks),
             factor_bytes=factors * self.width,
+            output_bytes=outputs * self.width,
             rebuild_flops=flops,
             rebuild_split=flops_split,
         )
@@ -282,6 +284,12 @@ class ModelTable:
         return found
 
     @cached_property
+    def largest_factors(self) -> list[float]:
+        """Of each block, bytes per sample of the inputs and output gradients of one of its linear weights."""
+        rows = [[self._facts[name][4] for name in block.parameters] for block in self.graph.blocks]
+        return [max(row, default=0.0) * self.width for row in rows]
+
+    @cached_property
     def weight_bytes(self) -> Floats:
         """[2, blocks + 1]: sums of weight (or gradient) bytes, and of those that groups divide."""
         return np.stack((self.sums.elements, self.sums.split_elements)) * float(self.width)
@@ -294,9 +302,9 @@ class ModelTable:
             x, split = p.linear, p.name in self.split
             pruned = p.elements if x is not None else 0
             flops = 2.0 * x.rows * x.inputs * x.outputs if x is not None else 0.0
-            factors = x.rows * (x.inputs + x.outputs) if x is not None else 0.0
+            factors, outputs = (x.rows * (x.inputs + x.outputs), x.rows * x.outputs) if x is not None else (0.0, 0.0)
             parted = (p.elements, pruned, flops) if split else (0, 0, 0.0)
-            found[p.name] = (p.elements, parted[0], pruned, parted[1], factors, flops, parted[2])
+            found[p.name] = (p.elements, parted[0], pruned, parted[1], factors, outputs, flops, parted[2])
         return found
 
 

@@ -90,6 +90,7 @@ class DeviceCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     add_bandwidth: float | None = None  # bytes/s at which gradients that come are added; None: that takes no time
     context_bytes: float | None = None  # memory of a worker before its model; None: as usual
     held: float = 1.0  # bytes of memory for each byte of activations: allocators round up, and leave gaps
+    held_recomputed: float = 1.0  # ... where blocks are computed again: much comes and goes between what stays
 
 
 class NetworkCosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -277,6 +278,7 @@ _COLLECTIVE = {
 
 
 _RATE = (lambda rate: rate is None or 0.0 < rate <= _MOST_RATE, f"bytes a second, above 0, at most {_MOST_RATE:g}")
+_HELD = (_within(1.0, _MOST_HELD), f"from 1 to {_MOST_HELD:g}")
 _DEVICE = {
     "device": (_named, NAME_RULE),
     "action_seconds": _SECONDS,
@@ -287,7 +289,8 @@ _DEVICE = {
         lambda size: size is None or 0.0 <= size <= _MOST_BYTES,
         f"bytes, from 0 to {_MOST_BYTES:g}",
     ),
-    "held": (lambda ratio: 1.0 <= ratio <= _MOST_HELD, f"from 1 to {_MOST_HELD:g}"),
+    "held": _HELD,
+    "held_recomputed": _HELD,
 }
 _NETWORK = {
     "payload": (lambda part: 0.0 < part <= 1.0, "above 0, at most 1"),

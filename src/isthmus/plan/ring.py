@@ -1,8 +1,11 @@
-"""How a tensor goes around a ring: the rule that the runtime keeps and the simulator prices."""
+"""How a tensor goes around a ring, and how much room there is for what comes: rules that the runtime keeps.
+
+The simulator prices plans by the same rules.
+"""
 
 from __future__ import annotations
 
-__all__ = ["FAR", "SHORT", "goes_whole", "room_for", "segments_of"]
+__all__ = ["AHEAD", "FAR", "FEWEST_TURNS", "LEAVING", "SHORT", "goes_whole", "room_for", "segments_of"]
 
 SHORT = 1 << 15  # bytes of a tensor that is better sent whole to everybody: half as many rounds
 LARGEST = 1 << 20  # bytes of a segment: one is added, still in the cache, while the next comes
@@ -11,6 +14,9 @@ SMALLEST = 1 << 16  # ... where a plan asks for more segments
 AT_ONCE = 4  # segments of a piece, so that while one travels the next are sent
 SCRATCH = 1 << 22  # bytes on their way to be added: more would not stay in the cache
 FAST, MOST = 2.5e9, 1 << 26  # ... on a long link, this many per second of a round trip; at most
+FEWEST_TURNS = 2  # linear weights whose factors may come at once, whatever their size
+AHEAD = 4  # messages from one run to another that may come before the one that is waited for has come
+LEAVING = 16  # ... that are held by who sends them, in a step
 FAR = 0.002  # seconds there and back beyond which, of two participants, a round counts more than adding
 
 
@@ -34,5 +40,5 @@ def segments_of(size: float, planned: int) -> int:
 
 
 def room_for(size: float, round_trip: float) -> float:
-    """Bytes of room in which `size` bytes wait to be added: what may be on its way, and no more than there are."""
+    """Bytes of room for `size` bytes that come from one worker: what may be on its way, and no more than there are."""
     return min(size, max(SCRATCH, min(FAST * round_trip, MOST)))

@@ -11,7 +11,9 @@ tick; each tick each device takes one operation that is ready:
 
 - `fill-drain`: a forward if it has any left, backwards only after its last forward;
 - `1f1b`: a backward if one is ready, else a forward, as long as the run has fewer micro-batches in flight than its
-  depth (runs from it to the end, itself included) plus `ahead`;
+  depth (runs from it to the end, itself included) plus `ahead` for each far edge on the way; what passes a far edge is
+  there `ahead` ticks later, so that runs before it go on with forwards meanwhile. Far is what leaves a region or, in
+  pipelines of one region, a host;
 - `interleaved`: the same without that limit.
 
 Among several forwards the deepest run (the last by number) goes first, among backwards the earliest micro-batch (then
@@ -245,8 +247,36 @@ def depths(runs: int, forward: Edges) -> Ints:
 
 
 @compiled
+def far_edges(shape: Shape, runs: Runs, edges: Edges) -> Bools:
+    """Which edges leave a region or, where all runs are in one, a host."""
+    where = shape.host_of
+    for u in range(1, len(runs.device)):
+        if shape.region_of[runs.device[u]] != shape.region_of[runs.device[0]]:
+            where = shape.region_of
+    far = np.zeros(len(edges.source), np.bool_)
+    for e in range(len(edges.source)):
+        far[e] = where[runs.device[edges.source[e]]] != where[runs.device[edges.target[e]]]
+    return far
+
+
+@compiled
+def limits(depth: Ints, forward: Edges, far: Bools, ahead: int) -> Ints:
+    """Micro-batches that may be in flight in each run: of each way to its end, the runs and `ahead` for far edges."""
+    limit = depth.copy()
+    changed = ahead > 0
+    while changed:
+        changed = False
+        for e in range(len(forward.source) - 1, -1, -1):
+            most = limit[forward.target[e]] + 1 + (ahead if far[e] else 0)
+            if limit[forward.source[e]] < most:
+                limit[forward.source[e]] = most
+                changed = True
+    return limit
+
+
+@compiled
 def make_orders(
-    runs: Runs, forward: Edges, backward: Edges, devices: int, micro_batches: int, how: int, ahead: int
+    shape: Shape, runs: Runs, forward: Edges, backward: Edges, devices: int, micro_batches: int, how: int, ahead: int
 ) -> Orders:
     """Each device's order, by the rules in the module's docstring; `how` is a value of SCHEDULES."""
     depth = depths(len(runs.device), forward)
@@ -256,7 +286,10 @@ def make_orders(
             orders = looped_orders(runs, depth, devices, micro_batches, apart)
             if completes(orders, runs, forward, backward, devices):
                 return orders
-    return play_orders(runs, forward, backward, devices, micro_batches, how, depth + ahead)
+    there, home = far_edges(shape, runs, forward), far_edges(shape, runs, backward)
+    late = min(ahead, micro_batches) if how == 1 else 0
+    limit = limits(depth, forward, there, late)
+    return play_orders(runs, forward, backward, there, home, devices, micro_batches, how, limit, late)
 
 
 @compiled
@@ -339,12 +372,13 @@ def completes(orders: Orders, runs: Runs, forward: Edges, backward: Edges, devic
 
 @compiled
 def play_orders(
-    runs: Runs, forward: Edges, backward: Edges, devices: int, micro_batches: int, how: int, limit: Ints
-) -> Orders:
-    """Each device's order as it comes out of playing the pipeline tick by tick."""
+    runs: Runs, forward: Edges, backward: Edges, there: Bools, home: Bools, devices: int, micro_batches: int, how: int,
+    limit: Ints, late: int,
+) -> Orders:  # fmt: skip
+    """Each device's order as it comes out of playing the pipeline tick by tick; far edges take `late` ticks more."""
     n_runs = len(runs.device)
     done = np.zeros((2, n_runs), np.int32)  # micro-batches through, forwards and backwards
-    before = np.zeros((2, n_runs), np.int32)  # the same, at the start of the tick
+    before = np.zeros((late + 1, 2, n_runs), np.int32)  # the same, at the start of this tick and of those before it
     ready = np.zeros((2, n_runs), np.int32)  # micro-batches that may go
     first = first_rows(runs, devices, micro_batches)
     place = first[:-1].copy()
@@ -354,15 +388,19 @@ def play_orders(
     for u in range(n_runs):
         forwards_left[runs.device[u]] += micro_batches
     choice = np.full(devices, -1, np.int32)
-    taken = 0
+    taken = tick = 0
     while taken < total:
+        now, then = tick % (late + 1), (tick + 1) % (late + 1)  # then: the oldest that is kept
+        tick += 1
         for u in range(n_runs):
-            before[0, u], before[1, u] = done[0, u], done[1, u]
+            before[now, 0, u], before[now, 1, u] = done[0, u], done[1, u]
             ready[0, u], ready[1, u] = micro_batches, done[0, u]
         for e in range(len(forward.source)):
-            ready[0, forward.target[e]] = min(ready[0, forward.target[e]], before[0, forward.source[e]])
+            came = before[then if there[e] else now, 0, forward.source[e]]
+            ready[0, forward.target[e]] = min(ready[0, forward.target[e]], came)
         for e in range(len(backward.source)):
-            ready[1, backward.target[e]] = min(ready[1, backward.target[e]], before[1, backward.source[e]])
+            came = before[then if home[e] else now, 1, backward.source[e]]
+            ready[1, backward.target[e]] = min(ready[1, backward.target[e]], came)
         for d in range(devices):
             choice[d] = -1
         for u in range(n_runs):

@@ -87,7 +87,8 @@ class Sync(_Frozen, frozen=True, kw_only=True):
 class Pipeline(_Frozen, frozen=True, kw_only=True, tag="pipeline", tag_field="part"):
     """One job as stages.
 
-    `ahead`: micro-batches that 1f1b lets in flight beyond the depth of the pipeline, to hide long links.
+    `ahead`: micro-batches that 1f1b lets in flight for each far link on the way, beyond the depth of the pipeline: as
+    many as go to the next stage and back there while one is computed (`plan.schedule`).
     """
 
     job: Job

@@ -10,27 +10,22 @@ are bit for bit equal wherever the same product of the same numbers is: on devic
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from isthmus.errors import ModelError
-from isthmus.runtime.channel import Channel, Network, Work
+from isthmus.runtime.channel import Network
+from isthmus.runtime.exchange import FactorExchange, Line
 from isthmus.runtime.program import BucketSpec, Program
 from isthmus.runtime.syncs import Ring
 
-__all__ = ["FactorExchange", "FactorTap", "Factors", "make_factors", "tap"]
+__all__ = ["FactorTap", "Factors", "make_factors", "tap"]
 
 Sink = Callable[[Tensor, Tensor], None]
 
-_HEADER, _LEFT, _RIGHT = 0, 1, 2  # tags
-_AHEAD = 2  # micro-batches whose receives are posted
 _LINEAR, _ADDMM = torch.ops.aten.linear.default, torch.ops.aten.addmm.default
 _PRODUCTS = (_LINEAR, _ADDMM, torch.ops.aten.mm.default, torch.ops.aten.matmul.default)
 _TURNS = (
@@ -159,131 +154,6 @@ def _untapped(name: str, found: str) -> ModelError:
 # -- exchanging them
 
 
-@dataclass
-class _Batch:
-    """Rows of all participants in one micro-batch, and the messages that bring them."""
-
-    left: Tensor
-    right: Tensor
-    coming: list[Work]
-
-
-class FactorExchange:
-    """One weight: sends this worker's factors to all others, and adds the product of all rows to the gradient.
-
-    `channels` go to the participants in their order, None stands for this worker; no other weight uses them. `slices`
-    is how often a micro-batch's backward comes here. In the first micro-batch a header says how many rows each slice
-    has; they stay the same, so that receives can be posted ahead.
-    """
-
-    def __init__(self, name: str, weight: nn.Parameter, channels: Sequence[Channel | None], slices: int) -> None:
-        self.name, self.weight, self.slices = name, weight, slices
-        self._channels, self._me = channels, list(channels).index(None)
-        self._rows: list[list[int]] = [[] for _ in channels]  # of each participant's slices
-        self._own: list[tuple[Tensor, Tensor]] = []
-        self._sent: list[Work] = []
-        self._batches: deque[_Batch] = deque()
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name=f"factors {name}", daemon=True)
-        self._thread.start()
-
-    def take(self, left: Tensor, right: Tensor) -> None:
-        """The factors of one slice, from its backward: they leave at once, and are added in a thread."""
-        like = self.weight
-        pair = tuple(factor.detach().to(like.dtype).contiguous() for factor in (left, right))
-        header = self._header(pair[0].shape[0])
-        for channel in self._others():
-            if header is not None:
-                self._sent.append(channel.send(header, _HEADER))
-            self._sent.append(channel.send(pair[0], _LEFT))
-            self._sent.append(channel.send(pair[1], _RIGHT))
-        self._own.append((pair[0], pair[1]))
-        if len(self._own) == self.slices:
-            own, sent = self._own, self._sent
-            self._own, self._sent = [], []
-            self._queue.put(lambda: self._add(own, sent))
-
-    def wait(self) -> None:
-        """Until all that was taken has been added, everybody's; raises what went wrong."""
-        done = threading.Event()
-        self._queue.put(done.set)
-        done.wait()
-        if self._failure is not None:
-            raise self._failure
-
-    def close(self) -> None:
-        """Ends the thread once it has nothing to do."""
-        self._queue.put(None)
-
-    def _others(self) -> list[Channel]:
-        return [channel for channel in self._channels if channel is not None]
-
-    def _header(self, rows: int) -> Tensor | None:
-        """(rows, slices) of a slice in the first micro-batch; later the rows must be the same."""
-        known, at = self._rows[self._me], len(self._own)
-        if len(known) < self.slices:
-            known.append(rows)
-            return torch.tensor([rows, self.slices])
-        if known[at] != rows:
-            raise ModelError(
-                f"{self.name} cannot be synced by factors any longer",
-                found=f"{rows} rows in slice {at}",
-                expected=f"{known[at]} as in the first micro-batch",
-                next="Use ring for it, or samples of one length",
-            )
-        return None
-
-    def _work(self) -> None:
-        while (job := self._queue.get()) is not None:
-            try:
-                job()
-            except BaseException as failure:
-                self._failure = self._failure or failure
-
-    def _add(self, own: Sequence[tuple[Tensor, Tensor]], sent: Sequence[Work]) -> None:
-        if self._failure is not None:
-            return
-        self._learn()
-        while len(self._batches) < _AHEAD:
-            self._batches.append(self._expect())
-        batch = self._batches.popleft()
-        begin = sum(map(sum, self._rows[: self._me]))
-        end = begin + sum(self._rows[self._me])
-        torch.cat([left for left, _ in own], out=batch.left[begin:end])
-        torch.cat([right for _, right in own], out=batch.right[begin:end])
-        for work in batch.coming:
-            work.wait()
-        if self.weight.grad is None:
-            self.weight.grad = torch.zeros_like(self.weight)
-        self.weight.grad.addmm_(batch.left.t(), batch.right)
-        for work in sent:
-            work.wait()
-
-    def _learn(self) -> None:
-        """Reads the headers of the first micro-batch."""
-        for channel, known in zip(self._channels, self._rows, strict=True):
-            header = torch.tensor([0, len(known) or 1])
-            while channel is not None and len(known) < header[1]:
-                channel.receive(header, _HEADER).wait()
-                known.append(int(header[0]))
-
-    def _expect(self) -> _Batch:
-        """Posts the receives of a micro-batch."""
-        rows = sum(map(sum, self._rows))
-        left, right = (
-            torch.empty(rows, n, dtype=self.weight.dtype, device=self.weight.device) for n in self.weight.shape
-        )
-        coming, at = [], 0
-        for channel, sizes in zip(self._channels, self._rows, strict=True):
-            for size in sizes:
-                if channel is not None:
-                    coming.append(channel.receive(left[at : at + size], _LEFT))
-                    coming.append(channel.receive(right[at : at + size], _RIGHT))
-                at += size
-        return _Batch(left, right, coming)
-
-
 class Factors:
     """The sync of a bucket of linear weights; its messages leave during the backward pass."""
 
@@ -319,9 +189,13 @@ def make_factors(
     network: Network,
     modules: Mapping[int, Sequence[nn.Module]],
     parameters: Mapping[str, nn.Parameter],
+    lines: dict[int, Line],
     ring: Ring | None = None,
 ) -> Factors:
-    """Taps a bucket's weights in the modules of each run (by its index), and connects them with other participants."""
+    """Taps a bucket's weights in the modules of each run (by its index), and connects them with other participants.
+
+    `lines`: of each run, for all its buckets; made where there is none yet.
+    """
     exchanges = []
     for name in spec.parameters:
         weight = parameters[name]
@@ -330,7 +204,9 @@ def make_factors(
             None if other == program.device else network.channel(f"{program.job.name} factors {name}", other)
             for other in spec.members
         ]
-        exchange = FactorExchange(name, weight, channels, program.runs[run].slices)
+        if run not in lines:
+            lines[run] = Line()
+        exchange = FactorExchange(name, weight, channels, program.runs[run].slices, lines[run])
         tap(modules[run], name, weight, exchange.take)
         exchanges.append(exchange)
     return Factors(exchanges, ring)

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import ModelError
+from isthmus.plan.ring import AHEAD, LEAVING
 from isthmus.runtime.channel import Channel, Work
 from isthmus.runtime.program import Flow, Run, samples_of_slice
 
 __all__ = ["Form", "Inbox", "Inflow", "Message", "Outflow", "Part", "messages"]
 
 HEADER = 0  # tag
-AHEAD = 4  # receives posted ahead on one flow
-PENDING = 16  # sends of one flow that may be under way
 _DIMS = 8  # dimensions of a tensor that a header has room for
 _DTYPES = (
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -231,7 +230,7 @@ class Outflow:
 
     def _post(self, work: Work) -> None:
         self._pending.append(work)
-        while len(self._pending) > PENDING:
+        while len(self._pending) > LEAVING:
             self._pending.popleft().wait()
 
     def finish(self) -> None:

@@ -2,7 +2,8 @@
 
 Every sync cuts its messages into segments, has several of them on their way at once, and passes a segment on as soon as
 it has been added. Receives are posted ahead: those that are added go through scratch memory, the others straight to
-their place (a result can only come after all that it is the sum of has left, so nothing is overwritten too early).
+their place (a result can only come after all that it is the sum of has left, so nothing is overwritten too early). All
+syncs together have as much scratch for what one worker sends as may be on its way, beside a segment for each.
 
 Whoever adds a part up is alone in doing so and everybody else gets a copy, so the sums are bit for bit equal on all
 participants, in 16 bits too. A CUDA tensor has its result in the order of the calling thread's current stream.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -22,13 +23,15 @@ import torch
 from torch import Tensor
 
 from isthmus.plan.ring import goes_whole, room_for, segments_of
+from isthmus.runtime import scratch
 from isthmus.runtime.channel import Channel, Network, Work
 from isthmus.runtime.program import BucketSpec, Program
 
 __all__ = ["Ring", "Server", "Sync", "Tree", "make_sync", "piece_bounds"]
 
 _TAG = 0
-_spare: list[Tensor] = []  # scratch memory of the host to use again: new memory is slow
+_lent: Counter[tuple[str, str]] = Counter()  # (worker, who sends to it) -> bytes of scratch memory in use
+_trips: dict[tuple[str, str], float] = {}  # ... -> seconds there and back
 _lending = threading.Lock()
 _finished: deque[Work] = deque(maxlen=32)  # Gloo's thread is at times still busy with a message, and ending it waits
 
@@ -104,31 +107,38 @@ class _Arrivals:
     def __init__(self, channel: Channel, targets: Iterable[tuple[Tensor, bool]]) -> None:
         self._channel, self._todo = channel, deque(targets)
         self._posted: deque[tuple[Tensor, Tensor | None, Work]] = deque()
-        self._borrowed: Tensor | None = None
-        self._free = self._scratch()
+        self._adding = sum(adds for _, adds in self._todo)  # that are to be posted
+        self._largest = max((target.nbytes for target, adds in self._todo if adds), default=0)
+        self._slots = 0
+        self._free: list[Tensor] = []
+        channel.connected()  # so that its round trip is known
         self._post()
-
-    def _scratch(self) -> list[Tensor]:
-        """Slots for what is added."""
-        added = [target for target, adds in self._todo if adds]
-        if not added:
-            return []
-        like, size = added[0], max(target.numel() for target in added)
-        self._channel.connected()  # so that its round trip is known
-        room = int(room_for(math.inf, self._channel.round_trip)) // like.element_size()
-        slots = min(len(added), max(2, room // size))
-        if like.is_cuda:
-            return list(like.new_empty(slots, size).unbind())
-        self._borrowed = _borrow(slots * size * like.element_size())
-        return list(self._borrowed[: slots * size * like.element_size()].view(like.dtype).view(slots, size).unbind())
 
     def _post(self) -> None:
         """Receives in the order in which they come, as far as there is room."""
-        while self._todo and (self._free or not self._todo[0][1]):
-            target, adds = self._todo.popleft()
-            slot = self._free.pop() if adds else None
-            into = target if slot is None else slot[: target.numel()]
+        while self._todo:
+            target, adds = self._todo[0]
+            slot = self._slot(target) if adds else None
+            if adds and slot is None:
+                break
+            self._todo.popleft()
+            self._adding -= adds
+            into = target if slot is None else slot[: target.nbytes].view(target.dtype)
             self._posted.append((target, slot, self._channel.receive(into, _TAG)))
+        if not self._adding:
+            self._give_back()
+
+    def _slot(self, like: Tensor) -> Tensor | None:
+        """Scratch for a target: free, or more of it where there is more; the first in any case."""
+        if not self._free and (slot := _borrow(self._channel, self._largest, like, must=self._slots == 0)) is not None:
+            self._slots += 1
+            self._free.append(slot)
+        return self._free.pop() if self._free else None
+
+    def _give_back(self) -> None:
+        for slot in self._free:
+            _return(self._channel, slot)
+        self._free.clear()
 
     def each(self, leaving: _Departures | None = None) -> Iterator[Tensor]:
         """The targets, each when it is complete; `leaving`: the same parts, which must have left before."""
@@ -138,22 +148,28 @@ class _Arrivals:
             if leaving is not None:
                 leaving.wait_first()
             if slot is not None:
-                _add(target, slot[: target.numel()])
+                _add(target, slot[: target.nbytes].view(target.dtype))
                 self._free.append(slot)
                 self._post()
             yield target
-        if self._borrowed is not None:
-            with _lending:
-                _spare.append(self._borrowed)
 
 
-def _borrow(size: int) -> Tensor:
-    """Scratch memory of at least so many bytes, and not far more: what was given back, or new."""
+def _borrow(channel: Channel, size: int, like: Tensor, *, must: bool) -> Tensor | None:
+    """Scratch of at least so many bytes; None where all the room that there is is in use, unless it must."""
+    key = (channel.me, channel.other)
     with _lending:
-        fits = [index for index, spare in enumerate(_spare) if size <= len(spare) <= 2 * size]
-        if fits:
-            return _spare.pop(min(fits, key=lambda index: len(_spare[index])))
-    return torch.empty(size, dtype=torch.uint8)
+        trip = _trips[key] = min(channel.round_trip, _trips.get(key, math.inf))  # others were measured worse
+        if not must and _lent[key] + size > room_for(math.inf, trip):
+            return None
+        slot = scratch.take(size, like)
+        _lent[key] += slot.nbytes
+    return slot
+
+
+def _return(channel: Channel, slot: Tensor) -> None:
+    with _lending:
+        _lent[channel.me, channel.other] -= slot.nbytes
+    scratch.give_back(slot)
 
 
 class Ring:

@@ -15,6 +15,7 @@ from isthmus.model.export import Example
 from isthmus.model.pieces import Pieces
 from isthmus.runtime.buckets import Bucket, Buckets, Served
 from isthmus.runtime.channel import ChannelError, Network
+from isthmus.runtime.exchange import Line
 from isthmus.runtime.executor import Executor, Hooks, Loss, Span
 from isthmus.runtime.factors import make_factors
 from isthmus.runtime.gather import Gatherer, Scatterer
@@ -84,8 +85,9 @@ class Worker:
             for spec in program.buckets
             if spec.how is None or any(program.device in group for group in spec.groups)
         ]
+        lines: dict[int, Line] = {}
         for bucket in self.buckets:
-            bucket.sync = self._sync(bucket.spec, placed, parameters)
+            bucket.sync = self._sync(bucket.spec, placed, parameters, lines)
         used = {
             run.number: list(dict.fromkeys(name for names in found for name in names))
             for run, found in zip(program.runs, stretches, strict=True)
@@ -103,14 +105,16 @@ class Worker:
         self._modules, self._buffers = modules, _homes(pieces, buffers)
         self._rest = pieces.rest if program.device == program.leader else {}
 
-    def _sync(self, spec: BucketSpec, placed: Placed, parameters: Mapping[str, nn.Parameter]) -> Sync | None:
+    def _sync(
+        self, spec: BucketSpec, placed: Placed, parameters: Mapping[str, nn.Parameter], lines: dict[int, Line]
+    ) -> Sync | None:
         if len({len(group) for group in spec.groups}) > 1:
             return UnequalGroups(spec, self.program, self.network, self.graph, placed.cuts)
         sync = make_sync(spec, self.program, self.network)
         if spec.how != "factors":
             return sync
         around = sync if isinstance(sync, Ring) and spec.layout != "replicated" else None
-        return make_factors(spec, self.program, self.network, placed.modules, parameters, around)
+        return make_factors(spec, self.program, self.network, placed.modules, parameters, lines, around)
 
     def _served(self) -> list[Served]:
         """Buckets of which this worker is the root and no participant."""
