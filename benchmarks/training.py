@@ -1,6 +1,6 @@
-"""All schemes and stock DDP, really trained in emulated worlds, beside what the simulator said of them.
+"""All schemes, `auto` and stock DDP, really trained in emulated worlds, beside what the simulator said of them.
 
-In each world every scheme plans the same job with times measured for that world's devices; each different plan is then
+In each world every planner plans the same job with times measured for that world's devices; each different plan is then
 trained, round by round, in turns with the others and with DDP (equal shares, torch's own buckets and all-reduce).
 
     python benchmarks/training.py --quick        one world, one round
@@ -56,12 +56,28 @@ def main() -> int:
     known = [rank for rank in ranks.values() if rank is not None]
     plans = [row for row in rows if row["predicted"] is not None]
     whole = float(spearmanr([row["predicted"] for row in plans], [row["measured"] for row in plans]).statistic)
+    gains = {name: over_schemes([row for row in rows if row["world"] == name]) for name in names}
+    apart = [gains[name] for name in names if len(worlds.world(name).regions) > 1]
     claims = [
         at_least("rank correlation of predicted and measured times, mean over worlds", statistics.mean(known), 0.95),
         at_least("rank correlation over all worlds together", whole, 0.95),
         at_least("worlds", len(names), 1 if given.quick else 8),
+        at_least(
+            "auto over the best scheme, geometric mean over worlds of several regions",
+            statistics.geometric_mean(apart),
+            1.2,
+        ),
+        at_least("auto over the best scheme, least of all worlds", min(gains.values()), 0.98),
+        at_least("auto over stock DDP, most", max(row["over_ddp"] for row in rows if "auto" in row["schemes"]), 4.56),
     ]
-    return finish(given, rows, claims, others={"rank_by_world": ranks})
+    return finish(given, rows, claims, others={"rank_by_world": ranks, "auto_over_schemes": gains})
+
+
+def over_schemes(rows: list[dict[str, Any]]) -> float:
+    """How many times as fast as the best scheme of a world `auto` is; 1 where it is that scheme's plan."""
+    auto = next(row for row in rows if "auto" in row["schemes"].split(", "))
+    usual = [row for row in rows if not {"auto", "DDP"} >= set(row["schemes"].split(", "))]
+    return float(min(row["measured"] for row in usual) / auto["measured"])
 
 
 def agreement(rows: list[dict[str, Any]]) -> float | None:
@@ -100,7 +116,7 @@ def compare(name: str, rounds: int) -> list[dict[str, Any]]:
 
 
 def plans(cluster: Cluster) -> list[Contender]:
-    """The best plan of each scheme that this runtime runs, equal ones once."""
+    """The best plan of each planner that this runtime runs, equal ones once."""
     job = Job(
         name="job", model=MODEL.spec, batch=BATCH, sequence=MODEL.sequence, precision="fp32",
         optimizer=Optimizer(learning_rate=1e-4),
@@ -109,7 +125,7 @@ def plans(cluster: Cluster) -> list[Contender]:
     models = {"job": worlds.graph_of(MODEL)}
     problem = build_problem(cluster, (job,), models, 0, profile)
     found: dict[str, Contender] = {}
-    for scheme in SCHEMES:
+    for scheme in (*SCHEMES, "auto"):
         try:
             choice = choose_plan(problem, planner=scheme)
             programs(choice.plan, cluster, models)

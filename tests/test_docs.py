@@ -44,7 +44,13 @@ from isthmus.plan.validate import RULES
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
-RUN = (ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("tutorial", "models", "profiles", "python", "errors")))
+RUN = (
+    ROOT / "README.md",
+    *(
+        DOCS / f"{name}.md"
+        for name in ("tutorial", "models", "profiles", "python", "errors", "explain", "planner-from-scratch")
+    ),
+)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(?P<title>.+?) *$", re.MULTILINE)
 FENCE = re.compile(r"^```(?P<language>\w*)(?: (?P<name>\S+))?\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)

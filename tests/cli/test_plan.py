@@ -12,7 +12,7 @@ import pytest
 from isthmus.model.saved import save_graph
 from isthmus.plan.file import load_plan
 from isthmus.plan.text import render
-from isthmus.planners.portfolio import PLANNERS
+from isthmus.planners.schemes import SCHEMES
 from tests.cli.conftest import Isthmus
 from tests.plan.small_models import chain
 
@@ -27,9 +27,9 @@ def test_plan_and_simulate_agree(isthmus: Isthmus, saved_model: Path, box: Path,
     planned = isthmus("plan", saved_model, "--cluster", box, "--batch", 16, "--seed", 3, "-o", file, "--json")
     assert planned.code == 0 and set(planned.values) >= KEYS
     assert planned.values["plan"] == str(file) and planned.values["feasible"] is True
-    assert set(planned.values["baselines"]) == set(PLANNERS) - {"auto"}
+    assert set(planned.values["baselines"]) == set(SCHEMES)
     steps = [seconds for seconds in planned.values["baselines"].values() if seconds is not None]
-    assert planned.values["lower_bound_seconds"] <= planned.values["step_seconds"] == min(steps)
+    assert planned.values["lower_bound_seconds"] <= planned.values["step_seconds"] <= min(steps)
     simulated = isthmus("simulate", file, "--trace", trace, "--json")
     assert simulated.code == 0
     for key in ("step_seconds", "memory", "limits", "jobs", "feasible"):
@@ -62,7 +62,7 @@ def test_the_text_for_people(isthmus: Isthmus, root: Path) -> None:
     assert done.code == 0
     heads = ("job ", "lower bound", "planning", "scheme", "devices", "links", "plan for demo", "pipeline gpt-tiny:")
     assert all(f"\n{head}" in done.out for head in heads)
-    assert all(f"\n{name}" in done.out for name in PLANNERS if name != "auto")
+    assert all(f"\n{name}" in done.out for name in SCHEMES)
     assert all(device in done.out for device in ("oslo1/quick/0", "oslo2/slow/0", "lima1/quick/0", "lima2/slow/0"))
     assert max(map(len, done.out.splitlines())) <= 118
     assert all(line.endswith("...") for line in done.err.splitlines()), "progress only, a line for each phase"

@@ -91,9 +91,9 @@ def test_any_model_and_batch(blocks: int, batch: int, tied: bool, planner: str) 
     assert again.step_seconds == choice.price.step_seconds
 
 
-def test_auto_is_the_best_of_the_schemes() -> None:
-    choice = choose_plan(problem(two_regions(), chain(10, width=512)))
-    assert choice.price.step_seconds == min(s for s in choice.schemes.values() if s is not None)
+def test_fixed_degrees_keep_auto_from_going_beyond_grid() -> None:
+    choice = choose_plan(problem(two_regions(), chain(10, width=512)), fix=parse_fix("pp=2"))
+    assert choice.planner == "grid" and choice.price.step_seconds == choice.schemes["grid"]
 
 
 def test_shares_by_speed_beat_equal_shares_on_unequal_devices() -> None:

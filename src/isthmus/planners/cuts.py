@@ -76,7 +76,11 @@ def stage_sums(row: Floats, firsts: Sequence[int]) -> Floats:
 
 
 def pipeline_seconds(
-    most: Floats, micro_batches: int, least: Floats | None = None, hops: Floats | None = None, ahead: int = 0
+    most: Floats,
+    micro_batches: int,
+    flights: Sequence[int],
+    least: Floats | None = None,
+    hops: Floats | None = None,
 ) -> float:
     """What a pipeline by 1f1b needs at least (`staged` says why); a row that must wait for nothing has no `hops`.
 
@@ -88,7 +92,6 @@ def pipeline_seconds(
     way = np.concatenate(([0.0], np.cumsum(least + after)))  # to each stage and back; then to the end and back
     if not way[-1] < np.inf:
         return float("inf")
-    flight = np.arange(len(most), 0, -1) + ahead
     around = most - least + way[-1] - way[:-1]
-    busy = np.maximum(micro_batches * most, -(-micro_batches // flight) * around)
+    busy = np.maximum(micro_batches * most, -(-micro_batches // np.asarray(flights)) * around)
     return float(max(way[-1], (way[:-1] + busy).max()))

@@ -23,15 +23,21 @@ _NEEDS = {
 }  # what a scheme cannot do without
 
 
-def notes_on(problem: Problem, plan: Plan, timeline: Timeline, *, spent: bool, crowded: int) -> tuple[str, ...]:
-    """What the plan rests on. `spent`: the budget ended the search; `crowded`: size of a ring that was passed over."""
+def notes_on(
+    problem: Problem, plan: Plan, timeline: Timeline, *, spent: bool, crowded: int, interrupted: bool = False
+) -> tuple[str, ...]:
+    """What the plan rests on. `spent`: the budget, or somebody, ended the search; `crowded`: size of a ring that was
+    passed over.
+    """
     notes = [f"{kind} is left out: it lacks {problem.precision} or is slow in it" for kind in problem.left_out]
     if problem.job.precision is None:
         notes.append(f"precision {problem.precision}: the fastest that every device has")
     notes.extend(assumed(problem.cluster, timeline))
     notes.extend(_mixed(problem, plan))
     notes.extend(_crowded(plan, crowded))
-    if spent:
+    if interrupted:
+        notes.append("interrupted: this is the best plan so far")
+    elif spent:
         notes.append("the budget ended the search: this is the best plan so far")
     return tuple(notes)
 

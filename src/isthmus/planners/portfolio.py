@@ -1,46 +1,46 @@
 """How a plan is found: every planner proposes, the simulator judges, the fastest plan that fits wins.
 
 A scheme's ideas are tried in the order of their bounds, so that the search of a scheme ends when no idea that is left
-can be faster than the best plan found.
+can be faster than the best plan found. Planners that go beyond the schemes (`beyond`) start from the best of them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
 from isthmus.cost.simulate import Price
 from isthmus.cost.timeline import Timeline, timeline
-from isthmus.errors import PlanError, UsageError
+from isthmus.errors import NoPlanError, UsageError
 from isthmus.plan.types import Plan
-from isthmus.plan.validate import check
+from isthmus.planners.beyond import BEYOND
+from isthmus.planners.budget import Progress, Search, sound
+from isthmus.planners.copies import COPIED, Copies, copied_plan, small_problem
 from isthmus.planners.grid import Fix, parse_fix
 from isthmus.planners.ideas import Idea
 from isthmus.planners.notes import missing_bytes, notes_on, nothing_fits
-from isthmus.planners.pieces import sync_messages
 from isthmus.planners.problem import Candidate, Problem, lower_bound
 from isthmus.planners.room import Room
 from isthmus.planners.schemes import SCHEMES
 
 __all__ = ["PLANNERS", "Choice", "Fix", "choose_plan", "parse_fix"]
 
-PLANNERS = ("auto", *SCHEMES)
-Progress = Callable[[str, int], None]  # the scheme being tried, plans priced so far
+PLANNERS = (*BEYOND, *SCHEMES)
 
 _MOST_IDEAS = 400  # of one scheme
 _MOST_NEAREST = 24  # plans priced only to say what is missing
 _NEAR = 1.05  # times the best plan so far: how far apart an idea's versions are taken to be
-_MOST_MESSAGES = 10_000_000  # of one plan: about ten seconds
-_SCHEME_MESSAGES = 25_000_000  # of all plans of one scheme
-_MESSAGES_A_SECOND = 1e6  # that the simulator plays, at least
+_SCHEMES_PART = 0.4  # of the budget, where planners come after the schemes
+_COPY_PART = 0.7  # of the budget of a large cluster, to plan one copy of it
 
 
 class Choice(NamedTuple):
     """The plan that was found, and what it was compared with."""
 
-    planner: str  # the scheme that made it
+    planner: str  # that made it: a scheme, or a planner that goes beyond them
     plan: Plan
     price: Price
     timeline: Timeline  # one step of it
@@ -49,35 +49,6 @@ class Choice(NamedTuple):
     seconds: float  # spent planning
     calls: int  # plans priced
     notes: tuple[str, ...]
-
-
-class _Search:
-    """The state of one search: what may be spent, and what was passed over."""
-
-    def __init__(self, problem: Problem, seconds: float | None, calls: int | None, progress: Progress | None) -> None:
-        self.problem, self.seconds, self.calls, self.progress = problem, seconds, calls, progress
-        self.start, self.first_call = time.monotonic(), problem.calls
-        self.crowded = 0  # the largest ring that was too much to play
-        self.played = 0  # messages of the present scheme's plans
-
-    def spent(self) -> bool:
-        over_time = self.seconds is not None and self.left() <= 0
-        return over_time or (self.calls is not None and self.problem.calls - self.first_call >= self.calls)
-
-    def left(self) -> float:
-        """Seconds."""
-        return float("inf") if self.seconds is None else self.seconds - (time.monotonic() - self.start)
-
-    def price(self, plan: Plan) -> Candidate | None:
-        """The plan with its price; None where playing it would take more than is left."""
-        messages = sync_messages(plan)
-        in_time = max(_MESSAGES_A_SECOND / 4, _MESSAGES_A_SECOND * self.left())
-        if messages > min(_MOST_MESSAGES, _SCHEME_MESSAGES - self.played, in_time):
-            largest = max(len(sync.participants) for part in plan.parts for sync in getattr(part, "syncs", ()))
-            self.crowded = max(self.crowded, largest)
-            return None
-        self.played += messages
-        return self.problem.price(plan)
 
 
 def choose_plan(
@@ -91,8 +62,9 @@ def choose_plan(
 ) -> Choice:
     """The fastest plan that the planner finds; `auto` tries all. The usual schemes are priced beside it.
 
-    `fix` pins degrees of `grid`. A budget in seconds or calls ends the search with the best plan so far; with calls the
-    same seed gives the same plan. Raises NoPlanError, saying what is missing where, if nothing fits.
+    `fix` pins degrees of `grid`. A budget in seconds or calls ends the search with the best plan so far, and so does
+    Ctrl-C; with calls the same seed gives the same plan. Raises NoPlanError, saying what is missing where, if nothing
+    fits, and KeyboardInterrupt if nothing did so far.
     """
     if planner not in PLANNERS:
         raise UsageError(f"there is no planner {planner}", found=planner, expected=", ".join(PLANNERS))
@@ -100,53 +72,111 @@ def choose_plan(
         raise UsageError(
             "--fix pins degrees of the planner grid", found=f"--planner {planner}", expected="--planner grid"
         )
-    search = _Search(problem, budget, calls, progress)
-    wanted = ("grid",) if fix is not None else tuple(SCHEMES) if planner == "auto" else (planner,)
-    room, found = Room(problem), dict[str, Candidate | None]()
-    ideas: list[Idea] = []
-    for name in (*wanted, *(scheme for scheme in SCHEMES if scheme not in wanted)):
-        made = [] if search.spent() else _ideas(problem, room, name, fix)
-        found[name] = _best(search, made, name)
-        ideas += made if name in wanted else []
-    fitting = {name: candidate for name in wanted if (candidate := found[name]) is not None}
-    if not fitting:
-        raise nothing_fits(problem, wanted, fix, _nearest(search, ideas), spent=search.spent())
-    winner = min(fitting, key=lambda name: fitting[name].price.step_seconds)
-    best = fitting[winner]
+    search = Search(problem, budget, calls, progress)
+    copies = small_problem(problem) if fix is None else None
+    found: dict[str, Candidate | None] = {}
+    if copies is not None:
+        found = _of_copies(search, copies, planner)
+    if not any(found.values()):
+        found = _found(search, planner, fix)
+    asked = {
+        name: candidate for name in (*_wanted(planner, fix), planner) if (candidate := found.get(name)) is not None
+    }
+    winner = min(asked, key=lambda name: asked[name].price.step_seconds)
+    best = asked[winner]
     played = timeline(problem.simulator.play(best.plan))
+    notes = notes_on(
+        problem, best.plan, played, spent=search.spent(), crowded=search.crowded, interrupted=search.interrupted
+    )
     return Choice(
         planner=winner,
         plan=best.plan,
         price=best.price,
         timeline=played,
         lower_bound=lower_bound(problem),
-        schemes={name: candidate.price.step_seconds if candidate else None for name, candidate in found.items()},
+        schemes={name: it.price.step_seconds if (it := found[name]) is not None else None for name in SCHEMES},
         seconds=time.monotonic() - search.start,
-        calls=problem.calls - search.first_call,
-        notes=notes_on(problem, best.plan, played, spent=search.spent(), crowded=search.crowded),
+        calls=search.made,
+        notes=notes,
     )
 
 
-def _ideas(problem: Problem, room: Room, name: str, fix: Fix | None) -> list[Idea]:
-    """A scheme's most promising ideas, best bound first."""
+def _wanted(planner: str, fix: Fix | None) -> tuple[str, ...]:
+    """The schemes whose plans are an answer; others are priced beside them."""
+    if fix is not None:
+        return ("grid",)
+    return tuple(SCHEMES) if planner == "auto" else (planner,) if planner in SCHEMES else ()
+
+
+def _found(search: Search, planner: str, fix: Fix | None) -> dict[str, Candidate | None]:
+    """The best plan of every scheme, and the planner's own under its name where it goes beyond them.
+
+    Raises NoPlanError if none of those that were asked for fits.
+    """
+    problem, room, found, ideas = search.problem, Room(search.problem), dict[str, Candidate | None](), list[Idea]()
+    beyond, wanted = BEYOND.get(planner) if fix is None else None, _wanted(planner, fix)
+    first = search.part(_SCHEMES_PART) if beyond is not None else search
+    for name in dict.fromkeys((*wanted, *SCHEMES)):
+        kept = ideas if name in wanted or beyond is not None else []
+        found[name] = first.ended(partial(_scheme, first, room, name, fix, kept))
+    search.crowded, search.interrupted = first.crowded, first.interrupted
+    fitting = [candidate for name in wanted if (candidate := found[name]) is not None]
+    fitting.sort(key=lambda candidate: candidate.price.step_seconds)
+    if beyond is not None and not search.interrupted:
+        better = search.ended(partial(beyond, problem, room, search, fitting))
+        found |= {planner: better} if better is not None and better not in fitting else {}
+    if not fitting and found.get(planner) is None:
+        if search.interrupted:
+            raise KeyboardInterrupt
+        raise nothing_fits(problem, wanted or (planner,), fix, _nearest(search, ideas), spent=search.spent())
+    return found
+
+
+def _of_copies(search: Search, copies: Copies, planner: str) -> dict[str, Candidate | None]:
+    """The same for a large cluster, by plans for a copy of it: empty where none of them fits as a whole."""
+    inner = Search(copies.problem, *search.part(_COPY_PART).limits, search.progress)
+    try:
+        found = _found(inner, planner, None)
+    except NoPlanError:
+        return {}
+    search.crowded, search.interrupted = inner.crowded, inner.interrupted
+    return {name: candidate and _whole(search, copies, candidate) for name, candidate in found.items()}
+
+
+def _whole(search: Search, copies: Copies, small: Candidate) -> Candidate | None:
+    """The best plan of the whole cluster that has this plan in every copy."""
+    best: Candidate | None = None
+    for how in COPIED:
+        candidate = search.problem.price(copied_plan(search.problem, copies, small.plan, how))
+        fits = candidate.price.fits and (best is None or candidate.price.step_seconds < best.price.step_seconds)
+        best = candidate if fits and sound(search.problem, candidate.plan) else best
+        search.tell("copies")
+    return best
+
+
+def _scheme(search: Search, room: Room, name: str, fix: Fix | None, kept: list[Idea]) -> Candidate | None:
+    """The best plan of a scheme, whose ideas are added to `kept`: they are tried best bound first."""
+    if search.spent():
+        return None
     pinned = fix if fix is not None and name == "grid" else Fix()
-    return sorted(SCHEMES[name](problem, room, pinned), key=lambda idea: idea.seconds)
+    ideas = sorted(SCHEMES[name](search.problem, room, pinned), key=lambda idea: idea.seconds)
+    kept += ideas
+    return _best(search, ideas, name)
 
 
-def _best(search: _Search, ideas: Sequence[Idea], name: str) -> Candidate | None:
+def _best(search: Search, ideas: Sequence[Idea], name: str) -> Candidate | None:
     """The fastest plan that fits and keeps every rule."""
     best: Candidate | None = None
     search.played = 0
     for idea in islice(ideas, _MOST_IDEAS):
         if search.spent() or (best is not None and idea.seconds >= best.price.step_seconds):
             break
-        best = _tried(search, idea, best)
-        if search.progress is not None:
-            search.progress(name, search.problem.calls - search.first_call)
+        search.best = best = _tried(search, idea, best)
+        search.tell(name)
     return best
 
 
-def _tried(search: _Search, idea: Idea, best: Candidate | None) -> Candidate | None:
+def _tried(search: Search, idea: Idea, best: Candidate | None) -> Candidate | None:
     """The best so far, or the idea's best version that fits if that is faster.
 
     Versions differ little: where the first that fits is not near to the best so far, the others are left out.
@@ -160,20 +190,11 @@ def _tried(search: _Search, idea: Idea, best: Candidate | None) -> Candidate | N
         if best is not None and candidate.price.step_seconds > _NEAR * best.price.step_seconds:
             return best
         faster = best is None or candidate.price.step_seconds < best.price.step_seconds
-        best = candidate if faster and _sound(search.problem, candidate.plan) else best
+        best = candidate if faster and sound(search.problem, candidate.plan) else best
     return best
 
 
-def _sound(problem: Problem, plan: Plan) -> bool:
-    """Whether a plan keeps every rule."""
-    try:
-        check(plan, problem.cluster, {problem.job.name: problem.graph})
-    except PlanError:
-        return False
-    return True
-
-
-def _nearest(search: _Search, ideas: Iterable[Idea]) -> Candidate | None:
+def _nearest(search: Search, ideas: Iterable[Idea]) -> Candidate | None:
     """Of plans that do not fit, the one that misses least: most memory and smallest micro-batches are tried first."""
     nearest: Candidate | None = None
     search.played = 0

@@ -109,6 +109,10 @@ class Problem:
         """Samples of the whole model in a second, where nothing but the work counts (or was measured)."""
         return self._speeds[self.cluster.devices[device].kind]
 
+    def kind_speed(self, kind: str) -> float:
+        """The same, of a kind that takes part."""
+        return self._speeds[kind]
+
     def fact(self, devices: tuple[str, ...]) -> Fact:
         """Kind and links of devices that act as one replica."""
         if devices not in self._facts:

@@ -25,7 +25,7 @@ __all__ = ["region"]
 
 Groups = tuple[tuple[str, ...], ...]
 
-_AHEAD = (0, 2)  # micro-batches beyond the depth of the pipeline
+_AHEAD = (0, 2, 8)  # micro-batches beyond the depth of the pipeline
 _MOST_MIXES = 64  # ways to give each region of a chain rows of its own
 
 

@@ -2,11 +2,11 @@
 
 For blocks a .. b - 1 on a replica of a stage, on each of its devices, in bytes (`cost.memory` says why):
 
-    state + share * (in flight * saved + transient) + sync buffer + buffers + context
+    state + share * (in flight * saved + transient) + buffers + context
 
 All are matrices over (a, b). State that is sharded whole is gathered in parts of one block or more. The estimate leaves
-out nothing but the size of sync buckets, and of such parts, beyond the usual one, so what it refuses does not fit; what
-it lets pass is judged by the simulator.
+out room for what others send, the size of such parts beyond the usual one, and an allocator's gaps: so what it refuses
+does not fit; what it lets pass is judged by the simulator.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from isthmus.planners.problem import Bools, Floats, Problem
 
 __all__ = ["BUCKET", "Need", "Room", "Way"]
 
+_MOST_FLIGHT = 1000.0  # micro-batches: as good as any number
 BUCKET = 25e6  # bytes of one sync bucket: PyTorch's own default
 
 
@@ -73,6 +74,17 @@ class Room:
         for kind in sorted(kinds):
             fits &= self._bytes(need, way, kind) <= self.problem.cluster.kinds[kind].memory
         return fits
+
+    def flights(self, need: Need, way: Way) -> Floats:
+        """How many micro-batches may be in flight, for each run of blocks; 0 where the stage does not fit at all.
+
+        `need.devices` names a kind; places are left to `allowed`.
+        """
+        (kind,) = need.devices
+        none = self._bytes(need._replace(in_flight=0), way, kind)
+        left, each = self.problem.cluster.kinds[kind].memory - none, need.share * self._saved(need, way, kind)
+        most = np.floor(np.minimum(left / np.maximum(each, 1e-9) + 1e-9, _MOST_FLIGHT))
+        return np.where(self.splits(need.degree) & (left >= 0.0), most, 0.0)
 
     def filled(self, need: Need, way: Way) -> Floats:
         """Bytes of the neediest device, as a part of its memory; infinite where a run cannot be."""
@@ -127,22 +139,7 @@ class Room:
             state = elements * (width + gradient + optimizer / parts + copy)
         transient = spans.workspace + (spans.largest_saved if way.recompute else 0.0)
         context = problem.simulator.context[kind] + 4.0 * problem.graph.buffers
-        return state + need.share * transient + self._buffer(need, elements) + context
-
-    def _buffer(self, need: Need, elements: Floats) -> Floats:
-        """Bytes of the largest sync bucket, at least: a tied tensor has one of its own."""
-        table, blocks = self.problem.table, len(self.problem.graph.blocks)
-        kept = 1.0 if self.problem.kept is None else self.problem.kept
-        buffer, untied = np.zeros_like(elements), elements.copy()
-        for users, count in table.tied:
-            held = np.concatenate(([0], np.cumsum(np.isin(np.arange(blocks), users))))
-            inside = held[None, :] - held[:-1, None]
-            synced = (inside > 0) & ((inside < len(users)) | (need.replicas > 1))
-            buffer = np.maximum(buffer, synced * count)
-            untied -= np.where(inside > 0, count, 0)
-        if need.replicas > 1:
-            buffer = np.maximum(buffer, np.minimum(untied, BUCKET / table.width))
-        return buffer * (table.width * kept / need.degree)
+        return state + need.share * transient + context
 
     def _sums(self, kind: str) -> _Spans:
         wide = kind in self.problem.table.wide

@@ -6,7 +6,7 @@ and back need:
 
     one micro-batch goes through all stages and back                  sum s + sum h
     every stage waits for those before it, at both ends               m S[s] + sum over j < s of s[j] + h[j]
-    1f1b lets k = p - s + ahead micro-batches into stage s: one comes
+    1f1b lets k micro-batches into stage s (`flights`): one comes
     in when another has been to the end and back                      the same with ceil(m / k) (S[s] + sum over j > s
                                                                       of s[j] + sum over j >= s of h[j]) for m S[s]
     all samples cross the links, nics and trunks between stages
@@ -36,6 +36,8 @@ __all__ = [
     "Cut",
     "Stage",
     "Staged",
+    "cut_times",
+    "flights",
     "least_seconds",
     "nearest",
     "own_times",
@@ -45,6 +47,7 @@ __all__ = [
     "way_seconds",
 ]
 
+_HIDDEN = 0.8  # part of a stage's last backward in which its gradients are being sent, about
 Stage = tuple[tuple[tuple[str, ...], int], ...]  # devices and share of each replica
 _Timed = tuple[str, Group, int]  # kind and links of a replica, and its share
 Cut = Callable[[Way], Sequence[Floats]]  # what is to be even: for each stage what every block weighs on it
@@ -101,7 +104,8 @@ def versions(
         for cut in cuts:
             firsts = balanced_cut(cut(way), fits)
             if firsts is not None and (way, tuple(firsts)) not in found:
-                seconds = _seconds(problem, staged, crossings, firsts, way)
+                each = [way] * len(firsts)
+                seconds = _seconds(_measured(problem, staged, crossings, firsts, each), staged, each)
                 found[way, tuple(firsts)] = Version(seconds, partial(staged_plan, problem, staged, firsts, way))
     return sorted(found.values(), key=lambda version: version.seconds)
 
@@ -130,7 +134,7 @@ def way_seconds(seconds: Floats, way: Way) -> Floats:
 
 def least_seconds(problem: Problem, staged: Staged, borders: Sequence[int] = ()) -> float:
     """What the pipeline needs at least, however it is cut: evenly divided work, or round trips of all blocks."""
-    count, depth = staged.micro_batches, len(staged.stages)
+    count = staged.micro_batches
     slowest, quickest, counts = dict[_Timed, Floats](), dict[_Timed, Floats](), dict[_Timed, int]()
     for stage in staged.stages:
         rows = {fact: problem.block_seconds(*fact).sum(axis=0) for fact in _facts(problem, stage)}
@@ -143,7 +147,7 @@ def least_seconds(problem: Problem, staged: Staged, borders: Sequence[int] = ())
         for crossing in (_crossing(problem, staged.stages[s], staged.stages[s + 1]) for s in borders):
             around += 2 * (crossing.latency + crossing.message * problem.thinnest)
             seconds = max(seconds, count * crossing.total * problem.thinnest)
-        seconds = max(seconds, -(-count // (depth + staged.ahead)) * around)
+        seconds = max(seconds, -(-count // flights(problem, staged)[0]) * around)
     return seconds
 
 
@@ -163,15 +167,26 @@ def _facts(problem: Problem, stage: Stage) -> list[_Timed]:
     return list(dict.fromkeys((*problem.fact(devices), share) for devices, share in stage))
 
 
+def flights(problem: Problem, staged: Staged) -> list[int]:
+    """Micro-batches that may be in flight in each stage, at most (`plan.schedule`)."""
+    hosts = [{problem.cluster.devices[devices[0]].host for devices, _ in stage} for stage in staged.stages]
+    regions = [{problem.cluster.hosts[host].region for host in members} for members in hosts]
+    named = regions if len(set().union(*regions)) > 1 else hosts
+    found = [1]
+    for here, after in reversed(list(pairwise(named))):
+        found.append(found[-1] + 1 + (staged.ahead if len(here | after) > 1 else 0))
+    return found[::-1]
+
+
 def _needs(problem: Problem, staged: Staged) -> Iterator[list[Need]]:
     """For each stage, what its replicas need that are alike in kind, degree and share."""
-    depth = len(staged.stages)
+    most = flights(problem, staged)
     for s, stage in enumerate(staged.stages):
         alike: dict[tuple[str, int, int], list[str]] = {}
         for devices, share in stage:
             key = problem.cluster.devices[devices[0]].kind, len(devices), share
             alike.setdefault(key, []).extend(devices)
-        flight = min(depth - s + staged.ahead, staged.micro_batches)
+        flight = min(most[s], staged.micro_batches)
         yield [Need(tuple(devices), degree, len(stage), share, flight) for (_, degree, share), devices in alike.items()]
 
 
@@ -189,39 +204,107 @@ def staged_plan(problem: Problem, staged: Staged, firsts: Sequence[int], way: Wa
     )
 
 
-def _seconds(
-    problem: Problem, staged: Staged, crossings: Sequence[_Crossing], firsts: Sequence[int], way: Way
-) -> float:
-    """What the pipeline needs at least with this cut."""
-    facts, count = [_facts(problem, stage) for stage in staged.stages], staged.micro_batches
+def cut_times(
+    problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[Way], *, rings: bool = True
+) -> tuple[float, float]:
+    """What the pipeline needs at least with this cut, each stage held in its own way; and what it takes, about.
+
+    `rings`: gradients go around the replicas of a stage and nobody else. Else the bound knows nothing of syncs, nor of
+    updates that others have a part of.
+    """
+    crossings = [_crossing(problem, a, b) for a, b in pairwise(staged.stages)]
+    parts = _measured(problem, staged, crossings, firsts, ways)
+    own = [update if way.state == "replicated" else 0.0 for way, (_, update) in zip(ways, parts.ends, strict=True)]
+    bare = parts if rings else parts._replace(ends=[(Ring(0.0, 0.0), update) for update in own])
+    least = _seconds(bare, staged, ways)
+    return least, max(least, _about(parts, staged))
+
+
+class _Parts(NamedTuple):
+    """Seconds and bytes of each stage, and of what passes between it and the next."""
+
+    most: Floats  # of the slowest replica, both ways
+    least: Floats  # of the quickest replica, both ways
+    start: Floats  # of the quickest replica's forward
+    back: Floats  # of the slowest replica's backward
+    there: Floats  # bytes a sample to the next stage
+    home: Floats  # and back
+    crossings: Sequence[_Crossing]
+    flights: Sequence[int]
+    ends: Sequence[tuple[Ring, float]]
+
+
+def _measured(
+    problem: Problem, staged: Staged, crossings: Sequence[_Crossing], firsts: Sequence[int], ways: Sequence[Way]
+) -> _Parts:
+    facts = [_facts(problem, stage) for stage in staged.stages]
     rows = {fact: problem.block_seconds(*fact) for stage in facts for fact in stage}
-    both = {fact: stage_sums(way_seconds(row, way), firsts) for fact, row in rows.items()}
     forth = {fact: stage_sums(row[0], firsts) for fact, row in rows.items()}
-    most = np.array([max(both[fact][s] for fact in stage) for s, stage in enumerate(facts)])
-    least = np.array([min(both[fact][s] for fact in stage) for s, stage in enumerate(facts)])
-    start = np.array([min(forth[fact][s] for fact in stage) for s, stage in enumerate(facts)])
-    seconds = float((count * most).max())
-    for s, (ring, update) in enumerate(_ends(problem, staged, firsts, way)):
-        gather = ring.sending / 2 if way.state == "sharded-optimizer" else 0.0
-        ready = max(count * least[s] + max(ring.travel, gather), (count - 1) * least[s] + start[s] + ring.sending)
-        seconds = max(seconds, ready + update)
+    again = np.array([way.recompute for way in ways])
+    back = {fact: stage_sums(row[1], firsts) + again * forth[fact] for fact, row in rows.items()}
+    per_stage = [[(float(forth[fact][s]), float(back[fact][s])) for fact in stage] for s, stage in enumerate(facts)]
     links = stage_links(np.array(firsts, np.int32), problem.table.tensors)
-    there, back = np.diagonal(links[0], 1), np.diagonal(links[2], 1)
-    for c, to, fro in zip(crossings, there, back, strict=True):
+    return _Parts(
+        most=np.array([max(a + b for a, b in pairs) for pairs in per_stage]),
+        least=np.array([min(a + b for a, b in pairs) for pairs in per_stage]),
+        start=np.array([min(a for a, _ in pairs) for pairs in per_stage]),
+        back=np.array([max(b for _, b in pairs) for pairs in per_stage]),
+        there=np.diagonal(links[0], 1),
+        home=np.diagonal(links[2], 1),
+        crossings=crossings,
+        flights=flights(problem, staged),
+        ends=list(_ends(problem, staged, firsts, ways)),
+    )
+
+
+def _seconds(parts: _Parts, staged: Staged, ways: Sequence[Way]) -> float:
+    """What the pipeline needs at least."""
+    count, least = staged.micro_batches, parts.least
+    seconds = float((count * parts.most).max())
+    for s, (ring, update) in enumerate(parts.ends):
+        gather = ring.sending / 2 if ways[s].state == "sharded-optimizer" else 0.0
+        last = (count - 1) * least[s] + parts.start[s] + ring.sending
+        seconds = max(seconds, max(count * least[s] + max(ring.travel, gather), last) + update)
+    for c, to, fro in zip(parts.crossings, parts.there, parts.home, strict=True):
         seconds = max(seconds, count * c.total * max(to, fro))
-    if not (there.all() and back.all()):  # stages that do not wait for each other
+    if not (parts.there.all() and parts.home.all()):  # stages that do not wait for each other
         return float(seconds)
-    hops = np.array([2 * c.latency + c.message * (to + fro) for c, to, fro in zip(crossings, there, back, strict=True)])
-    return max(seconds, pipeline_seconds(most, count, least=least, hops=hops, ahead=staged.ahead))
+    pairs = zip(parts.crossings, parts.there, parts.home, strict=True)
+    hops = np.array([2 * c.latency + c.message * (to + fro) for c, to, fro in pairs])
+    return max(seconds, pipeline_seconds(parts.most, count, parts.flights, least=least, hops=hops))
 
 
-def _ends(problem: Problem, staged: Staged, firsts: Sequence[int], way: Way) -> Iterator[tuple[Ring, float]]:
+def _about(parts: _Parts, staged: Staged) -> float:
+    """What the pipeline takes, about: no bound, but near.
+
+    One micro-batch goes around in A seconds; the others follow one by one, each P seconds behind the one before: P is
+    what the busiest stage or link needs for one, or a round trip from some stage on over those it lets in:
+
+        A + (m - 1) P, at the end of which stages wait for their gradients' sync, the last ones first
+    """
+    count, back = staged.micro_batches, parts.back
+    total, wait = np.array([(c.total, c.latency) for c in parts.crossings]).reshape(-1, 2).T
+    there, home = parts.there * total, parts.home * total
+    around = np.cumsum((parts.most + np.append(there + home + 2 * wait, 0.0))[::-1])[::-1]  # from each stage on
+    flight = np.minimum(parts.flights, count)
+    if not around[0] < np.inf:
+        return float("inf")
+    period = max(parts.most.max(), (around / flight).max(), there.max(initial=0.0), home.max(initial=0.0))
+    end = float(around[0] + (count - 1) * period)
+    before = np.append(0.0, np.cumsum(back + np.append(home + wait, 0.0)))[:-1]  # the way home from each stage
+    syncs = (max(0.0, ring.sending + ring.travel - _HIDDEN * back[s]) for s, (ring, _) in enumerate(parts.ends))
+    rests = zip(before, syncs, parts.ends, strict=True)
+    return max(end, *(float(end - way + sync + update) for way, sync, (_, update) in rests))
+
+
+def _ends(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[Way]) -> Iterator[tuple[Ring, float]]:
     """Of each stage the ring of gradients and the seconds of the update; tied weights have rings of their own."""
-    for stage, (a, b) in zip(staged.stages, pairwise((*firsts, len(problem.graph.blocks))), strict=True):
+    spans = pairwise((*firsts, len(problem.graph.blocks)))
+    for stage, (a, b), way in zip(staged.stages, spans, ways, strict=True):
         degrees, kinds = {len(devices) for devices, _ in stage}, {problem.fact(devices)[0] for devices, _ in stage}
         degree, span = max(degrees), problem.table.span(a, b - 1)
         elements = span.elements - span.split_elements * (1.0 - 1.0 / degree)
-        parts = len(stage) if way.state == "sharded-optimizer" else 1
+        parts = 1 if way.state == "replicated" else len(stage)
         update = min(least_update(problem, kind, elements / parts) for kind in kinds)
         tied = sum(count for users, count in problem.table.tied if any(a <= user < b for user in users))
         synced = max(0.0, elements - tied if len(firsts) > 1 else elements) if len(degrees) == 1 else 0.0

@@ -1,0 +1,320 @@
+"""Planners beside each other: every usual scheme, `split`, `auto`, and on small cases `exact`.
+
+The cases are those of `_planner_cases`: files that were committed before the planner, and clusters of up to 10,000
+devices made from a seed. Schemes are searched to their end, without a budget. Speed-ups are those of `auto`; the best
+usual scheme is chosen for each case among all but `classes`, which is the space of the best published planner.
+
+`scale` runs the command in a fresh process, with the model captured and the simulator compiled before: `planning` is
+what the command says it spent searching, `command` all of it, `memory` its largest resident set. `sync` has one plan
+with the whole model on every device, its buckets synced in different ways.
+
+    python benchmarks/planner.py --only tag,small     those parts alone; written to build/benchmarks
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from _planner_cases import GROUPS, SCALES, Case, Scale, cases, graph_of, scale_cluster, scale_job
+from _results import ROOT, Claim, Options, at_least, at_most, finish
+
+from isthmus.api import prepare_simulator
+from isthmus.cluster.write import cluster_yaml
+from isthmus.errors import NoPlanError
+from isthmus.model.source import load_graph
+from isthmus.planners.portfolio import PLANNERS, Choice, choose_plan
+from isthmus.planners.problem import Problem, build_problem
+from isthmus.planners.schemes import SCHEMES
+
+PARTS = ("scale", *GROUPS, "sync")  # scale first: a new process counts what its parent holds as its own
+PLANNED = ("split", "auto", "exact")  # beside the schemes
+USUAL = tuple(name for name in SCHEMES if name != "classes")
+BUDGETS = {"large": 60.0}  # seconds of `split` and `auto`
+BUDGET, QUICK_BUDGET, EXACT_BUDGET = 10.0, 3.0, 300.0
+SCALE_LIMITS = {16: 1.0, 128: 2.0, 1024: 10.0, 10_000: 60.0}  # seconds
+SCALE_STOP, QUICK_STOP = 180.0, 20.0  # seconds after which a command is ended
+QUICK = {
+    "tag": ("vgg19", "bert-large"),
+    "unequal": ("unequal-02", "unequal-10", "unequal-15", "unequal-26"),
+    "geo": ("geo-02", "geo-05"),
+    "large": (),
+    "equal": ("gpt2-medium",),
+    "small": ("small-01", "small-02", "small-03"),
+}
+# Whole models on every device: few rows for the size of the weights and slow links, or many rows, or fast links.
+FACTORS_PAY = ("tag/vgg19", "unequal/unequal-02", "small/small-25")
+FACTORS_DO_NOT = ("geo/geo-08", "unequal/unequal-06", "equal/gpt2-medium")
+
+Row = dict[str, Any]
+
+
+class Asked(NamedTuple):
+    """How the benchmark was called."""
+
+    options: Options
+    parts: tuple[str, ...]
+
+
+def main() -> int:
+    asked = called()
+    prepare_simulator()
+    missing = [name for name in PLANNED if name not in PLANNERS]
+    others: Row = {"left out, not there yet": ", ".join(missing)} if missing else {}
+    claims: list[Claim] = []
+    if "scale" in asked.parts:
+        stop, sizes = (QUICK_STOP, SCALES[:2]) if asked.options.quick else (SCALE_STOP, SCALES)
+        scales = [scaled(scale, stop) for scale in sizes]
+        others |= {f"scale, {row.pop('size')}": row for row in scales}
+        claims += scale_claims(scales)
+    rows = [judged(case, asked.options) for group in GROUPS if group in asked.parts for case in chosen(group, asked)]
+    others |= distributions(rows)
+    claims += speed_claims(rows)
+    if "sync" in asked.parts:
+        synced = {name: sync_row(name, asked.options.seed) for name in (*FACTORS_PAY, *FACTORS_DO_NOT)}
+        others |= {f"sync, {name}": row for name, row in synced.items()}
+        claims += sync_claims(synced)
+    return finish(asked.options, rows, claims, others=others)
+
+
+def called() -> Asked:
+    """The command line; a part of the benchmark is written where quick runs are."""
+    parser = argparse.ArgumentParser(prog="benchmarks/planner.py", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a smaller run of the same comparison")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default=",".join(PARTS), metavar="PARTS", help="of " + ",".join(PARTS))
+    given = parser.parse_args()
+    parts = tuple(given.only.split(","))
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    whole = not given.quick and set(parts) == set(PARTS)
+    folder = ROOT / "benchmarks" / "results" if whole else ROOT / "build" / "benchmarks"
+    return Asked(Options("planner", given.quick, given.seed, folder), parts)
+
+
+def chosen(group: str, asked: Asked) -> Iterable[Case]:
+    return (case for case in cases(group) if not asked.options.quick or case.name in QUICK[group])
+
+
+def judged(case: Case, given: Options) -> Row:
+    """What every planner makes of a case: seconds per step, None where nothing fits."""
+    budget = QUICK_BUDGET if given.quick else BUDGETS.get(case.group, BUDGET)
+    names = [name for name in PLANNED if name in PLANNERS and (name != "exact" or case.group == "small")]
+    made = {name: attempt(case, given.seed, name, EXACT_BUDGET if name == "exact" else budget) for name in names}
+    row: Row = {"case": f"{case.group}/{case.name}", "devices": len(case.cluster.devices)}
+    row |= schemes(case, given.seed)
+    row |= {name: choice.price.step_seconds if choice else None for name, choice in made.items()}
+    if (auto := made.get("auto")) is not None:
+        row |= {"bound": auto.lower_bound, "planning": auto.seconds, "calls": auto.calls}
+    if (exact := made.get("exact")) is not None:
+        row |= {"exact_planning": exact.seconds, "proven": exact.seconds < EXACT_BUDGET}
+    print(" ".join(f"{key} {text(value)}" for key, value in row.items()), flush=True)
+    return row
+
+
+def text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def attempt(case: Case, seed: int, planner: str, budget: float | None) -> Choice | None:
+    """The planner's choice, by a problem that no other planner has looked at; None where nothing fits."""
+    try:
+        return choose_plan(problem_of(case, seed), planner=planner, budget=budget)
+    except NoPlanError:
+        return None
+
+
+def problem_of(case: Case, seed: int) -> Problem:
+    return build_problem(case.cluster, (case.job,), {case.job.name: graph_of(case)}, seed)
+
+
+def schemes(case: Case, seed: int) -> dict[str, float | None]:
+    """Seconds per step of all schemes: those that one does not price beside itself are asked too."""
+    found: dict[str, float | None] = {}
+    for name in SCHEMES:
+        if name not in found:
+            choice = attempt(case, seed, name, None)
+            found |= dict(choice.schemes) if choice else {name: None}
+    return {name: found[name] for name in SCHEMES}
+
+
+def distributions(rows: Sequence[Row]) -> Row:
+    """How much faster `auto` is, and how far from the bound: for every group, and for unequal and geo together."""
+    groups = {group: [row for row in rows if in_groups(row, group)] for group in GROUPS}
+    groups = {"unequal and geo": [*groups["unequal"], *groups["geo"]], **groups, "all": list(rows)}
+    found: Row = {}
+    for group, members in groups.items():
+        for name, ratios in speedups(members).items():
+            if ratios:
+                found[f"{group}: {name}"] = spread(ratios)
+    return found
+
+
+def in_groups(row: Row, *groups: str) -> bool:
+    return row["case"].partition("/")[0] in groups
+
+
+def speedups(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Ratios of step seconds; cases that the other planner has no plan for are left out."""
+    others = {
+        "over the best usual scheme": lambda row: least(row, USUAL),
+        "over classes": lambda row: row["classes"],
+        "over data-even": lambda row: row["data-even"],
+        "over exact": lambda row: row.get("exact"),
+    }
+    planned = [row for row in rows if row.get("auto") is not None]
+    ratios = {f"auto {name}": ratio_of(planned, other) for name, other in others.items()}
+    return ratios | {"auto as a multiple of the lower bound": [row["auto"] / row["bound"] for row in planned]}
+
+
+def ratio_of(rows: Sequence[Row], other: Any) -> list[float]:
+    return [seconds / row["auto"] for row in rows if (seconds := other(row)) is not None]
+
+
+def least(row: Row, names: Iterable[str]) -> float | None:
+    return min((row[name] for name in names if row.get(name) is not None), default=None)
+
+
+def spread(ratios: Sequence[float]) -> dict[str, float]:
+    quarters = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else [ratios[0]] * 3
+    names = ("least", "quarter", "median", "three quarters", "most", "geometric mean")
+    figures = (min(ratios), *quarters, max(ratios), statistics.geometric_mean(ratios))
+    return {"cases": len(ratios), **dict(zip(names, figures, strict=True))}
+
+
+def speed_claims(rows: Sequence[Row]) -> list[Claim]:
+    """What the project states of `auto`, for the parts that were run."""
+    distant = speedups([row for row in rows if in_groups(row, "unequal", "geo")])
+    tag = speedups([row for row in rows if in_groups(row, "tag")])["auto over data-even"]
+    best = [(least(row, (*SCHEMES, "split")), row["auto"]) for row in rows if "auto" in row]
+    every = [other / auto if auto else 0.0 for other, auto in best if other is not None]  # 0: only auto found nothing
+    claims = []
+    if usual := distant["auto over the best usual scheme"]:
+        name = "auto over the best usual scheme of each unequal and geo case, geometric mean"
+        claims.append(at_least(name, statistics.geometric_mean(usual), 1.3))
+    if classes := distant["auto over classes"]:
+        name = "auto over classes on unequal and geo cases, geometric mean"
+        claims.append(at_least(name, statistics.geometric_mean(classes), 1.15))
+    if every:
+        claims.append(at_least("auto over the best of all others, least of all cases", min(every), 1.0))
+    if tag:
+        claims.append(at_least("auto over data-even, best of TAG's models on its testbed", max(tag), 4.56))
+    return claims + exact_claims([row for row in rows if row.get("exact") is not None and row.get("auto") is not None])
+
+
+def exact_claims(rows: Sequence[Row]) -> list[Claim]:
+    """How far `auto` and the bound are from what is proven to be best."""
+    proven = [row for row in rows if row["proven"]]
+    if not proven:
+        return []
+    return [
+        at_least("small cases solved exactly", len(proven), min(50, len(rows))),
+        at_most(
+            "auto as a multiple of exact, most of all small cases", max(r["auto"] / r["exact"] for r in proven), 1.03
+        ),
+        at_most(
+            "lower bound as a part of exact, most of all small cases", max(r["bound"] / r["exact"] for r in proven), 1.0
+        ),
+    ]
+
+
+def scaled(scale: Scale, stop: float) -> Row:
+    """Planning for a made cluster by the command, in a process of its own that is ended after `stop` seconds."""
+    job, row = scale_job(scale), {"size": f"{scale.devices} devices, {scale.kinds} kinds, {scale.regions} regions"}
+    load_graph(job.model, sequence=job.sequence)
+    with tempfile.TemporaryDirectory() as folder:
+        cluster, answer = Path(folder) / "cluster.yaml", Path(folder) / "answer.json"
+        cluster.write_text(cluster_yaml(scale_cluster(scale)))
+        words = ["plan", job.model, "--batch", job.batch, "--sequence", job.sequence, "--precision", job.precision]
+        seconds, peak = measured([*words, "--cluster", cluster, "--json"], answer, stop)
+        told = json.loads(answer.read_text() or "{}")
+    row |= {"devices": scale.devices, "kinds": scale.kinds, "regions": scale.regions}
+    row |= {"planning": told.get("planning_seconds", stop), "command": seconds, "memory": peak}
+    row |= {"planner": told.get("planner", "none: ended"), "calls": told.get("calls"), "step": told.get("step_seconds")}
+    row |= {"bound": told.get("lower_bound_seconds")}
+    print(" ".join(f"{key} {text(value)}" for key, value in row.items()), flush=True)
+    return row
+
+
+def measured(words: Sequence[object], answer: Path, stop: float) -> tuple[float, float]:
+    """Seconds and peak bytes of one command, whose output goes to a file."""
+    command = [sys.executable, "-m", "isthmus.cli.main", *map(str, words)]
+    start = time.monotonic()
+    with answer.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL)
+        timer = threading.Timer(stop, process.kill)
+        timer.start()
+        _, status, usage = os.wait4(process.pid, 0)
+        timer.cancel()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return time.monotonic() - start, usage.ru_maxrss * 1024.0
+
+
+def scale_claims(rows: Sequence[Row]) -> list[Claim]:
+    """Limits for each number of devices, and how planning grows."""
+    usual = {row["devices"]: row["planning"] for row in rows if (row["kinds"], row["regions"]) == (3, 5)}
+    claims = [
+        at_most(f"seconds to plan {devices:,} devices of three kinds in five regions", usual[devices], limit)
+        for devices, limit in SCALE_LIMITS.items()
+        if devices in usual
+    ]
+    claims.append(at_most("bytes of the largest planning process", max(row["memory"] for row in rows), 4e9))
+    if 10_000 in usual:
+        power = math.log(usual[10_000] / usual[128]) / math.log(10_000 / 128)
+        claims.append(at_most("planning seconds from 128 to 10,000 devices, power of the devices", power, 1.1))
+        most = max(row["planning"] for row in rows if row["devices"] == 128)
+        claims.append(at_most("seconds to plan 128 devices, most of 1-6 kinds and 1-8 regions", most, 2.0))
+    return claims
+
+
+def sync_row(name: str, seed: int) -> Row:
+    """One plan with the whole model on every device, its gradients synced in different ways."""
+    from _sync_rows import sync_rows
+
+    from isthmus.planners.devices import fastest
+    from isthmus.planners.pieces import build_stages, make_plan
+    from isthmus.planners.room import Way
+    from isthmus.planners.shares import even_shares
+
+    group, _, case_name = name.partition("/")
+    problem = problem_of(next(case for case in cases(group) if case.name == case_name), seed)
+    devices = fastest(problem, problem.usable, problem.job.batch)
+    shares = even_shares(problem.job.batch, len(devices))
+    members = [[((device,), share) for device, share in zip(devices, shares, strict=True)]]
+    stages = build_stages(problem, [0], members, Way(recompute=True))
+    row = sync_rows(problem, make_plan(problem, stages, 1, how="ring"))
+    print(name, row, flush=True)
+    return row
+
+
+def sync_claims(rows: Mapping[str, Row]) -> list[Claim]:
+    """The programme against simpler choices; factors where and only where they pay."""
+    ratios = [min(row["ring"], row.get("greedy", row["ring"])) / row["ilp"] for row in rows.values()]
+    return [
+        at_least("syncs chosen together over all-ring and greedy, least of all sync cases", min(ratios), 1.0),
+        at_least(
+            "part by factors where rows are few and links slow, least",
+            min(rows[n]["by_factors"] for n in FACTORS_PAY),
+            0.01,
+        ),
+        at_most(
+            "part by factors where rows are many or links fast, most",
+            max(rows[n]["by_factors"] for n in FACTORS_DO_NOT),
+            0.0,
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,347 @@
+"""How units that follow each other are made stages, and blocks given to them: exact, by dynamic programming.
+
+For k units in a given order and m micro-batches of n samples, a stage takes some units in a row, which are its
+replicas and share its samples, and some blocks in a row; units between two stages stay idle. With V[d][i, a] the least
+time of the slowest of d stages, the first of which starts with unit i and block a:
+
+    V[d][i, a] = min over j > i, b > a of  max( cost(i, j, a, b), rest(i, j, b) )
+    rest(i, j, b) = min over j' >= j of  max( pass(i, j, j', b), V[d - 1][j', b] ),  or 0 where b is the end and d = 1
+
+    cost   m (forward + backward of blocks a .. b - 1 on units i .. j - 1) + what of their sync no backward hides;
+           with a second forward where d + ahead micro-batches in flight fit in memory only if activations are made
+           again; infinite where they do not fit even so, or places forbid it
+    pass   m n (bytes a sample that go to block b and later ones) over the links between units j - 1 and j', as many at
+           a time as the stage has hosts, and over the trunk of their regions
+
+Every depth d is solved at once; what a pipeline takes to fill is left to whoever compares depths. Models of many blocks
+are cut at some of their borders only (`borders`), the thinnest near to where equal work would end; `recut` then finds
+the best cut at any border for stages that are settled. A stage has units of two regions at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from isthmus.compiled import compiled
+from isthmus.plan.types import Layout
+from isthmus.planners.cuts import best_cut
+from isthmus.planners.problem import Floats, Problem
+from isthmus.planners.room import Need, Room, Way
+from isthmus.planners.sharing import Shared, Sharing
+from isthmus.planners.units import Groups, Unit
+
+__all__ = ["Arranged", "Arranger"]
+
+Ints = npt.NDArray[np.int32]
+Shorts = npt.NDArray[np.int16]
+
+_DEEPEST = 64  # stages of one pipeline
+_BORDERS = 28  # at which a model is cut while stages are not settled
+PATIENCE = 4  # depths that are tried beyond the last that gained
+
+
+class Arranged(NamedTuple):
+    """Stages of a pipeline."""
+
+    stages: tuple[Groups, ...]  # the replicas of each
+    firsts: tuple[int, ...]  # its first block
+    recompute: tuple[bool, ...]  # whether it must make its activations again
+    seconds: float  # that it takes, roughly
+
+
+class _Tables(NamedTuple):
+    """What the dynamic programme reads: `run[i, j]` is the row of units i .. j - 1 in the others."""
+
+    run: Ints  # [units, units + 1]
+    forward: Floats  # [runs, blocks + 1] seconds of all blocks before each, one micro-batch
+    backward: Floats
+    flights: Shorts  # [2, rooms, blocks, blocks + 1] micro-batches in flight that fit, plain and recomputed
+    room: Ints  # [runs] the row of `flights`
+    per_byte: Floats  # [runs] seconds of a sync for each byte
+    waits: Floats  # [runs] seconds of a sync beside its bytes
+    hosts: Ints  # [runs] that send at a time
+    latency: Floats  # [units, units] seconds
+    link: Floats  # [units, units] seconds a byte between two units, for one pair of hosts
+    trunk: Floats  # [units, units] the same for all pairs together
+    weights: Floats  # [blocks + 1] bytes of gradients of all blocks before each
+    passed: Floats  # [blocks + 1] bytes a sample that cross the border before each block, the larger way
+
+
+class Arranger:
+    """Arranges units of one problem; remembers what it has looked up."""
+
+    def __init__(self, problem: Problem, room: Room, sharing: Sharing) -> None:
+        self.problem, self.room, self.sharing = problem, room, sharing
+        table = problem.table
+        width = table.width * (problem.kept or 1.0)
+        self._weights = np.asarray(table.sums.elements) * width
+        self._passed = _passed(problem)
+        self.borders = _borders(problem, self._passed)
+        self._known: dict[tuple[object, ...], _Tables] = {}
+        self._flights: dict[tuple[object, ...], Shorts] = {}
+        self._rings: dict[tuple[str, ...], tuple[float, float]] = {}
+
+    def arrange(
+        self, units: Sequence[Unit], samples: int, micro_batches: int, state: Layout, ahead: int = 0, others: int = 0
+    ) -> list[Arranged]:
+        """The best arrangement of each depth that is possible. `others`: replicas beside this pipeline."""
+        key = (tuple(units), samples, state, min(others, 1))
+        if key not in self._known:
+            self._known[key] = self._tables(units, samples, state, others)
+        tables = self._known[key]
+        deepest = min(_DEEPEST, len(units), len(self.borders) - 1)
+        best, picks = solve(*tables, float(samples), micro_batches, ahead, deepest)
+        found = []
+        for depth in range(1, deepest + 1):
+            start = int(best[depth, :, 0].argmin())
+            if best[depth, start, 0] < np.inf:
+                found.append(self._traced(units, tables, picks, depth, start, samples, micro_batches, ahead))
+        return found
+
+    def _traced(
+        self, units: Sequence[Unit], tables: _Tables, picks: Ints, depth: int, start: int, samples: int,
+        micro_batches: int, ahead: int,
+    ) -> Arranged:  # fmt: skip
+        """The stages behind the best value of a depth, and what they take with filling the pipeline, roughly."""
+        stages, firsts, again, i, a = [], [], [], start, 0
+        around, busiest, synced = 0.0, 0.0, 0.0
+        for d in range(depth, 0, -1):
+            end, after, b, second = (int(x) for x in picks[d, i, a])
+            r = tables.run[i, end]
+            one = tables.forward[r, b] - tables.forward[r, a]
+            back = tables.backward[r, b] - tables.backward[r, a]
+            own, hop = one * (1 + second) + back, 0.0
+            sync = tables.per_byte[r] * (tables.weights[b] - tables.weights[a]) + tables.waits[r]
+            synced = max(synced, sync - back)
+            if d > 1:
+                rate = max(tables.link[end - 1, after] / tables.hosts[r], tables.trunk[end - 1, after])
+                hop = rate * samples * tables.passed[b]
+                around += 2 * (hop + tables.latency[end - 1, after])
+            around, busiest = around + own, max(busiest, own, hop)
+            stages.append(tuple(group for unit in units[i:end] for group in unit.groups))
+            firsts.append(int(self.borders[a]))
+            again.append(bool(second))
+            i, a = after, b
+        period = max(busiest, around / min(depth + ahead, micro_batches))
+        seconds = around + (micro_batches - 1) * period + synced
+        return Arranged(tuple(stages), tuple(firsts), tuple(again), float(seconds))
+
+    def recut(
+        self, arranged: Arranged, samples: int, micro_batches: int, state: Layout, ahead: int = 0, others: int = 0
+    ) -> Arranged:
+        """The same stages with the best cut at any border, as far as computing, syncs and memory go."""
+        if len(self.borders) == len(self.problem.graph.blocks) + 1 or len(arranged.stages) == 1:
+            return arranged
+        depth, costs, whole = len(arranged.stages), [], []
+        for s, groups in enumerate(arranged.stages):
+            shared = self.sharing.of(groups, samples)
+            ahead_of, behind = (row[None, :] - row[:-1, None] for row in shared.seconds)
+            plain, second = self._fitting(groups, shared, state, others)
+            flight = min(depth - s + ahead, micro_batches)
+            again = plain < flight
+            per_byte, waits = self.ring(tuple(group[0] for group in groups))
+            sync = per_byte * (self._weights[None, :] - self._weights[:-1, None]) + waits - behind
+            cost = micro_batches * (ahead_of * (1 + again) + behind) + np.maximum(0.0, sync)
+            costs.append(np.where((second >= flight) & self.room.ordered, cost, np.inf))
+            whole.append(again)
+        firsts = best_cut(costs)
+        if firsts is None:
+            return arranged
+        ends = (*firsts[1:], len(self.problem.graph.blocks))
+        recompute = tuple(bool(whole[s][a, b]) for s, (a, b) in enumerate(zip(firsts, ends, strict=True)))
+        return arranged._replace(firsts=tuple(firsts), recompute=recompute)
+
+    def _tables(self, units: Sequence[Unit], samples: int, state: Layout, others: int) -> _Tables:
+        count = len(units)
+        run = np.full((count, count + 1), -1, np.int32)
+        forward, backward, rooms, rings, hosts = [], [], [], [], []
+        flights: dict[int, int] = {}
+        kept: list[Shorts] = []
+        for i in range(count):
+            for j in range(i + 1, count + 1):
+                if len({unit.region for unit in units[i:j]}) > 2:
+                    break
+                groups = tuple(group for unit in units[i:j] for group in unit.groups)
+                shared = self.sharing.of(groups, samples)
+                forward.append(shared.seconds[0])
+                backward.append(shared.seconds[1])
+                fits = self._fitting(groups, shared, state, others)
+                if id(fits) not in flights:
+                    flights[id(fits)] = len(kept)
+                    kept.append(fits)
+                rooms.append(flights[id(fits)])
+                rings.append(self.ring(tuple(group[0] for group in groups)))
+                hosts.append(len({self.problem.cluster.devices[group[0]].host for group in groups}))
+                run[i, j] = len(forward) - 1
+        latency, link, trunk = _links(self.problem, units)
+        per_byte, waits = np.array(rings).T
+        at = self.borders
+        fits = np.array(kept)[:, :, at[:-1, None], at]
+        return _Tables(
+            run, np.array(forward)[:, at], np.array(backward)[:, at], fits, np.array(rooms, np.int32), per_byte, waits,
+            np.array(hosts, np.int32), latency, link, trunk, self._weights[at], self._passed[at],
+        )  # fmt: skip
+
+    def _fitting(self, groups: Groups, shared: Shared, state: Layout, others: int) -> Shorts:
+        """Micro-batches in flight that fit, for every run of blocks, plain and recomputed; 0 where places forbid it."""
+        replicas = len(groups) + others
+        places = tuple(sorted({group[0] for group in groups})) if self.problem.places else ()
+        key = (shared.most, state, replicas if state != "replicated" else min(replicas, 2), places)
+        if key not in self._flights:
+            both = []
+            for way in (Way(False, state), Way(True, state)):
+                needs = [Need((kind,), group[0], replicas, share, 1) for (kind, group), share in shared.most]
+                both.append(np.min([self.room.flights(need, way) for need in needs], axis=0))
+            found = np.where(self.room.allowed(places), both, 0) if places else np.array(both)
+            self._flights[key] = found.astype(np.int16)
+        return self._flights[key]
+
+    def ring(self, leads: tuple[str, ...]) -> tuple[float, float]:
+        """Seconds a byte and beside bytes of what makes gradients equal, at least about."""
+        if leads not in self._rings:
+            self._rings[leads] = sync_seconds(self.problem, leads)
+        return self._rings[leads]
+
+
+def sync_seconds(problem: Problem, leads: Sequence[str]) -> tuple[float, float]:
+    """Seconds for each byte of a bucket, and beside them: around a ring or, between regions, in each region first."""
+    count, cluster = len(leads), problem.simulator.priced
+    if count < 2:
+        return 0.0, 0.0
+    inside, across, waits, apart = np.inf, np.inf, 0.0, False
+    for a, b in pairwise((*leads, leads[0])):
+        host, other = cluster.host_of(a), cluster.host_of(b)
+        if host.name == other.name:
+            inside, waits = min(inside, float(host.bandwidth)), waits + float(host.latency)
+            continue
+        link = cluster.link(host.name, other.name)
+        if link is None:
+            return np.inf, np.inf
+        rate, waits = min(float(link.bandwidth), float(host.nic), float(other.nic)), waits + float(link.latency)
+        if host.region == other.region:
+            inside = min(inside, rate)
+        else:
+            across, apart = min(across, rate), True
+    ring = 2.0 * (count - 1) / count / min(inside, across), 2.0 * waits * (count - 1) / count
+    if not apart:
+        return ring
+    return min(ring, (2.0 / inside + 2.0 / across, 2.0 * waits))
+
+
+def _links(problem: Problem, units: Sequence[Unit]) -> tuple[Floats, Floats, Floats]:
+    """From unit to unit: latency, and seconds a byte of one pair of hosts and of all together."""
+    cluster, count = problem.simulator.priced, len(units)
+    latency, link, trunk = np.zeros((3, count, count))
+    for i, a in enumerate(units):
+        for j, b in enumerate(units[i + 1 :], start=i + 1):
+            if a.host == b.host:
+                latency[i, j], link[i, j] = cluster.hosts[a.host].latency, 1.0 / cluster.hosts[a.host].bandwidth
+                continue
+            pair, cap = cluster.link(a.host, b.host), cluster.trunk(a.region, b.region)
+            slowest = 0.0 if pair is None else min(pair.bandwidth, cluster.hosts[a.host].nic, cluster.hosts[b.host].nic)
+            latency[i, j] = np.inf if pair is None else pair.latency
+            link[i, j] = 1.0 / slowest if slowest else np.inf
+            trunk[i, j] = 1.0 / cap if cap else 0.0
+    return latency, link, trunk
+
+
+def _passed(problem: Problem) -> Floats:
+    """Bytes a sample that cross the border before each block: forwards or, if that is more, backwards."""
+    table, blocks = problem.table.tensors, len(problem.graph.blocks)
+    there, back = np.zeros(blocks + 1), np.zeros(blocks + 1)
+    for i, source in enumerate(table.source):
+        last = int(table.target[table.first[i] : table.first[i + 1]].max(initial=source))
+        there[source + 1 : last + 1] += table.per_sample[i]
+        if table.grad[i]:
+            back[source + 1 : last + 1] += table.per_sample[i]
+    return np.maximum(there, back)
+
+
+def _borders(problem: Problem, passed: Floats) -> npt.NDArray[np.int64]:
+    """Borders at which the model is cut: all, or the thinnest near to each of so many equal parts of the work."""
+    blocks = len(problem.graph.blocks)
+    if blocks <= _BORDERS:
+        return np.arange(blocks + 1)
+    kind = problem.cluster.devices[problem.usable[0]].kind
+    done = np.append(0.0, np.cumsum(problem.table.work(kind, problem.job.batch)))
+    parts = np.clip(np.floor(done / max(done[-1], 1e-30) * _BORDERS + 0.5).astype(int), 0, _BORDERS)
+    chosen = [np.flatnonzero(parts == part) for part in range(_BORDERS + 1)]
+    inner = [int(near[np.argmin(passed[near])]) for near in chosen if len(near)]
+    return np.unique([0, *inner, blocks])
+
+
+@compiled
+def solve(
+    run: Ints, forward: Floats, backward: Floats, flights: Shorts, room: Ints, per_byte: Floats, waits: Floats,
+    hosts: Ints, latency: Floats, link: Floats, trunk: Floats, weights: Floats, passed: Floats, samples: float,
+    micro_batches: int, ahead: int, deepest: int,
+) -> tuple[Floats, Ints]:  # fmt: skip
+    """V of the module's docstring, [depth, unit, block], and what gives it: the stage's end, the next unit and block,
+    and whether it recomputes.
+    """
+    units, blocks = run.shape[0], forward.shape[1] - 1
+    best = np.full((deepest + 1, units + 1, blocks + 1), np.inf)
+    picks = np.zeros((deepest + 1, units + 1, blocks + 1, 4), np.int32)
+    widest, least, since = hosts.max(), np.inf, 0
+    for d in range(1, deepest + 1):
+        flight = min(d + ahead, micro_batches)
+        rest, following = rests(best[d - 1], link, trunk, passed, widest, micro_batches * samples, d == 1)
+        for i in range(units - 1, -1, -1):
+            for j in range(i + 1, units + 1):
+                r = run[i, j]
+                if r < 0:
+                    break
+                plain, second, after = flights[room[r], 0], flights[room[r], 1], rest[hosts[r], j]
+                for a in range(blocks):
+                    for b in range(a + 1, blocks + 1):
+                        ahead_of, behind = forward[r, b] - forward[r, a], backward[r, b] - backward[r, a]
+                        cost = micro_batches * (ahead_of + behind)
+                        if cost >= best[d, i, a]:
+                            break
+                        if after[b] >= best[d, i, a] or second[a, b] < flight:
+                            continue
+                        again = plain[a, b] < flight
+                        if again:
+                            cost += micro_batches * ahead_of
+                        cost += max(0.0, per_byte[r] * (weights[b] - weights[a]) + waits[r] - behind)
+                        cost = max(cost, after[b])
+                        if cost < best[d, i, a]:
+                            best[d, i, a] = cost
+                            picks[d, i, a, 0], picks[d, i, a, 1] = j, following[hosts[r], j, b]
+                            picks[d, i, a, 2], picks[d, i, a, 3] = b, again
+        since += 1
+        if best[d, :, 0].min() < 0.98 * least:
+            least, since = best[d, :, 0].min(), 0
+        if since >= PATIENCE and least < np.inf:  # deeper ones only take longer to fill
+            break
+    return best, picks
+
+
+@compiled
+def rests(
+    best: Floats, link: Floats, trunk: Floats, passed: Floats, widest: int, samples: float, last: bool
+) -> tuple[Floats, Ints]:
+    """What comes after a stage that ends before unit j and block b, [its hosts, j, b], and with which unit it starts.
+
+    `last`: nothing does.
+    """
+    units, blocks = len(link), len(passed) - 1
+    rest = np.full((widest + 1, units + 1, blocks + 1), np.inf)
+    following = np.zeros((widest + 1, units + 1, blocks + 1), np.int32)
+    if last:
+        rest[:, :, blocks] = 0.0
+        return rest, following
+    for h in range(1, widest + 1):
+        for j in range(1, units):
+            for after in range(j, units):
+                rate = samples * max(link[j - 1, after] / h, trunk[j - 1, after])
+                for b in range(1, blocks):
+                    seconds = max(rate * passed[b], best[after, b])
+                    if seconds < rest[h, j, b]:
+                        rest[h, j, b], following[h, j, b] = seconds, after
+    return rest, following

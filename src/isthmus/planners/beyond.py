@@ -1,0 +1,31 @@
+"""Planners that go beyond the usual schemes: each takes the schemes' plans and gives the best back, or a faster one.
+
+To add a planner, write a function like these in a file of its own, and give it a line in `BEYOND`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from isthmus.planners.budget import Search
+from isthmus.planners.improve import improve, one_lane
+from isthmus.planners.lanes import Lanes
+from isthmus.planners.problem import Candidate, Problem
+from isthmus.planners.room import Room
+
+__all__ = ["BEYOND"]
+
+Planner = Callable[[Problem, Room, Search, Sequence[Candidate]], Candidate | None]  # plans so far, the best first
+
+
+def split(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+    """The best pipeline over all devices, in every usual order of them, by dynamic programming."""
+    return one_lane(problem, Lanes(problem, room), search, given)
+
+
+def auto(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+    """Pipelines side by side, settled by search; then how each gradient is synchronised."""
+    return improve(problem, Lanes(problem, room), search, given)
+
+
+BEYOND: dict[str, Planner] = {"auto": auto, "split": split}

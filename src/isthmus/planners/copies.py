@@ -1,0 +1,135 @@
+"""Large clusters are planned small: as F copies of a plan for an F-th of their hosts.
+
+Hosts of one region and shape, with no links of their own, form a class; of its N hosts each copy has N // F, the others
+stay idle. A copy gets an F-th of the batch, and of every trunk an F-th, as all copies use it at the same time. Beside
+each other the copies train data parallel: the ring of a bucket has, for every participant of the small plan, its F
+copies in a row, so that a region is crossed as often as in the small plan.
+
+The cost of planning so grows with the number of classes, and hardly with that of devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from isthmus.cluster.spec import Cluster, Host
+from isthmus.plan.types import How, Pipeline, Plan, Replica, Stage
+from isthmus.planners.pieces import make_plan
+from isthmus.planners.problem import Problem
+from isthmus.planners.shares import divisors
+from isthmus.units import BytesPerSecond
+
+__all__ = ["COPIED", "LARGE", "Copies", "copied_plan", "small_problem"]
+
+LARGE = 64  # devices: what is planned whole
+COPIED: tuple[How, ...] = ("ring", "tree")  # how gradients of copies may become equal: both are priced by a few copies
+_WORTH = 0.01  # part of the cluster's speed that may stay idle for each halving of the small problem
+
+
+class Copies(NamedTuple):
+    """A small problem, and the hosts that each of its hosts stands for."""
+
+    problem: Problem
+    number: int
+    hosts: Mapping[str, tuple[str, ...]]  # host of the small cluster -> one for each copy
+
+
+def small_problem(problem: Problem) -> Copies | None:
+    """The problem of one copy; None where the cluster is small, or has no equal hosts, or its batch no divisor."""
+    if len(problem.usable) <= LARGE:
+        return None
+    classes = _classes(problem)
+    ways = [f for f in divisors(problem.job.batch) if f > 1 and len(problem.usable) >= LARGE // 4 * f]
+    count = max(ways, key=lambda f: _rating(problem, classes, f), default=1)
+    hosts: dict[str, tuple[str, ...]] = {}
+    for members in classes:
+        each = len(members) // count
+        hosts.update({members[i]: tuple(members[i : each * count : each]) for i in range(each)})
+    if count == 1 or not hosts:
+        return None
+    small = _cluster(problem.cluster, hosts, count)
+    job = replace(problem.job, batch=problem.job.batch // count)
+    made = Problem(small, job, problem.graph, problem.precision, problem.seed, problem.profile)
+    return Copies(made, count, hosts)
+
+
+def _classes(problem: Problem) -> list[list[str]]:
+    """Hosts that may stand for each other."""
+    cluster = problem.cluster
+    own = {end for link in cluster.links for end in link.between if end in cluster.hosts}
+    placed = {target for _, target, _ in problem.places}
+    found: dict[object, list[str]] = {}
+    for name, host in cluster.hosts.items():
+        alone = name in own or name in placed
+        found.setdefault(name if alone else _shape(host), []).append(name)
+    return list(found.values())
+
+
+def _shape(host: Host) -> tuple[object, ...]:
+    """What tells hosts apart as far as planning goes."""
+    kinds = tuple(host.devices.items())
+    return (host.region, kinds, host.bandwidth, host.latency, host.nic, host.bus, host.memory, host.cores)
+
+
+def _rating(problem: Problem, classes: list[list[str]], count: int) -> float:
+    """How much of the cluster so many copies use, and how small they are."""
+    used, whole, devices = 0.0, 0.0, 0
+    for members in classes:
+        kinds = problem.cluster.hosts[members[0]].devices
+        mine = {kind: number for kind, number in kinds.items() if kind not in problem.left_out}
+        speed = sum(number * problem.kind_speed(kind) for kind, number in mine.items())
+        used += speed * (len(members) // count) * count
+        whole += speed * len(members)
+        devices += sum(mine.values()) * (len(members) // count)
+    too_large = max(1.0, devices / LARGE)
+    return used / whole - _WORTH * max(0, devices.bit_length() - 5) - 0.05 * (too_large - 1.0)
+
+
+def _cluster(cluster: Cluster, hosts: Mapping[str, object], count: int) -> Cluster:
+    """Some of the hosts, with trunks as narrow as one copy finds them."""
+    regions = {cluster.hosts[name].region for name in hosts}
+    links = tuple(
+        link if link.trunk is None else replace(link, trunk=BytesPerSecond(link.trunk / count))
+        for link in cluster.links
+        if all(end in hosts or end in regions for end in link.between)
+    )
+    return replace(cluster, hosts={name: host for name, host in cluster.hosts.items() if name in hosts}, links=links)
+
+
+def copied_plan(problem: Problem, copies: Copies, plan: Plan, how: How) -> Plan:
+    """The small plan as often as there are copies, for the whole problem; rings go from copy to copy of each device."""
+    (part,) = plan.parts
+    assert isinstance(part, Pipeline)
+    stages = [_copied_stage(copies, stage) for stage in part.stages]
+    made = make_plan(problem, stages, part.micro_batches, schedule=part.schedule, how=how, ahead=part.ahead)
+    (whole,) = made.parts
+    assert isinstance(whole, Pipeline)
+    place = {device: (at, copy) for at, copy, device in _places(copies, part)}
+    syncs = (replace(s, participants=tuple(sorted(s.participants, key=place.__getitem__))) for s in whole.syncs)
+    return replace(made, parts=(replace(whole, syncs=tuple(syncs)),))
+
+
+def _places(copies: Copies, part: Pipeline) -> Iterator[tuple[int, int, str]]:
+    """Every first device of a replica, with its place in the small plan and its copy; regions stand together."""
+    leads = dict.fromkeys(replica.devices[0] for stage in part.stages for replica in stage.replicas)
+    cluster = copies.problem.cluster
+    near = sorted(leads, key=lambda device: (cluster.host_of(device).region, cluster.devices[device].host))
+    for at, device in enumerate(near):
+        yield from ((at, copy, _device(copies, device, copy)) for copy in range(copies.number))
+
+
+def _copied_stage(copies: Copies, stage: Stage) -> Stage:
+    replicas = tuple(
+        Replica(devices=tuple(_device(copies, d, c) for d in r.devices), share=r.share, slices=r.slices)
+        for c in range(copies.number)
+        for r in stage.replicas
+    )
+    return replace(stage, replicas=replicas)
+
+
+def _device(copies: Copies, device: str, copy: int) -> str:
+    host, _, rest = device.partition("/")
+    return f"{copies.hosts[host][copy]}/{rest}"

@@ -1,0 +1,228 @@
+"""Search over layouts: settings first, then the finished layouts of the best.
+
+A setting is completed exactly (`lanes`) and has an estimate; those that promise most are priced by the simulator. From
+the best settings so far all small changes are tried, until none is left that gains, or the budget ends. Then the best
+layouts are polished: one cut, one share, one stage that recomputes at a time, judged by the simulator alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from isthmus.plan.types import How
+from isthmus.planners.budget import Search, sound
+from isthmus.planners.lanes import Lanes, Layout, Pace, lanes_plan
+from isthmus.planners.moves import FIRST_AHEAD, Setting, first_settings, layout_moves, setting_moves
+from isthmus.planners.problem import Candidate, Problem
+from isthmus.planners.shares import micro_batch_counts
+from isthmus.planners.sync_ilp import best_syncs
+from isthmus.planners.units import Unit, all_units, tensor_degrees, unit_of
+
+__all__ = ["hows", "improve", "one_lane"]
+
+_FIRST = 6  # first settings of one way to form lanes that are priced
+_STEP = 24  # changed settings that are priced, of one setting
+_POOL = 10  # settings whose changes are tried before the search gives up
+_WORTH = 0.999  # times the best: what counts as a gain
+_SYNC_CALLS = 12  # that choosing syncs takes at least, about
+_DEGREES = 3  # sizes of tensor groups
+
+
+class Found(NamedTuple):
+    """A setting, what it became, and what the simulator says."""
+
+    setting: Setting
+    units: tuple[Unit, ...]
+    layout: Layout
+    how: How
+    candidate: Candidate
+
+    @property
+    def seconds(self) -> float:
+        """Of one step."""
+        return self.candidate.price.step_seconds
+
+
+class _Pool:
+    """What was tried, and the best of it."""
+
+    def __init__(self, problem: Problem, lanes: Lanes, search: Search, best: Candidate | None) -> None:
+        self.problem, self.lanes, self.search, self.best = problem, lanes, search, best
+        search.best = best
+        self.found: list[Found] = []
+        self._seen: set[object] = set()
+
+    @property
+    def limit(self) -> float:
+        """Seconds of the best plan."""
+        return self.best.price.step_seconds if self.best is not None else float("inf")
+
+    def completed(self, settings: Iterable[Setting]) -> list[tuple[Setting, Layout]]:
+        """New settings with what they become, the most promising first."""
+        made = []
+        for setting in settings:
+            if self.search.spent():
+                break
+            if setting.signature in self._seen:
+                continue
+            self._seen.add(setting.signature)
+            layout = self.lanes.complete(setting.parts, setting.pace)
+            if layout is not None and max(lane.least for lane in layout.lanes) < self.limit:
+                made.append((setting, layout))
+        return sorted(made, key=lambda pair: pair[1].seconds)
+
+    def price(self, setting: Setting, units: tuple[Unit, ...], layout: Layout) -> bool:
+        """Keeps what fits; whether it is the best so far."""
+        gained = False
+        for how in hows(self.problem, layout):
+            if self.search.spent():
+                break
+            candidate = self.search.price(lanes_plan(self.problem, layout, how))
+            if candidate is None or not candidate.price.fits:
+                continue
+            self.found.append(Found(setting, units, layout, how, candidate))
+            gained |= self.keep(candidate)
+        self.found.sort(key=lambda found: found.seconds)
+        return gained
+
+    def take(self, candidate: Candidate) -> None:
+        """Keeps a plan that somebody else made, where it has the form of a lane, to go on from it."""
+        layout = self.lanes.from_plan(candidate.plan)
+        if layout is None or len({len(group) for stage in layout.lanes[0].stages for group, _ in stage}) > 1:
+            return
+        used = tuple(unit_of(self.problem, (group,)) for stage in layout.lanes[0].stages for group, _ in stage)
+        taken = {device for unit in used for device in unit.devices}
+        degree = len(used[0].groups[0])
+        rest = tuple(unit for unit in all_units(self.problem, degree) if taken.isdisjoint(unit.devices))
+        for how in hows(self.problem, layout)[:1]:
+            self.found.append(Found(Setting((used,), layout.pace), (*used, *rest), layout, how, candidate))
+
+    def keep(self, candidate: Candidate) -> bool:
+        """Makes it the best so far if it is; whether that is a gain worth the name."""
+        if candidate.price.step_seconds >= self.limit or not sound(self.problem, candidate.plan):
+            return False
+        gained = candidate.price.step_seconds < _WORTH * self.limit
+        self.best = self.search.best = candidate
+        return gained
+
+
+def improve(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+    """The best plan so far, or a faster one."""
+    pool = _Pool(problem, lanes, search, given[0] if given else None)
+    for candidate in given:
+        pool.take(candidate)
+    for degree in tensor_degrees(problem)[:_DEGREES]:
+        units = all_units(problem, degree)
+        for settings in first_settings(problem, units) if units else ():
+            if search.spent():
+                break
+            for setting, layout in pool.completed(settings)[:_FIRST]:
+                pool.price(setting, units, layout)
+                search.tell("lanes")
+        _one_lane(pool, units)
+    _climb(pool)
+    _polish(pool)
+    _resync(pool)
+    return pool.best
+
+
+def one_lane(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+    """The best plan so far, or a faster one that is one pipeline of all devices (some may stay idle)."""
+    pool = _Pool(problem, lanes, search, given[0] if given else None)
+    for degree in tensor_degrees(problem)[:_DEGREES]:
+        _one_lane(pool, all_units(problem, degree))
+    _resync(pool)
+    return pool.best
+
+
+def _one_lane(pool: _Pool, units: tuple[Unit, ...]) -> None:
+    """Prices pipelines of all units, those of the most promising paces first."""
+    batch, made = pool.problem.job.batch, []
+    for count in micro_batch_counts(batch, 1) if units else ():
+        for ahead in FIRST_AHEAD if count > 1 else (0,):
+            if pool.search.spent():
+                return
+            pace = Pace(count, ahead)
+            made += [(lane, pace) for lane in pool.lanes.pipelines(units, batch // count, pace)]
+            pool.search.tell("split")
+    for lane, pace in sorted(made, key=lambda pair: pair[0].seconds)[:_STEP]:
+        if pool.search.spent():
+            return
+        if lane.least < pool.limit:
+            pool.price(Setting((units,), pace), units, pool.lanes.layout([lane], pace))
+            pool.search.tell("split")
+
+
+def _resync(pool: _Pool) -> None:
+    """How each bucket is synchronised, for the best few plans: an integer programme."""
+    starts = list({id(found.candidate): found.candidate for found in _distinct(pool.found)[:3]}.values())
+    if pool.best is not None and pool.best not in starts:
+        starts.insert(0, pool.best)
+    for start in starts:
+        if pool.search.spent():
+            return
+        pool.search.tell("syncs")
+        calls = None if pool.search.calls is None else pool.search.calls - pool.search.made
+        if calls is not None and calls < _SYNC_CALLS:
+            return
+        seconds = min(0.5, pool.search.left()) if calls is None else float("inf")
+        choice = best_syncs(pool.problem, start.plan, seconds=seconds, calls=calls)
+        pool.keep(Candidate(choice.plan, choice.price))
+
+
+def _climb(pool: _Pool) -> None:
+    """Tries changes of the best settings, best first, until those of the whole pool have been tried."""
+    tried: set[object] = set()
+    while not pool.search.spent():
+        fresh = [found for found in _distinct(pool.found) if found.setting.signature not in tried]
+        if not fresh:
+            return
+        start = fresh[0]
+        tried.add(start.setting.signature)
+        made = pool.completed(setting_moves(pool.problem, start.setting, start.units))
+        for setting, layout in made[:_STEP]:
+            if pool.search.spent():
+                return
+            pool.price(setting, start.units, layout)
+            pool.search.tell("lanes")
+
+
+def _distinct(found: Sequence[Found]) -> list[Found]:
+    """The best few, each setting once."""
+    return list({one.setting.signature: one for one in reversed(found[: 4 * _POOL])}.values())[::-1][:_POOL]
+
+
+def _polish(pool: _Pool) -> None:
+    """One change of a finished layout at a time, as long as one gains."""
+    for start in _distinct(pool.found)[:4]:
+        current, seconds = start.layout, start.seconds
+        moved = True
+        while moved and not pool.search.spent():
+            moved = False
+            for changed in layout_moves(current, len(pool.problem.graph.blocks)):
+                if pool.search.spent():
+                    return
+                timed = pool.lanes.layout(changed.lanes, changed.pace)
+                if max(lane.least for lane in timed.lanes) >= seconds:
+                    continue
+                candidate = pool.search.price(lanes_plan(pool.problem, timed, start.how))
+                pool.search.tell("polish")
+                if candidate is None or not candidate.price.fits or candidate.price.step_seconds >= _WORTH * seconds:
+                    continue
+                current, seconds, moved = timed, candidate.price.step_seconds, True
+                pool.keep(candidate)
+                break
+
+
+def hows(problem: Problem, layout: Layout) -> tuple[How, ...]:
+    """How gradients are synchronised first: around rings; where regions share them, along trees too."""
+    regions = {
+        problem.cluster.host_of(group[0]).region for lane in layout.lanes for stage in lane.stages for group, _ in stage
+    }
+    trees = len(regions) > 1 and _replicated(layout) and layout.pace.state != "sharded-all"
+    return ("ring", "tree") if trees else ("ring",)
+
+
+def _replicated(layout: Layout) -> bool:
+    return len(layout.lanes) > 1 or any(len(stage) > 1 for stage in layout.lanes[0].stages)

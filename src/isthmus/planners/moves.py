@@ -1,0 +1,188 @@
+"""Small changes: of who works with whom (settings), and of finished layouts (cuts, samples, shares, recomputing).
+
+A *setting* says which units form which lane, and the pace; everything else follows (`lanes.Lanes.complete`). Units of
+one host and kind are interchangeable, so settings that differ by such a swap count as one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from isthmus.plan.types import Layout as State
+from isthmus.planners.lanes import Lane, Layout, Pace
+from isthmus.planners.problem import Problem
+from isthmus.planners.shares import micro_batch_counts
+from isthmus.planners.units import Unit
+
+__all__ = ["FIRST_AHEAD", "STATES", "Setting", "first_settings", "layout_moves", "setting_moves"]
+
+Part = tuple[Unit, ...]
+STATES: tuple[State, ...] = ("replicated", "sharded-optimizer", "sharded-all")
+_AHEAD = (0, 1, 2, 4, 8, 16)
+FIRST_AHEAD = (0, 4, 12)  # for pipelines over several hosts: links take their time
+_MOST_MERGES = 40  # pairs of lanes
+
+
+class Setting(NamedTuple):
+    """Which units form which lane. A unit in none stays idle."""
+
+    parts: tuple[Part, ...]
+    pace: Pace
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """The same for settings that differ in nothing that matters."""
+        lanes = Counter(tuple(sorted(Counter(_sort(unit) for unit in part).items())) for part in self.parts)
+        return frozenset(lanes.items()), self.pace
+
+
+def _sort(unit: Unit) -> tuple[str, str, int, int]:
+    return unit.host, unit.kind, len(unit.groups), len(unit.groups[0])
+
+
+def first_settings(problem: Problem, units: Sequence[Unit]) -> Iterator[list[Setting]]:
+    """Ways to form lanes, each with several paces: the strongest host or region alone, single units, hosts, kinds,
+    regions, everything in one.
+    """
+    regions, hosts = (_grouped(units, key) for key in (lambda unit: unit.region, lambda unit: unit.host))
+    ways: list[list[Part]] = [[(unit,) for unit in units], hosts, regions]
+    for groups in (hosts, regions):
+        strongest = max(groups, key=lambda part: sum(unit.speed for unit in part))
+        ways += [[strongest], [(unit,) for unit in strongest]]
+    ways.append([tuple(units)])
+    ways.append(_grouped(units, lambda unit: (unit.region, unit.kind)))
+    ways.append(_grouped(units, lambda unit: unit.kind))
+    ways.append([(max(units, key=lambda unit: unit.speed),)])
+    for parts in dict.fromkeys(tuple(parts) for parts in ways):
+        far = any(len({unit.host for unit in part}) > 1 for part in parts)
+        counts = micro_batch_counts(problem.job.batch, min(len(parts), problem.job.batch))
+        paces = [Pace(count, ahead) for count in counts for ahead in (FIRST_AHEAD if far and count > 1 else (0,))]
+        paces += [Pace(count, 0, state) for count in counts[:3] for state in STATES[1:] if len(parts) == 1]
+        yield [Setting(parts, pace) for pace in paces]
+
+
+def _grouped(units: Sequence[Unit], key: Callable[[Unit], object]) -> list[Part]:
+    found: dict[object, list[Unit]] = {}
+    for unit in units:
+        found.setdefault(key(unit), []).append(unit)
+    return [tuple(members) for members in found.values()]
+
+
+def setting_moves(problem: Problem, setting: Setting, units: Sequence[Unit]) -> Iterator[Setting]:
+    """All settings one step away."""
+    yield from (Setting(setting.parts, pace) for pace in _paces(problem, setting))
+    yield from (Setting(parts, setting.pace) for parts in _regrouped(setting.parts, units))
+
+
+def _paces(problem: Problem, setting: Setting) -> Iterator[Pace]:
+    """One more or fewer micro-batches of the usual numbers, more of them in flight, other state."""
+    pace, counts = setting.pace, micro_batch_counts(problem.job.batch, 1, most=12)
+    near = sorted(counts, key=lambda count: abs(count - pace.micro_batches))
+    for count in near[:5]:
+        if count != pace.micro_batches:
+            yield pace._replace(micro_batches=count)
+    for ahead in _AHEAD:
+        if ahead != pace.ahead:
+            yield pace._replace(ahead=ahead)
+    for state in STATES:
+        if state != pace.state:
+            yield pace._replace(state=state)
+
+
+def _regrouped(parts: tuple[Part, ...], units: Sequence[Unit]) -> Iterator[tuple[Part, ...]]:
+    used = {unit for part in parts for unit in part}
+    idle = [unit for unit in units if unit not in used]
+    for a, b in list(combinations(range(len(parts)), 2))[:_MOST_MERGES]:
+        rest = tuple(part for i, part in enumerate(parts) if i not in (a, b))
+        yield (*rest, parts[a] + parts[b])
+    for i, part in enumerate(parts):
+        rest = parts[:i] + parts[i + 1 :]
+        yield from ((*rest, *split) for split in _splits(part))
+        if len(parts) > 1:
+            yield rest
+        for unit in _one_of_each(part):
+            left = tuple(other for other in part if other is not unit)
+            if not left:
+                continue
+            yield (*rest, left)
+            yield (*rest, left, (unit,))
+            for j, other in enumerate(rest):
+                yield (*rest[:j], (*other, unit), *rest[j + 1 :], left)
+    for members in (*_grouped(idle, lambda unit: (unit.host, unit.kind)), *((unit,) for unit in _one_of_each(idle))):
+        yield (*parts, members)
+        for i, part in enumerate(parts):
+            yield (*parts[:i], part + members, *parts[i + 1 :])
+
+
+def _splits(part: Part) -> Iterator[tuple[Part, ...]]:
+    """A lane taken apart: by regions, hosts or kinds, into equal halves, into single units."""
+    for key in (lambda unit: unit.region, lambda unit: unit.host, lambda unit: unit.kind):
+        found = _grouped(part, key)
+        if len(found) > 1:
+            yield tuple(found)
+            for members in found:
+                yield members, tuple(unit for unit in part if unit not in members)
+    if len(part) > 2:
+        yield part[::2], part[1::2]
+    if len(part) > 1:
+        yield tuple((unit,) for unit in part)
+
+
+def _one_of_each(part: Sequence[Unit]) -> list[Unit]:
+    return list({_sort(unit): unit for unit in part}.values())
+
+
+def layout_moves(layout: Layout, blocks: int) -> Iterator[Layout]:
+    """Layouts that differ in one cut, in a few samples of two lanes or replicas, or in what is recomputed."""
+    lanes = layout.lanes
+    for i, lane in enumerate(lanes):
+        for changed in _lane_moves(lane, blocks):
+            yield layout._replace(lanes=(*lanes[:i], changed, *lanes[i + 1 :]))
+    for i, j in combinations(range(len(lanes)), 2):
+        for a, b in ((i, j), (j, i)):
+            if lanes[a].samples > 1:
+                moved = {a: _grown(lanes[a], -1), b: _grown(lanes[b], 1)}
+                yield layout._replace(lanes=tuple(moved.get(k, lane) for k, lane in enumerate(lanes)))
+
+
+def _lane_moves(lane: Lane, blocks: int) -> Iterator[Lane]:
+    for s in range(1, len(lane.firsts)):
+        for by in (-1, 1, -3, 3):
+            firsts = list(lane.firsts)
+            firsts[s] += by
+            if firsts[s - 1] < firsts[s] < (*firsts, blocks)[s + 1]:
+                yield lane._replace(firsts=tuple(firsts))
+    for s, stage in enumerate(lane.stages):
+        again = (*lane.recompute[:s], not lane.recompute[s], *lane.recompute[s + 1 :])
+        yield lane._replace(recompute=again)
+        for i, j in _unequal(stage):
+            shares = [share for _, share in stage]
+            shares[i] -= 1
+            shares[j] += 1
+            changed = tuple((group, share) for (group, _), share in zip(stage, shares, strict=True))
+            if shares[i]:
+                yield lane._replace(stages=(*lane.stages[:s], changed, *lane.stages[s + 1 :]))
+
+
+def _unequal(stage: Sequence[tuple[tuple[str, ...], int]]) -> list[tuple[int, int]]:
+    """Pairs of replicas of different sorts, one of each pair of sorts."""
+    found = {}
+    for i, (group, share) in enumerate(stage):
+        for j, (other, more) in enumerate(stage):
+            a, b = (group[0].split("/")[1], share), (other[0].split("/")[1], more)
+            if a[0] != b[0]:
+                found[a, b] = (i, j)
+    return list(found.values())
+
+
+def _grown(lane: Lane, by: int) -> Lane:
+    """With one sample of a micro-batch more or less: in each stage on whoever has most."""
+    stages = []
+    for stage in lane.stages:
+        most = max(range(len(stage)), key=lambda i: stage[i][1])
+        changed = [(group, share + by if i == most else share) for i, (group, share) in enumerate(stage)]
+        stages.append(tuple(pair for pair in changed if pair[1]))
+    return lane._replace(stages=tuple(stages))

@@ -1,0 +1,108 @@
+"""`auto` against all that it goes beyond; what it gives when it is short of time, or interrupted."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isthmus.cluster.spec import Cluster
+from isthmus.errors import NoPlanError
+from isthmus.model.graph import BlockGraph
+from isthmus.plan.validate import check
+from isthmus.planners.budget import Search
+from isthmus.planners.portfolio import choose_plan
+from isthmus.planners.schemes import SCHEMES
+from tests.plan.small_models import chain
+from tests.plan.strategies import clusters, graphs
+from tests.planners.test_portfolio import pipeline_of, problem, two_regions
+from tests.planners.test_schemes import two_hosts
+
+
+@settings(max_examples=4)
+@given(clusters(), graphs(), st.sampled_from((4, 6)), st.integers(0, 2**16))
+def test_auto_is_never_slower(cluster: Cluster, graph: BlockGraph, batch: int, seed: int) -> None:
+    """Than any scheme, or `split`; the plan fits, keeps every rule, and its place."""
+    random = Random(seed)
+    place = {random.choice(graph.blocks).name: random.choice(cluster.regions)} if random.random() < 0.3 else {}
+    task = problem(cluster, graph, batch, place=place)
+    try:
+        choice = choose_plan(task)
+    except NoPlanError:
+        with pytest.raises(NoPlanError):
+            choose_plan(task, planner="split")
+        return
+    assert choice.price.fits and set(choice.schemes) == set(SCHEMES)
+    check(choice.plan, task.cluster, {"job": task.graph})  # places, and that devices exist, are rules
+    assert choice.price.step_seconds >= choice.lower_bound * (1 - 1e-9)
+    rivals = [seconds for seconds in choice.schemes.values() if seconds is not None]
+    with suppress(NoPlanError):
+        rivals.append(choose_plan(task, planner="split").price.step_seconds)
+    assert choice.price.step_seconds <= min(rivals, default=float("inf")) * (1 + 1e-9)
+
+
+def test_auto_goes_beyond_the_schemes() -> None:
+    """Two kinds behind a quick link: unequal shares, in a pipeline or beside each other, beat every scheme."""
+    task = problem(two_hosts("40 Gbit/s, latency: 0.1 ms", kind="slow"), chain(7, width=512, rows=1024), batch=48)
+    choice, row = choose_plan(task, calls=300), choose_plan(task, planner="split", calls=100)
+    rivals = [seconds for seconds in choice.schemes.values() if seconds is not None]
+    assert choice.planner == "auto" and row.planner == "split"
+    assert choice.price.step_seconds < 0.85 * min(rivals)
+
+
+@pytest.mark.parametrize("planner", ["auto", "split"])
+def test_the_same_calls_give_the_same_plan(planner: str) -> None:
+    task = problem(two_regions(), chain(8, width=256), place={"h.6": "west"})
+    one, two = (choose_plan(task, planner=planner, calls=120) for _ in range(2))
+    assert one.plan == two.plan and one.calls == two.calls <= 120
+    last = pipeline_of(one).stages[-1]
+    assert all(device.startswith("b/") for replica in last.replicas for device in replica.devices)
+
+
+def test_no_time_at_all() -> None:
+    """A plan, or a clear word that there was no time for one."""
+    with pytest.raises(NoPlanError, match=r"no layout was priced|fits in memory"):
+        choose_plan(problem(two_regions(), chain(8)), budget=0.0)
+
+
+class Impatience:
+    """Presses Ctrl-C when something has been told for the n-th time, of one planner or any."""
+
+    def __init__(self, after: int, what: str = "") -> None:
+        self.left, self.what = after, what
+
+    def __call__(self, _: Search, what: str) -> None:
+        self.left -= not self.what or what == self.what
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def interrupt(patch: pytest.MonkeyPatch, after: int, what: str = "") -> None:
+    impatience = Impatience(after, what)
+    patch.setattr(Search, "tell", lambda search, told: impatience(search, told))
+
+
+@pytest.mark.parametrize(
+    ("planner", "after", "what"),
+    [("auto", 3, ""), ("auto", 2, "grid"), ("auto", 4, "lanes"), ("auto", 1, "split"), ("auto", 1, "syncs"),
+     ("split", 30, "split"), ("data", 1, "")],
+)  # fmt: skip
+def test_interrupted(planner: str, after: int, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best plan so far, and a word of it; that is no worse than the schemes that were priced by then."""
+    task = problem(two_regions(), chain(8, width=256))
+    interrupt(monkeypatch, after, what)
+    choice = choose_plan(task, planner=planner, calls=300)
+    assert choice.price.fits and "interrupted: this is the best plan so far" in choice.notes
+    assert not any("budget" in note for note in choice.notes)
+    check(choice.plan, task.cluster, {"job": task.graph})
+    if planner == "auto":
+        assert choice.price.step_seconds <= min(seconds for seconds in choice.schemes.values() if seconds is not None)
+
+
+def test_interrupted_before_anything_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        choose_plan(problem(two_regions("0.7 GB"), chain(4, width=4096)))

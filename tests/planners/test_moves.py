@@ -1,0 +1,87 @@
+"""Small changes: they keep what must be kept, and no two are the same."""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isthmus.cluster.spec import Cluster
+from isthmus.model.graph import BlockGraph
+from isthmus.planners.lanes import Layout, Pace, lanes_plan
+from isthmus.planners.moves import Setting, first_settings, layout_moves, setting_moves
+from isthmus.planners.units import all_units, orders
+from tests.plan.small_models import chain
+from tests.plan.strategies import clusters, graphs
+from tests.planners.random_layouts import random_lanes, random_pace, random_parts
+from tests.planners.test_portfolio import problem, two_regions
+from tests.planners.test_schemes import keeps_rules
+
+
+@settings(max_examples=30)
+@given(clusters(), st.integers(0, 2**16), st.sampled_from((1, 2)))
+def test_settings_one_step_away(cluster: Cluster, seed: int, degree: int) -> None:
+    """A device is in one lane at most, no lane is empty, and the change is one that matters."""
+    task, random = problem(cluster, chain(6), 24), Random(seed)
+    units = all_units(task, degree) or all_units(task)
+    start = Setting(random_parts(units, random), random_pace(task, random))
+    for setting in (start, *setting_moves(task, start, units)):
+        devices = [device for part in setting.parts for unit in part for device in unit.devices]
+        assert len(devices) == len(set(devices)) and set(devices) <= set(task.usable)
+        assert setting.parts and all(setting.parts)
+        assert task.job.batch % setting.pace.micro_batches == 0
+    assert all(setting.signature != start.signature for setting in setting_moves(task, start, units))
+
+
+def test_steps_lead_both_ways() -> None:
+    """What two lanes joined, or one that was taken apart, came from is one step away again."""
+    task = problem(two_regions(), chain(6))
+    units = all_units(task)
+    apart, joined = (Setting(parts, Pace(4)) for parts in ((units[:2], units[2:]), (units,)))
+    for one, two in ((apart, joined), (joined, apart)):
+        assert two.signature in {setting.signature for setting in setting_moves(task, one, units)}
+
+
+def test_equal_units_are_interchangeable() -> None:
+    units = all_units(problem(two_regions(), chain(6)))
+    assert Setting(((units[0],), (units[1], units[2])), Pace(2)).signature == (
+        Setting(((units[3], units[0]), (units[1],)), Pace(2)).signature
+    )
+    assert Setting(((units[0],), (units[2],)), Pace(2)).signature != Setting(((units[0],),), Pace(2)).signature
+
+
+@settings(max_examples=20)
+@given(clusters())
+def test_first_settings(cluster: Cluster) -> None:
+    """Everything in one lane and a lane for each unit are among them; orders have every unit once."""
+    task = problem(cluster, chain(6), 24)
+    units = all_units(task)
+    ways = {settings[0].parts for settings in first_settings(task, units) if settings}
+    assert {(units,), tuple((unit,) for unit in units)} <= ways
+    for parts in ways:
+        devices = [device for part in parts for unit in part for device in unit.devices]
+        assert len(devices) == len(set(devices))
+    assert all(sorted(order) == sorted(units) for order in orders(task, units))
+
+
+@settings(max_examples=20)
+@given(clusters(), graphs(), st.integers(0, 2**16))
+def test_layouts_one_step_away(cluster: Cluster, graph: BlockGraph, seed: int) -> None:
+    """Samples still sum up, cuts stay in order, and what comes out is a plan."""
+    random = Random(seed)
+    task = problem(cluster, random.choice((graph, chain(8))), 24)
+    pace = random_pace(task, random)._replace(state="replicated")
+    start = Layout(tuple(random_lanes(task, random, pace)), pace, 0.0)
+    blocks, samples = len(task.graph.blocks), 24 // pace.micro_batches
+    moves = list(layout_moves(start, blocks))
+    assert start not in moves
+    for layout in moves:
+        assert sum(lane.samples for lane in layout.lanes) == samples
+        for lane in layout.lanes:
+            assert {sum(share for _, share in stage) for stage in lane.stages} == {lane.samples}
+            assert all(share > 0 for stage in lane.stages for _, share in stage)
+            assert lane.firsts[0] == 0 and list(lane.firsts) == sorted(set(lane.firsts)) and lane.firsts[-1] < blocks
+            assert len(lane.stages) == len(lane.firsts) == len(lane.recompute)
+    for layout in random.sample(moves, min(3, len(moves))):
+        keeps_rules(lanes_plan(task, layout), task)
