@@ -124,7 +124,7 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
         whole = len(stage.replicas) > 1 and all(r.share == micro_batch for r in stage.replicas)
         duplicate.append(whole)
         stream.append(GATHERED if stage.state == "sharded-all" else STREAMED if stage.spill == "all" else RESIDENT)
-        facts = _StageFacts(pipeline, stage, table, a, b, finals)
+        facts = _StageFacts(pipeline, stage, table, a, b, finals, fabric.wires.stands)
         at = 0
         for replica in stage.replicas:
             kind = cluster.devices[replica.devices[0]].kind
@@ -191,9 +191,11 @@ def _finals(pipeline: Pipeline, table: ModelTable) -> set[int]:
 class _StageFacts:
     """Bytes and seconds of one stage that its replicas share."""
 
-    def __init__(self, pipeline: Pipeline, stage: Stage, table: ModelTable, a: int, b: int, finals: set[int]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, stage: Stage, table: ModelTable, a: int, b: int, finals: set[int], stands: float
+    ) -> None:
         span = table.span(a, b)
-        self.stage, self.job, self.replicas, self.span = stage, pipeline.job, len(stage.replicas), span
+        self.stage, self.job, self.replicas, self.span = stage, pipeline.job, len(stage.replicas) * stands, span
         kept = 1.0 if stage.kept is None else stage.kept
         self.kept = (span.elements - (1.0 - kept) * span.pruned) / span.elements if span.elements else 1.0
         self.bytes = state_bytes(pipeline.precision, pipeline.job.optimizer, self.kept, stage.kept is not None)
@@ -346,10 +348,10 @@ def _layout(pipeline: Pipeline, table: ModelTable, bucket: Bucket) -> int:
     return SCATTERED if len(states) == 1 else REGATHERED
 
 
-def _others(pipeline: Pipeline, table: ModelTable, bucket: Bucket, fabric: Fabric) -> dict[int, int]:
+def _others(pipeline: Pipeline, table: ModelTable, bucket: Bucket, fabric: Fabric) -> dict[int, float]:
     """First device of each replica -> samples of a micro-batch that the other replicas have."""
     replicas = _stages(pipeline, table, bucket)[-1].replicas
-    whole = sum(replica.share for replica in replicas)
+    whole = sum(replica.share for replica in replicas) * fabric.wires.stands
     return {fabric.number[replica.devices[0]]: whole - replica.share for replica in replicas}
 
 

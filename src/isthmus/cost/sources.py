@@ -11,7 +11,7 @@ import numpy.typing as npt
 from isthmus.cost.columns import DUPLICATE
 from isthmus.cost.flat import Flat, flatten
 from isthmus.cost.profiled import ALONE
-from isthmus.cost.simulate import Simulator
+from isthmus.cost.simulate import PLAYED_WHOLE, Simulator
 from isthmus.cost.tables import ModelTable
 from isthmus.plan.types import Pipeline, Plan, Pool
 
@@ -46,10 +46,11 @@ def times_used(simulator: Simulator, plan: Plan) -> TimesUsed:
     """Where all times come from with which the simulator prices a plan."""
     blocks: list[Ints] = [np.empty(0, np.int32)]
     syncs: list[Ints] = [np.empty(0, np.int32)]
-    for part in plan.parts:
+    small, net, _ = simulator.small(plan, PLAYED_WHOLE)  # copies have the same times
+    for part in small.parts:
         if isinstance(part, Pipeline):
             table = simulator.table(part.job.name, part.precision, part.job.mixed)
-            flat = flatten(part, table, simulator.priced, simulator.fabric(plan))
+            flat = flatten(part, table, simulator.priced, net)
             blocks.extend(_of_pipeline(flat, table))
             syncs.append(flat.sources[flat.syncs.how != DUPLICATE])
         else:
