@@ -204,7 +204,7 @@ def test_random_copies(case: tuple[Cluster, Plan], by_host: bool, size: int) -> 
     with pytest.MonkeyPatch.context() as patch:
         folded, whole = both(plan, cluster, model(), patch)
     tree = any(sync.how == "tree" for part in plan.parts if isinstance(part, Pipeline) for sync in part.syncs)
-    assert folded.step_seconds == pytest.approx(whole.step_seconds, rel=0.12 if tree and not by_host else 0.03)
+    assert folded.step_seconds == pytest.approx(whole.step_seconds, rel=0.12 if tree else 0.05)
     assert folded.memory == pytest.approx(whole.memory, rel=1e-12)
 
 
