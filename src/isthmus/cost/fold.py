@@ -67,6 +67,11 @@ class Folded(NamedTuple):
     hosts: Ints  # [copies, hosts of a copy]
     senders: Mapping[str, int]  # host -> how many of its replicas are sharded together
 
+    @property
+    def like(self) -> list[int]:
+        """The kept copy that each copy is like: rings come to the first and leave the last, the others are between."""
+        return [0, *[1] * (self.copies - 2), self.kept - 1]
+
     def kept_hosts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The hosts of the copies that are kept, by number, and the copy of each."""
         own = self.hosts[: self.kept].ravel()

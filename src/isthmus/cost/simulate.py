@@ -285,12 +285,22 @@ class Simulator:
     def _of_all(
         self, folded: Folded, memory: Mapping[str, float], shortages: Sequence[Shortage]
     ) -> tuple[dict[str, float], tuple[Shortage, ...]]:
-        """The same for the devices and hosts of all copies, which are as those of the first."""
-        names, hosts = self._folder.names, self._folder.hosts
-        alike = {names[row[0]]: [names[d] for d in row] for row in folded.devices.T.tolist()}
-        alike |= {f"host {hosts[row[0]]}": [f"host {hosts[h]}" for h in row] for row in folded.hosts.T.tolist()}
-        short = tuple(one._replace(where=name) for one in shortages for name in alike.get(one.where, ()))
-        return {name: memory[first] for first, group in alike.items() if first in memory for name in group}, short
+        """The same for the devices and hosts of all copies, each as the kept copy that it is like."""
+        short = {shortage.where: shortage for shortage in shortages}
+        more: list[Shortage] = []
+        everywhere: dict[str, float] = {}
+        for names, rows in (
+            (self._folder.names, folded.devices),
+            ([f"host {name}" for name in self._folder.hosts], folded.hosts),
+        ):
+            for row in rows.T.tolist():
+                for own, like in zip(row, folded.like, strict=True):
+                    where = names[row[like]]
+                    if where in memory:
+                        everywhere[names[own]] = memory[where]
+                    if where in short:
+                        more.append(short[where]._replace(where=names[own]))
+        return everywhere, tuple(more)
 
 
 def _used(plan: Plan) -> set[str]:
