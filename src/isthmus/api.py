@@ -31,8 +31,11 @@ from isthmus.plan.file import PlanFile, inputs_digest, load_plan
 from isthmus.plan.schedule import render_orders
 from isthmus.plan.types import Pipeline, Plan, Replica, Stage
 from isthmus.plan.validate import check
+from isthmus.planners.lanes import Lanes, Pace
 from isthmus.planners.portfolio import Choice, choose_plan, parse_fix
 from isthmus.planners.problem import build_problem
+from isthmus.planners.room import Room
+from isthmus.planners.units import all_units
 from isthmus.report.times import times_facts
 
 if TYPE_CHECKING:
@@ -295,7 +298,7 @@ def models_of(jobs: Collection[Job]) -> dict[str, BlockGraph]:
 
 
 def prepare_simulator(compiling: Callable[[], None] = lambda: None) -> None:
-    """Compiles the simulator (up to a minute, once) or loads what was compiled before, outside any budget.
+    """Compiles simulator and planner (up to a minute, once) or loads what was compiled before, outside any budget.
 
     `compiling` is called when something has to be compiled.
     """
@@ -311,7 +314,9 @@ def prepare_simulator(compiling: Callable[[], None] = lambda: None) -> None:
     job = Job(name="one", model="one.json", batch=1)
     pipeline = Pipeline(job=job, model_digest="", precision="fp32", micro_batches=1, stages=(stage,))
     with telling(compiling):
-        Simulator(parse_cluster(text), {"one": graph}).price(Plan(cluster="one", parts=(pipeline,)))
+        problem = build_problem(parse_cluster(text), (job,), {"one": graph})
+        problem.price(Plan(cluster="one", parts=(pipeline,)))
+        Lanes(problem, Room(problem)).complete([all_units(problem)], Pace(1))
 
 
 def _planned(plan: Plan | PlanFile | str | Path, cluster: Cluster | None) -> tuple[PlanFile, Cluster]:

@@ -79,10 +79,10 @@ def between_runs(written: PipelineWriter, device: str, flows: Flows) -> float:
         if a.device == b.device:
             continue
         sizes = [both * each + always for both in _common(a, b)]
-        for run, most in ((a, 16), (b, 5)):
+        for run, most, gap in ((a, 16, gaps(written, a.device, a.copies[0][0])), (b, 5, 1.0)):
             if run.device == device:
                 count = min(most, written.micro * len(sizes))
-                total += count * sum(sizes) / len(sizes)
+                total += gap * count * sum(sizes) / len(sizes)
     return total
 
 

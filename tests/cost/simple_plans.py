@@ -15,6 +15,7 @@ from isthmus.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 
 __all__ = [
     "HUGE",
+    "NEAR",
     "devices",
     "flat_cluster",
     "pipeline",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 HUGE = 1e30  # bytes a second: takes no time
+NEAR = Link(between=("r", "r"), bandwidth=BytesPerSecond(HUGE), latency=Seconds(0.0))  # joins the hosts of region r
 RATE = 1.0 / USUAL.matmul  # FLOP/s at which one FLOP takes one second
 
 

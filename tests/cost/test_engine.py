@@ -392,3 +392,22 @@ def test_cycle_is_refused_with_the_number_of_tasks_left(run: Run) -> None:
     graph.fixed(1.0, after=[c])
     with pytest.raises(ValueError, match=r"\b3\b"):
         run(*graph.case())
+
+
+@pytest.mark.parametrize("weight", [1, 2, 5])
+def test_a_message_of_some_weight_is_as_many_messages(weight: int) -> None:
+    """Three messages meet on one resource; one of them stands for several, with all their bytes."""
+    paths = np.array([[0, 1, -1, -1], [0, 2, -1, -1], [0, 2, -1, -1]], np.int32)
+    latency, capacity = np.zeros(3), np.array([10.0, 100.0, 4.0])
+
+    def tasks(routes: list[int], sizes: list[float]) -> engine.Tasks:
+        count, none = len(routes), np.empty(0, np.int32)
+        lanes = np.full(count, -1, np.int32)
+        return engine.Tasks(lanes, np.zeros(count), np.array(sizes), np.array(routes, np.int32), none, none)
+
+    heavy = engine.Network(paths, latency, capacity, np.array([weight, 1, 1], np.int32))
+    one = engine.run(tasks([0, 1, 2], [3.0 * weight, 5.0, 9.0]), 1, heavy)
+    many = engine.run(
+        tasks([0] * weight + [1, 2], [3.0] * weight + [5.0, 9.0]), 1, engine.Network(paths, latency, capacity)
+    )
+    np.testing.assert_allclose(one.end, many.end[weight - 1 :], rtol=1e-12)

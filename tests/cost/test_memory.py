@@ -16,6 +16,7 @@ from isthmus.model.job import Optimizer
 from isthmus.plan.types import Stage
 from isthmus.units import BytesPerSecond, Seconds
 from tests.cost.simple_plans import (
+    NEAR,
     devices,
     flat_cluster,
     pipeline,
@@ -117,7 +118,7 @@ def activations(
 
     Less room for messages: 16 that leave for each neighbour, 5 that come from it, if there are so many in a step.
     """
-    cluster = flat_cluster({f"h{s}": "r" for s in range(p)} if ahead else {"h": "r"}, each=1 if ahead else p)
+    cluster = flat_cluster({f"h{s}": "r" for s in range(p)}, [NEAR]) if ahead else flat_cluster({"h": "r"}, each=p)
     graph = timed_model(p, 1.0, 2.0, saved=1000.0, sent=10.0)
     stages = [stage(b, b, replica(name, share, slices), recompute=recompute) for b, name in enumerate(devices(cluster))]
     part = pipeline(stages, micro, size=share, schedule=schedule, ahead=ahead)

@@ -14,7 +14,7 @@ from isthmus.plan.resolve import resolve
 from isthmus.plan.schedule import parse_orders, render_orders
 from isthmus.plan.types import Pipeline, Plan
 from tests.cost.reference_order import Order, depths, flows_of, orders_of, runs_of
-from tests.cost.simple_plans import devices, flat_cluster, pipeline, plan_of, replica, stage, timed_model
+from tests.cost.simple_plans import NEAR, devices, flat_cluster, pipeline, plan_of, replica, stage, timed_model
 from tests.plan.strategies import clusters, graphs, models_of, plans
 
 QUICK = settings(max_examples=60, suppress_health_check=list(HealthCheck))
@@ -96,7 +96,7 @@ def _most_in_flight(ways: list[tuple[str, int]]) -> int:
 
 
 def _lines(p: int, chunks: int, micro: int, schedule: str, ahead: int = 0) -> list[str]:
-    cluster = flat_cluster({f"h{d}": "r" for d in range(p)} if ahead else {"h": "r"}, each=1 if ahead else p)
+    cluster = flat_cluster({f"h{d}": "r" for d in range(p)}, [NEAR]) if ahead else flat_cluster({"h": "r"}, each=p)
     names = devices(cluster)
     stages = [stage(b, b, replica(names[b % p])) for b in range(p * chunks)]
     plan = plan_of(pipeline(stages, micro, schedule=schedule, ahead=ahead))

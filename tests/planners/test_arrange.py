@@ -43,7 +43,7 @@ class Plain:
         """Seconds on blocks a .. b - 1 with so many stages after it, and whether activations are made again."""
         key = tuple(groups), a, b, after
         if key not in self._stages:
-            self._stages[key] = self._stage(groups, a, b, min(after + 1 + self.ahead, self.count))
+            self._stages[key] = self._stage(groups, a, b, min(after + 1 + (self.ahead if after else 0), self.count))
         return self._stages[key]
 
     def _stage(self, groups: Groups, a: int, b: int, flight: int) -> tuple[float, bool]:

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
             f"; saved in {result.checkpoint}: --resume goes on from there" if result.checkpoint else "; nothing saved"
         )
         failure = f"interrupted after step {result.steps}{saved}"
-    text = "\n".join(_lines(args, priced, result))
+    text = "\n".join(_lines(args, priced, result, shaped))
     values = {**_values(args, result), "shaped": shaped}
     return Answer(values=values, text=text, failure=failure, exit_code=130)
 
@@ -98,7 +98,12 @@ def _planned_now(args: argparse.Namespace, progress: Progress) -> tuple[Simulate
     if args.emulate and profile is None:
         profile = _emulated(progress, jobs[0], cluster, jobs[0].precision or "fp32")
     progress.phase("Planning")
-    choice = choose_plan(build_problem(cluster, jobs, models, 0, profile))
+    choice = choose_plan(
+        build_problem(cluster, jobs, models, 0, profile),
+        progress=lambda scheme, calls: progress.detail(f"{scheme}, {calls} plans priced"),
+    )
+    if choice.interrupted:
+        raise KeyboardInterrupt
     trusted = [name for job in jobs for name in named_code(job)]
     return simulate(choice.plan, cluster, models, profile=profile), trusted
 
@@ -189,7 +194,7 @@ def _values(args: argparse.Namespace, result: RunResult) -> dict[str, Any]:
     }
 
 
-def _lines(args: argparse.Namespace, priced: Simulated, result: RunResult) -> list[str]:
+def _lines(args: argparse.Namespace, priced: Simulated, result: RunResult, shaped: bool | None) -> list[str]:
     (job,) = jobs_of_plan(priced.plan)[:1]
     head = f"{job.name} on {priced.cluster.name}: {result.steps} steps"
     if not result.losses:
@@ -204,6 +209,8 @@ def _lines(args: argparse.Namespace, priced: Simulated, result: RunResult) -> li
         ("sent", f"{format_bytes(result.bytes_sent)} by {len(result.workers)} worker{'s' * (len(result.workers) > 1)}"),
         ("memory", f"{format_bytes(max(result.memory.values(), default=0))} at most in one worker"),
     ]  # fmt: skip
+    if shaped is False:
+        facts.append(("links", "not shaped here, as predicted they are: the two times do not compare"))
     written = [("checkpoint", result.checkpoint), ("weights", args.export), ("timeline", args.trace)]
     facts += [(word, str(path)) for word, path in written if path]
     return [head, "", *columns(facts)]

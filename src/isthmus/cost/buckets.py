@@ -28,7 +28,7 @@ from isthmus.cost.columns import (
     samples_of,
 )
 from isthmus.cost.emit import GATE, LOADING, REBUILD, SYNCING, TaskList, edge, task
-from isthmus.cost.network import COMPUTE, SYNC, Wires
+from isthmus.cost.network import COMPUTE, SYNC, WIDE, Wires, by_way, members_of
 from isthmus.plan.schedule import Runs, Shape, stage_at
 
 __all__ = ["new_weights", "sync"]
@@ -46,8 +46,8 @@ def sync(
         return
     devices = syncs.device[syncs.first[b] : syncs.first[b + 1]]
     holders = syncs.holder[syncs.first[b] : syncs.first[b + 1]]
-    n = len(devices)
-    ready, done = np.empty(n, np.int32), np.empty(n, np.int32)
+    n = members_of(wires, len(devices))
+    ready, done = np.empty(len(devices), np.int32), np.empty(len(devices), np.int32)
     if how == FACTORS:
         factors(out, wires, shape, runs, syncs, state, b, devices, holders, micro_batches)
         return
@@ -68,7 +68,7 @@ def sync(
             steps_of_ring(out, wires, devices, ready, done, whole / n, planned, n - 1, n - 1, SYNCING, b)
         else:
             all_reduce(out, wires, devices, ready, done, whole, planned, b)
-        for i in range(n):
+        for i in range(len(devices)):
             edge(out, done[i], state.settled[holders[i]])
             if sharded:
                 room(out, shape, runs, syncs, state, b, holders[i], piece, done[i])
@@ -134,7 +134,7 @@ def factors(
     holders: Ints, micro_batches: int,
 ) -> None:  # fmt: skip
     """Every participant sends its factors after each backward; of each micro-batch it rebuilds the others' part."""
-    n = len(devices)
+    n, wide = len(devices), by_way(wires, WIDE)
     got = np.empty((micro_batches, n), np.int32)
     run = np.empty(n, np.int32)
     lowest = np.empty(len(runs.device), np.int32)
@@ -146,7 +146,7 @@ def factors(
                 run[i] = u
         total += runs.hi[run[i]] - runs.lo[run[i]]
     for i in range(n):
-        others = total - (runs.hi[run[i]] - runs.lo[run[i]])
+        others = total * wires.stands - (runs.hi[run[i]] - runs.lo[run[i]])
         seconds = others * syncs.rebuild_flops[b] / syncs.rebuild_rate[runs.replica[run[i]]]
         for m in range(micro_batches):
             got[m, i] = task(out, COMPUTE + devices[i], seconds, 0.0, -1, REBUILD, b, m)
@@ -157,7 +157,7 @@ def factors(
             lo, hi = samples_of(runs, u, piece % runs.slices[u])
             size = (hi - lo) * syncs.factor_bytes[b]
             done = state.finish[1, state.base[u] + piece]
-            spread(out, wires, devices, i, done, size, got[piece // runs.slices[u]], b)
+            spread(out, wide, devices, i, done, size, got[piece // runs.slices[u]], b)
 
 
 @compiled
@@ -165,10 +165,10 @@ def new_weights(out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Sy
     """Each participant's piece of bucket b's new weights goes around the ring, once it is there."""
     devices = syncs.device[syncs.first[b] : syncs.first[b + 1]]
     holders = syncs.holder[syncs.first[b] : syncs.first[b + 1]]
-    n = len(devices)
-    ready, done = np.empty(n, np.int32), np.empty(n, np.int32)
+    n = members_of(wires, len(devices))
+    ready, done = np.empty(len(devices), np.int32), np.empty(len(devices), np.int32)
     owner = -1
-    for i in range(n):
+    for i in range(len(devices)):
         ready[i] = task(out, -1, 0.0, 0.0, -1, GATE, b, 0)
         last = -1
         for k in range(syncs.first_block[b], syncs.first_block[b + 1]):

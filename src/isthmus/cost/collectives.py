@@ -24,6 +24,10 @@ ends after the last: with both counted from when all has come, at
 Around a ring that is how messages are played (too slow by a little where adding takes longer than the message itself);
 those of chains and servers are played segment by segment, as at most 8.
 
+**Folded** (`cost.fold`). A few participants stand for N. Their ring sends the bytes of N participants in fewer rounds.
+Alone, a round takes as many times the mean of N - 1 hops, all but the shortest, as it stands for rounds: what passes
+through n - 1 hops so takes what it takes through all N - 1. A hop of a chain that stands for w takes as long as w.
+
 **Readiness.** Nobody sends before the receiver has said that it is ready to receive, which it does when it begins with
 the sync itself. So a message between two that begin at the same time leaves a latency later. It is played as sent when
 both are ready, with that latency behind it: which is right but where the receiver has been ready for long. Later
@@ -37,7 +41,18 @@ import numpy.typing as npt
 
 from isthmus.compiled import compiled, inlined, lean
 from isthmus.cost.emit import GATE, SYNCING, TaskList, beside, edge, message, task
-from isthmus.cost.network import ADDING, SYNC, Wires, latency_between, seconds_to_send
+from isthmus.cost.network import (
+    ADDING,
+    SINGLE,
+    SYNC,
+    Wires,
+    by_way,
+    flows_of,
+    hops_of,
+    latency_between,
+    members_of,
+    seconds_to_send,
+)
 from isthmus.plan.ring import goes_whole, segments_of
 
 __all__ = ["all_reduce", "server", "spread", "steps_of_ring", "tree"]
@@ -85,13 +100,45 @@ def steps_of_ring(
         after[0, i] = until_passed_on(0.0, coming, going, segments)
         after[1, i] = until_passed_on(adding, coming, going, segments)
         after[2, i] = until_taken(adding if rounds <= adds else 0.0, coming, segments)
-    write_rounds(out, wires, devices, ready, done, chunk, rounds, adds, after, kind, owner)
+    shared = n  # rounds in which not everybody was needed for what comes
+    if wires.stands != 1.0:
+        played = min(rounds * (n - 1) // (members_of(wires, n) - 1), wires.rounds)
+        fold_hops(wires, devices, chunk, rounds / played, 1 if rounds <= adds else 0, after)
+        shared = played if rounds < members_of(wires, n) else played // 2 + 1
+        chunk, adds, rounds = chunk * rounds / played, adds * played // rounds, played
+    write_rounds(out, wires, devices, ready, done, chunk, rounds, adds, shared, after, kind, owner)
+
+
+@lean
+def fold_hops(wires: Wires, devices: Ints, chunk: float, together: float, last: int, after: Floats) -> None:
+    """What passes after each message that stands for `together` rounds: all hops then take equally long, alone."""
+    n = len(devices)
+    mean_add = mean_pass = 0.0
+    least_add = least_pass = np.inf
+    for i in range(n):
+        a, b = devices[i - 1], devices[i]
+        part = hops_of(wires, a, b) / (members_of(wires, n) - 1)
+        far, sending = latency_between(wires, a, b), seconds_to_send(wires, a, b, chunk)
+        passing, adding = sending + max(0.0, far + after[0, i]), sending + max(0.0, far + after[1, i])
+        mean_pass += part * passing
+        mean_add += part * adding
+        least_pass, least_add = min(least_pass, passing), min(least_add, adding)
+    mean_pass -= least_pass / (members_of(wires, n) - 1)
+    mean_add -= least_add / (members_of(wires, n) - 1)
+    for i in range(n):
+        a, b = devices[i - 1], devices[i]
+        far, sending = latency_between(wires, a, b), seconds_to_send(wires, a, b, chunk)
+        spent = together * sending + far
+        before = (together - 1.0) * (mean_add if last == 1 else mean_pass)
+        after[2, i] = before + sending + max(0.0, far + after[2, i]) - spent
+        after[0, i] = together * mean_pass - spent
+        after[1, i] = together * mean_add - spent
 
 
 @lean
 def write_rounds(
     out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, chunk: float, rounds: int, adds: int,
-    after: Floats, kind: int, owner: int,
+    shared: int, after: Floats, kind: int, owner: int,
 ) -> None:  # fmt: skip
     """The messages of a ring."""
     n = len(devices)
@@ -103,7 +150,7 @@ def write_rounds(
             j = i + 1 if i + 1 < n else 0
             a, b = devices[i], devices[j]
             wait = after[row, j]
-            also = ready[i] if 0 < k < n else -1
+            also = ready[i] if 0 < k < shared else -1
             if k == 0:
                 also = ready[j]
                 wait = max(wait, -latency_between(wires, a, b)) + latency_between(wires, b, a)
@@ -116,12 +163,18 @@ def all_reduce(
     out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, size: float, planned: int, owner: int
 ) -> None:
     """A tensor becomes the sum over a ring."""
-    n = len(devices)
+    n = members_of(wires, len(devices))
     far = latency_between(wires, devices[0], devices[-1]) + latency_between(wires, devices[-1], devices[0])
     if _whole(n, size, far):
         steps_of_ring(out, wires, devices, ready, done, size, 2 * planned, n - 1, n - 1, SYNCING, owner)
     else:
         steps_of_ring(out, wires, devices, ready, done, size / n, planned, 2 * (n - 1), n - 1, SYNCING, owner)
+
+
+@inlined
+def alone(wires: Wires, source: int, target: int, size: float) -> float:
+    """Seconds of a message that shares nothing, from beginning to arrival."""
+    return seconds_to_send(wires, source, target, size) + latency_between(wires, source, target)
 
 
 @compiled
@@ -155,6 +208,7 @@ def tree(
             if last >= 0:
                 a, b = devices[last], devices[i]
                 after = size * wires.overheads[ADDING, b] + latency_between(wires, b, a)
+                after += (hops_of(wires, b, a) - 1.0) * (alone(wires, a, b, size) + after)
                 for p in range(segments):
                     sent = out.size[0]
                     come[p] = message(out, wires, ready[last], come[p], lanes + a, a, b, size, after, SYNCING, owner, 0)
@@ -165,7 +219,7 @@ def tree(
     heads = devices[leaders[:count]]
     summed = held[leaders[:count]]
     if count > 1:
-        all_reduce(out, wires, heads, held[leaders[:count]], summed, whole, planned, owner)
+        all_reduce(out, by_way(wires, SINGLE), heads, held[leaders[:count]], summed, whole, planned, owner)
     for q in range(count):
         last = leaders[q]
         done[last] = summed[q]
@@ -173,8 +227,9 @@ def tree(
         for i in range(n):
             if leader[i] == leaders[q] and i != leaders[q]:
                 a, b = devices[last], devices[i]
+                after = (hops_of(wires, a, b) - 1.0) * alone(wires, a, b, size)
                 for p in range(segments):
-                    come[p] = message(out, wires, come[p], -1, lanes + a, a, b, size, 0.0, SYNCING, owner, 1)
+                    come[p] = message(out, wires, come[p], -1, lanes + a, a, b, size, after, SYNCING, owner, 1)
                 done[i] = come[segments - 1]
                 last = i
 
@@ -214,7 +269,8 @@ def spread(
     lane = beside(SYNC * len(wires.host_of) + devices[sender])
     for i in range(len(devices)):
         if i != sender:
-            sent = message(out, wires, ready, -1, lane, devices[sender], devices[i], size, 0.0, SYNCING, owner, 0)
+            a, b = devices[sender], devices[i]
+            sent = message(out, wires, ready, -1, lane, a, b, size * flows_of(wires, a, b), 0.0, SYNCING, owner, 0)
             edge(out, sent, got[i])
 
 

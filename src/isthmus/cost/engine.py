@@ -10,6 +10,9 @@ may be below 0, where what waits for the message needs only its beginning; but i
 Order is deterministic. At one instant: all finishes, then newly ready tasks join queues in order of their number, then
 free lanes take their next task; zero-length work finishes in a further round. Rates are settled at the instant's end.
 
+A route may have a weight: its messages stand for as many equal ones and share as those would, each with that part of
+the rate.
+
 Max-min rates are found only where they can have changed. A message alone would run at `solo`, the least capacity on
 its route. A resource is *tight* when the solo rates of its messages add up to more than its capacity; one that is not
 tight limits nobody. So a message that starts or ends touches others only through tight resources: those reached from
@@ -55,6 +58,7 @@ class Network(NamedTuple):
     resources: Ints  # [routes, WIDTH]: resources on the route, then -1
     latency: Floats  # [routes]
     capacity: Floats  # [resources], bytes a second
+    weight: Ints | None = None  # [routes]: for how many messages one of them stands; None: each for itself
 
 
 class Times(NamedTuple):
@@ -71,7 +75,7 @@ _TASK = np.dtype(
         ("remaining", np.float64),  # bytes not sent at `since`
         ("since", np.float64),
         ("old", np.float64),  # rate before filling
-        ("solo", np.float64),  # rate of the message alone
+        ("solo", np.float64),  # rate of the message alone, over its weight
         ("waits", np.int32),  # tasks before it that have not ended
         ("first", np.int32),  # its successors start here
         ("queued", np.int32),  # the task behind it in its lane's queue
@@ -84,10 +88,10 @@ _TASK = np.dtype(
 _RESOURCE = np.dtype(
     [
         ("capacity", np.float64),
-        ("load", np.float64),  # sum of its messages' solo rates
+        ("load", np.float64),  # sum of the rates that its messages would have alone
         ("left", np.float64),  # capacity not given out, while filling
-        ("users", np.int32),
-        ("rising", np.int32),  # messages without a rate, while filling
+        ("users", np.int32),  # its messages, by weight
+        ("rising", np.int32),  # those without a rate, while filling
         ("head", np.int32),  # first slot of its messages
         ("seen", np.int32),
     ],
@@ -103,7 +107,8 @@ def run(tasks: Tasks, lanes: int, network: Network) -> Times:
     """Play the tasks; raise ValueError if some can never be ready (a cycle)."""
     count = len(tasks.lane)
     start, sent, end = np.empty(count), np.empty(count), np.empty(count)
-    ran = play(*tasks, lanes, *network, start, sent, end)
+    weight = np.ones(len(network.latency), np.int32) if network.weight is None else network.weight
+    ran = play(*tasks, lanes, *network[:3], weight, start, sent, end)
     if ran < count:
         raise ValueError(f"{count - ran} of {count} tasks never ran: they wait for each other")
     return Times(start, sent, end)
@@ -112,7 +117,7 @@ def run(tasks: Tasks, lanes: int, network: Network) -> Times:
 @compiled
 def play(
     lane: Ints, seconds: Floats, size: Floats, route: Ints, before: Ints, after: Ints, lanes: int, paths: Ints,
-    latency: Floats, capacity: Floats, start: Floats, sent: Floats, end: Floats,
+    latency: Floats, capacity: Floats, weight: Ints, start: Floats, sent: Floats, end: Floats,
 ) -> Any:  # fmt: skip
     """Make room for the event loop and run it."""
     count = len(lane)
@@ -128,16 +133,16 @@ def play(
     dirty = np.empty(2 * WIDTH * count + len(capacity), np.uint32)
     found = np.empty(count, np.uint32)
     return loop(
-        lane, seconds, size, route, following, paths, latency, state, queues, network, slots, heap, ready, touched,
-        joined, dirty, found, start, sent, end,
+        lane, seconds, size, route, following, paths, latency, weight, state, queues, network, slots, heap, ready,
+        touched, joined, dirty, found, start, sent, end,
     )  # fmt: skip
 
 
 @lean
 def loop(
     lane: Ints, seconds: Floats, size: Floats, route: Ints, following: Numbers, paths: Ints, latency: Floats,
-    state: Records, queues: Records, network: Records, slots: Records, heap: Records, ready: Numbers, touched: Ints,
-    joined: Numbers, dirty: Numbers, found: Numbers, start: Floats, sent: Floats, end: Floats,
+    weight: Ints, state: Records, queues: Records, network: Records, slots: Records, heap: Records, ready: Numbers,
+    touched: Ints, joined: Numbers, dirty: Numbers, found: Numbers, start: Floats, sent: Floats, end: Floats,
 ) -> int:  # fmt: skip
     """The event loop; see the module's docstring. Fills start, sent and end, and returns how many tasks ended.
 
@@ -170,7 +175,7 @@ def loop(
                         n_touched += 1
                     if route[task] >= 0:
                         if size[task] > 0.0:
-                            n_dirty = leave(task, paths, route[task], state, network, slots, dirty, n_dirty)
+                            n_dirty = leave(task, paths, route[task], weight, state, network, slots, dirty, n_dirty)
                         wait = latency[route[task]] + seconds[task]
                         if wait > 0.0:
                             events = put(heap, events, state, task, now + wait)
@@ -199,7 +204,7 @@ def loop(
                 if route[task] < 0:
                     events = put(heap, events, state, task, now + seconds[task])
                 elif size[task] > 0.0 and paths[route[task], 0] >= 0:
-                    join(task, paths, route[task], size[task], now, state, network, slots)
+                    join(task, paths, route[task], weight, size[task], now, state, network, slots)
                     joined[n_joined] = task
                     n_joined += 1
                 else:
@@ -210,12 +215,12 @@ def loop(
             before_it = n_dirty
             n_dirty = meet(paths, route[task], network, dirty, n_dirty)
             if n_dirty == before_it:
-                state[task].rate = state[task].solo
-                events = put(heap, events, state, task, now + size[task] / state[task].solo)
+                state[task].rate = state[task].solo * weight[route[task]]
+                events = put(heap, events, state, task, now + size[task] / state[task].rate)
         if n_dirty > 0:
             stamp += 1
             n_found, n_tight = reach(dirty, n_dirty, found, route, paths, state, network, slots, stamp)
-            fill(dirty, n_tight, found, n_found, route, paths, state, network, slots, stamp)
+            fill(dirty, n_tight, found, n_found, route, paths, weight, state, network, slots, stamp)
             for i in range(n_found):
                 task = found[i]
                 if state[task].rate != state[task].old:
@@ -360,14 +365,16 @@ def dequeue(lane: int, queues: Records, state: Records) -> int:
 
 @inlined
 def join(
-    task: int, paths: Ints, route: int, size: float, now: float, state: Records, network: Records, slots: Records
-) -> None:
+    task: int, paths: Ints, route: int, weight: Ints, size: float, now: float, state: Records, network: Records,
+    slots: Records,
+) -> None:  # fmt: skip
     """Enter a message into the lists of its resources; its rate is settled at the end of the instant."""
     solo = np.inf
     for k in range(WIDTH):
         if paths[route, k] >= 0:
             solo = min(solo, network[paths[route, k]].capacity)
-    state[task].solo, state[task].remaining, state[task].rate, state[task].since = solo, size, 0.0, now
+    state[task].solo, state[task].remaining = solo / weight[route], size
+    state[task].rate, state[task].since = 0.0, now
     for k in range(WIDTH):
         r = paths[route, k]
         if r < 0:
@@ -377,14 +384,15 @@ def join(
         if network[r].head >= 0:
             slots[network[r].head].previous = slot
         network[r].head = slot
-        network[r].users += 1
+        network[r].users += weight[route]
         network[r].load += solo
 
 
 @inlined
 def leave(
-    task: int, paths: Ints, route: int, state: Records, network: Records, slots: Records, dirty: Numbers, n_dirty: int
-) -> int:
+    task: int, paths: Ints, route: int, weight: Ints, state: Records, network: Records, slots: Records, dirty: Numbers,
+    n_dirty: int,
+) -> int:  # fmt: skip
     """Take a message off its resources; those that were tight are dirty: their other messages may now run faster."""
     n_dirty = meet(paths, route, network, dirty, n_dirty)
     for k in range(WIDTH):
@@ -398,8 +406,8 @@ def leave(
             network[r].head = slots[slot].next
         if slots[slot].next >= 0:
             slots[slots[slot].next].previous = slots[slot].previous
-        network[r].users -= 1
-        network[r].load = network[r].load - state[task].solo if network[r].users else 0.0
+        network[r].users -= weight[route]
+        network[r].load = network[r].load - state[task].solo * weight[route] if network[r].users else 0.0
     return n_dirty
 
 
@@ -454,14 +462,15 @@ def reach(
 
 @inlined
 def fill(
-    tight: Numbers, n_tight: int, found: Numbers, n_found: int, route: Ints, paths: Ints, state: Records,
+    tight: Numbers, n_tight: int, found: Numbers, n_found: int, route: Ints, paths: Ints, weight: Ints, state: Records,
     network: Records, slots: Records, stamp: int,
 ) -> None:  # fmt: skip
     """Max-min fair rates of the found messages, by progressive filling.
 
-    Raise all rates together. The least share of a resource, what it has left over those of its messages that still
-    rise, is the next level: messages whose solo rate is not above it stop there (which lowers no share); if there are
-    none, the messages of that resource stop at the level. A rate below 0 marks a message that still rises.
+    Raise all rates together, each times its weight. The least share of a resource, what it has left over those of its
+    messages that still rise, is the next level: messages whose solo rate is not above it stop there (which lowers no
+    share); if there are none, the messages of that resource stop at the level. A rate below 0 marks a message that
+    still rises.
     """
     for i in range(n_tight):
         network[tight[i]].left = network[tight[i]].capacity
@@ -478,22 +487,25 @@ def fill(
         stopped = 0
         for i in range(n_found):
             if state[found[i]].rate < 0.0 and state[found[i]].solo <= level:
-                settle(found[i], state[found[i]].solo, paths, route[found[i]], state, network, stamp)
+                settle(found[i], state[found[i]].solo, paths, route[found[i]], weight, state, network, stamp)
                 stopped += 1
         if stopped == 0:
             slot = network[fullest].head
             while slot >= 0:
                 task = slot // WIDTH
                 if state[task].rate < 0.0:
-                    settle(task, level, paths, route[task], state, network, stamp)
+                    settle(task, level, paths, route[task], weight, state, network, stamp)
                     stopped += 1
                 slot = slots[slot].next
         rising -= stopped
 
 
 @inlined
-def settle(task: int, rate: float, paths: Ints, route: int, state: Records, network: Records, stamp: int) -> None:
+def settle(
+    task: int, level: float, paths: Ints, route: int, weight: Ints, state: Records, network: Records, stamp: int
+) -> None:
     """Fix one message's rate and take it off the resources that are being filled."""
+    rate = level * weight[route]
     state[task].rate = rate
     for k in range(WIDTH):
         r = paths[route, k]
@@ -501,4 +513,4 @@ def settle(task: int, rate: float, paths: Ints, route: int, state: Records, netw
             break
         if network[r].seen == stamp:
             network[r].left = max(0.0, network[r].left - rate)
-            network[r].rising -= 1
+            network[r].rising -= weight[route]

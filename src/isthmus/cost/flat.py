@@ -66,7 +66,7 @@ class Flat(NamedTuple):
     ahead: int
     state: Floats  # [replicas] bytes of state on each device of the replica
     spilled: Floats  # [replicas] bytes of state in host memory for each device
-    activations: Floats  # [2, replicas] bytes per sample, with gaps: kept for the backward, needed while computing
+    activations: Floats  # [3, replicas] bytes per sample: kept for the backward, needed while computing; memory of each
     groups: tuple[tuple[int, ...], ...]  # [replicas] devices
     buffers: float  # bytes of the model's buffers
     rooms: Mapping[int, float]  # device -> bytes that its syncs hold beside scratch
@@ -115,7 +115,7 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
     number, by_name = fabric.number, table.graph.by_name
     first, last, duplicate, stream, starts = [], [], [], [], [0]
     stage_of, device, size, lo, hi, slices, row, update = [], [], [], [], [], [], [], []
-    state, spilled, saved, transient, rebuild, moved = [], [], [], [], [], []
+    state, spilled, saved, transient, held, rebuild, moved = [], [], [], [], [], [], []
     groups: list[tuple[int, ...]] = []
     finals = _finals(pipeline, table)
     known = table.profile.device_costs if table.profile is not None else {}
@@ -126,7 +126,7 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
         whole = len(stage.replicas) > 1 and all(r.share == micro_batch for r in stage.replicas)
         duplicate.append(whole)
         stream.append(GATHERED if stage.state == "sharded-all" else STREAMED if stage.spill == "all" else RESIDENT)
-        facts = _StageFacts(pipeline, stage, table, a, b, finals)
+        facts = _StageFacts(pipeline, stage, table, a, b, finals, fabric.wires.stands)
         at = 0
         for replica in stage.replicas:
             kind = cluster.devices[replica.devices[0]].kind
@@ -151,6 +151,7 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
                 ratio = known[kind].held_recomputed if stage.recompute else known[kind].held
             saved.append(sizes[2] * ratio)
             transient.append(sizes[3] * ratio)
+            held.append(ratio)
             moved.append(sizes[4])
             update.append(facts.update(cluster, replica, group[0]))
             rebuild.append((table.flops(kind) or 0.0) * table.efficiency.get(kind, USUAL).matmul)
@@ -171,7 +172,7 @@ def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fab
     syncs, rings, rooms, sources = _syncs(pipeline, table, fabric, groups, np.array(rebuild, f))
     return Flat(
         pipeline.job.name, shape, costs, syncs, pipeline.micro_batches, SCHEDULES[pipeline.schedule], pipeline.ahead,
-        np.array(state, f), np.array(spilled, f), np.array((saved, transient), f), tuple(groups),
+        np.array(state, f), np.array(spilled, f), np.array((saved, transient, held), f), tuple(groups),
         table.graph.buffers * 4.0, rooms, rings, sources,
     )  # fmt: skip
 
@@ -195,9 +196,11 @@ def _finals(pipeline: Pipeline, table: ModelTable) -> set[int]:
 class _StageFacts:
     """Bytes and seconds of one stage that its replicas share."""
 
-    def __init__(self, pipeline: Pipeline, stage: Stage, table: ModelTable, a: int, b: int, finals: set[int]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, stage: Stage, table: ModelTable, a: int, b: int, finals: set[int], stands: float
+    ) -> None:
         span = table.span(a, b)
-        self.stage, self.job, self.replicas, self.span = stage, pipeline.job, len(stage.replicas), span
+        self.stage, self.job, self.replicas, self.span = stage, pipeline.job, len(stage.replicas) * stands, span
         kept = 1.0 if stage.kept is None else stage.kept
         self.kept = (span.elements - (1.0 - kept) * span.pruned) / span.elements if span.elements else 1.0
         self.bytes = state_bytes(pipeline.precision, pipeline.job.optimizer, self.kept, stage.kept is not None)
@@ -367,7 +370,8 @@ class _Lines:
         """A bucket that these devices sync, each of the replica that is led by the one at its place in `leads`."""
         stage = _stages(self._pipeline, self._table, bucket)[-1]
         shares = {self._fabric.number[replica.devices[0]]: replica.share for replica in stage.replicas}
-        whole, largest = sum(shares.values()), max(self._table.largest_factors[block] for block in bucket.blocks)
+        whole = sum(shares.values()) * self._fabric.wires.stands
+        largest = max(self._table.largest_factors[block] for block in bucket.blocks)
         number = self._pipeline.stages.index(stage)
         for lead, device in zip(leads, devices, strict=True):
             key = (device, number)

@@ -59,7 +59,10 @@ from isthmus.cost.network import (
     STEP,
     STORE,
     SYNC,
+    WIDE,
     Wires,
+    by_way,
+    flows_of,
     latency_between,
 )
 from isthmus.cost.totals import totals
@@ -331,12 +334,12 @@ def gathers(
     out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs, state: State, micro_batches: int
 ) -> None:
     """State `sharded-all`: before each part every replica gets the others' pieces of its weights, all at once."""
-    lanes = SYNC * len(wires.host_of)
+    lanes, wide = SYNC * len(wires.host_of), by_way(wires, WIDE)
     for s in range(len(shape.first)):
         if shape.stream[s] != GATHERED:
             continue
         a, n = shape.replicas[s], shape.replicas[s + 1] - shape.replicas[s]
-        slices = shape.slices[a]
+        slices, together = shape.slices[a], senders(wires, shape, s)
         for which in range(2):
             for piece in range(micro_batches * slices):
                 low = shape.first[s]
@@ -344,15 +347,35 @@ def gathers(
                     high = low + 1
                     while high <= shape.last[s] and not state.cut[runs.of[a], high]:
                         high += 1
-                    size = bytes_of(costs, low, high, shape.size[a]) / n
+                    size = bytes_of(costs, low, high, shape.size[a]) / (n * wires.stands)
                     for j in range(a, a + n):
-                        op = state.base[runs.of[j]] + piece
+                        op, here = state.base[runs.of[j]] + piece, shape.device[j]
                         for i in range(a, a + n):
-                            if i != j and state.gate[which, op, low] >= 0:
-                                lane = beside(lanes + shape.device[i])
+                            there = shape.device[i]
+                            near = wires.host_of[here] == wires.host_of[there]
+                            pieces = 1.0 if near else together[i - a] * flows_of(wires, there, here)
+                            if i != j and pieces > 0.0 and state.gate[which, op, low] >= 0:
+                                lane = beside(lanes + there)
                                 got = message(
-                                    out, wires, state.gate[which, op, low], -1, lane, shape.device[i],
-                                    shape.device[j], size, 0.0, LOADING, runs.of[j], piece // slices,
+                                    out, wide, state.gate[which, op, low], -1, lane, there, here, size * pieces, 0.0,
+                                    LOADING, runs.of[j], piece // slices,
                                 )  # fmt: skip
                                 edge(out, got, state.part[which, op, low])
                     low = high
+
+
+@compiled
+def senders(wires: Wires, shape: Shape, s: int) -> Floats:
+    """How many pieces each replica of a stage sends to other hosts at once: its own.
+
+    Of a folded plan the first replica of each host sends those of all its replicas: they pass the same links.
+    """
+    a, b = shape.replicas[s], shape.replicas[s + 1]
+    together = np.ones(b - a)
+    for i in range(a, b if wires.stands != 1.0 else a):
+        for first in range(a, i):
+            if wires.host_of[shape.device[first]] == wires.host_of[shape.device[i]]:
+                together[first - a] += 1.0
+                together[i - a] = 0.0
+                break
+    return together

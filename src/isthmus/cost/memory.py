@@ -11,11 +11,11 @@ Activations: walk the device's order; a forward adds the saved bytes of its samp
 while one computes it needs its largest slice's workspace. `recompute` keeps block inputs only and needs the largest
 block's saved bytes while it computes. A profile may say how much memory a byte of them takes: allocators leave gaps.
 
-What comes and goes has room (`plan.ring`). From run to run, each way: some messages of a step where they go to, and
-where they come from. To be added up in a sync: a segment for each bucket and, for all that one worker sends, what may
-be on its way; no more than is added. Syncs in a row that go the same ways count together. A root that has no part in a
-bucket holds all of it. By `factors`: rows of all participants for some weights of a stage, and output gradients of a
-micro-batch that wait to be sent.
+What comes and goes has room (`plan.ring`). From run to run, each way: some messages of a step, where they go to and
+where they come from (there with gaps: what is sent was computed). To be added up in a sync: a segment for each bucket
+and, for all that one worker sends, what may be on its way; no more than is added. Syncs in a row that go the same ways
+count together. A root that has no part in a bucket holds all of it. By `factors`: rows of all participants for some
+weights of a stage, and output gradients of a micro-batch that wait to be sent.
 
 The model's buffers (batch statistics, fp32) count whole on every device that has a stage. CONTEXT is what the driver
 and libraries take on a GPU; a profile may say what a worker really has before its model.
@@ -32,7 +32,7 @@ from isthmus.cluster.spec import Precision
 from isthmus.compiled import compiled, inlined
 from isthmus.cost.columns import RING, SCATTERED, SERVER, TREE, Syncs, samples_of
 from isthmus.cost.compute import WIDTH_OF
-from isthmus.cost.network import Wires, latency_between
+from isthmus.cost.network import Wires, latency_between, members_of
 from isthmus.model.job import Optimizer
 from isthmus.model.profile import DeviceCosts
 from isthmus.plan.ring import AHEAD, LEAVING, goes_whole, room_for, segments_of
@@ -99,8 +99,8 @@ def activation_peaks(
 ) -> Floats:
     """Largest sum of live activations of each device, and room for what runs of different devices send each other.
 
-    `replicas`, [2, replicas]: bytes per sample, saved and transient. Of the replicas of a run all are saved, and one is
-    computed at a time.
+    `replicas`, [3, replicas]: bytes per sample, saved and transient, and of memory for a byte. Of the replicas of a run
+    all are saved, and one is computed at a time.
     """
     peaks, saved, transient = np.zeros(devices), np.zeros(len(runs.device)), np.zeros(len(runs.device))
     for q in range(replicas.shape[1]):
@@ -122,7 +122,7 @@ def activation_peaks(
             u, v = edges.source[e], edges.target[e]
             if runs.device[u] != runs.device[v]:
                 count, size = messages(runs, edges, e)
-                peaks[runs.device[u]] += size * min(micro_batches, LEAVING / count)
+                peaks[runs.device[u]] += size * min(micro_batches, LEAVING / count) * replicas[2, runs.replica[u]]
                 peaks[runs.device[v]] += size * min(micro_batches, (AHEAD + 1) / count)
     return peaks
 
@@ -153,7 +153,7 @@ def scratch_bytes(syncs: Syncs, wires: Wires) -> Floats:
             end += 1
         devices = syncs.device[syncs.first[b] : syncs.first[b + 1]]
         if syncs.how[b] == RING:
-            around(found, syncs, wires, devices, b, end)
+            around(found, syncs, wires, devices, members_of(wires, len(devices)), b, end)
         elif syncs.how[b] == TREE:
             up_the_tree(found, syncs, wires, devices, b, end)
         elif syncs.how[b] == SERVER:
@@ -182,17 +182,20 @@ def waiting(wires: Wires, sender: int, receiver: int, added: float, segment: flo
 
 
 @compiled
-def around(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, b: int, end: int) -> None:
-    """Syncs b .. end - 1 around a ring: each adds what its neighbour sends, all but a piece or, whole, all of it."""
+def around(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, members: int, b: int, end: int) -> None:
+    """Syncs b .. end - 1 around a ring: each adds what its neighbour sends, all but a piece or, whole, all of it.
+
+    The devices stand for so many `members`.
+    """
     n = len(devices)
     far = latency_between(wires, devices[0], devices[-1]) + latency_between(wires, devices[-1], devices[0])
     added = segment = 0.0
     for c in range(b, end):
-        whole = syncs.layout[c] != SCATTERED and _whole(n, syncs.bytes[c], far)
-        piece, planned = syncs.bytes[c] / n, syncs.segments[c]
+        whole = syncs.layout[c] != SCATTERED and _whole(members, syncs.bytes[c], far)
+        piece, planned = syncs.bytes[c] / members, syncs.segments[c]
         if whole:
             piece, planned = syncs.bytes[c], 2 * planned
-        added += (n - 1) * piece
+        added += (members - 1) * piece
         segment += piece / _segments(piece, planned)
     for i in range(n):
         if n > 1:
@@ -218,7 +221,7 @@ def up_the_tree(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, b: int
             count += 1
         else:
             found[above] += waiting(wires, devices[i], above, added, segment)
-    around(found, syncs, wires, leaders[:count], b, end)
+    around(found, syncs, wires, leaders[:count], count, b, end)
 
 
 @compiled

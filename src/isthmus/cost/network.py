@@ -20,12 +20,25 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from isthmus.cluster.spec import Cluster
-from isthmus.compiled import inlined
+from isthmus.compiled import compiled, inlined
 from isthmus.cost.engine import WIDTH, Network
 from isthmus.model.profile import DeviceCosts, NetworkCosts
 from isthmus.units import BytesPerSecond, Seconds
 
-__all__ = ["COMPUTE", "Fabric", "Wires", "fabric", "latency_between", "seconds_to_send", "with_overheads"]
+__all__ = [
+    "COMPUTE",
+    "Fabric",
+    "Wires",
+    "by_way",
+    "device_overheads",
+    "fabric",
+    "flows_of",
+    "hops_of",
+    "latency_between",
+    "members_of",
+    "seconds_to_send",
+    "with_overheads",
+]
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
@@ -34,10 +47,14 @@ Floats = npt.NDArray[np.float64]
 COMPUTE, SEND, SYNC, LOAD, STORE = 0, 1, 2, 3, 4
 LANE_KINDS = 5
 ACTION, STEP, ADDING = 0, 1, 2  # rows of Wires.overheads
+WIDE, SINGLE = 0, 1  # rows of Wires.ways
 
 
 class Wires(NamedTuple):
-    """Which route a message between two devices takes, for compiled code; and what devices need beside their blocks."""
+    """Which route a message between two devices takes, for compiled code; and what devices need beside their blocks.
+
+    Of a folded plan (`cost.fold`) a few copies are here and stand for all of them.
+    """
 
     route_of: Ints  # [devices, devices], -1: they cannot talk
     hops: Ints  # [2, routes]: the route on which a relay sends on, and the lane of the relay that sends on this one
@@ -47,6 +64,11 @@ class Wires(NamedTuple):
     host_of: Ints  # [devices]
     region_of: Ints  # [devices]
     overheads: Floats  # [3, devices]: seconds around an action, of each step, and for each byte that is added
+    ways: Ints  # [2, devices, devices], folded: routes of what everybody sends to all, and of what is sent only once
+    copy_of: Ints  # [devices]
+    stands: float  # for how many copies each copy stands; 1: nothing is folded
+    across: float  # ... and each step from a copy to another
+    rounds: int  # of a ring that are played, at most
 
 
 @inlined
@@ -65,6 +87,38 @@ def seconds_to_send(wires: Wires, source: int, target: int, size: float) -> floa
     """Seconds in which so many bytes leave, alone; 0 over a relay, which sends nothing on before it has all."""
     route = wires.route_of[source, target] if source != target else -1
     return size / wires.rate[route] if route >= 0 and wires.hops[0, route] < 0 else 0.0
+
+
+@inlined
+def members_of(wires: Wires, n: int) -> int:
+    """The participants of a sync for which n stand."""
+    return int(n * wires.stands + 0.5)
+
+
+@inlined
+def hops_of(wires: Wires, a: int, b: int) -> float:
+    """For how many hops of a ring or chain the one from a to b stands: see `cost.fold`."""
+    if wires.copy_of[a] == wires.copy_of[b]:
+        return wires.stands
+    return 1.0 if wires.copy_of[b] == 0 else wires.across
+
+
+@inlined
+def flows_of(wires: Wires, a: int, b: int) -> float:
+    """For how many messages from a the one to b stands, when it sends to all."""
+    return 1.0 if wires.copy_of[a] == wires.copy_of[b] else wires.across
+
+
+@compiled
+def by_way(wires: Wires, way: int) -> Wires:
+    """The wires for what goes to all (WIDE), or for what is sent only once, however many copies there are (SINGLE)."""
+    if wires.stands == 1.0:
+        return wires
+    stands, across = (wires.stands, wires.across) if way == WIDE else (1.0, 1.0)
+    return Wires(
+        wires.ways[way], wires.hops, wires.latency, wires.rate, wires.bus, wires.host_of, wires.region_of,
+        wires.overheads, wires.ways, wires.copy_of, stands, across, wires.rounds,
+    )  # fmt: skip
 
 
 class Fabric(NamedTuple):
@@ -118,7 +172,7 @@ class _Table:
         for i, (row, _) in enumerate(self.rows):
             resources[i, : len(row)] = row
         latency = np.array([latency for _, latency in self.rows] or [0.0])
-        return Network(resources, latency, np.array(self.capacity))
+        return Network(resources, latency, np.array(self.capacity), np.ones(len(latency), np.int32))
 
 
 def with_overheads(cluster: Cluster, costs: NetworkCosts | None) -> Cluster:
@@ -215,14 +269,15 @@ def fabric(
     region_of = np.array([region_number[cluster.host_of(d).region] for d in devices], np.int32)
     hops, network = np.array([table.next_hop, table.hop_lane], np.int32), table.network()
     rate = np.append(network.capacity, np.inf)[network.resources].min(axis=1)  # row -1: nothing
-    overheads = _overheads([cluster.devices[d].kind for d in devices], costs or {})
+    overheads = device_overheads([cluster.devices[d].kind for d in devices], costs or {})
     bus = np.stack([load, store])
-    wires = Wires(route_of, hops, network.latency, rate, bus, host_of, region_of, overheads)
+    ways, copy_of = np.empty((0, 0, 0), np.int32), np.zeros(len(devices), np.int32)
+    wires = Wires(route_of, hops, network.latency, rate, bus, host_of, region_of, overheads, ways, copy_of, 1.0, 1.0, 0)
     number = {name: i for i, name in enumerate(devices)}
     return Fabric(devices, number, hosts, regions, wires, network, tuple(table.names))
 
 
-def _overheads(kinds: Sequence[str], costs: Mapping[str, DeviceCosts]) -> Floats:
+def device_overheads(kinds: Sequence[str], costs: Mapping[str, DeviceCosts]) -> Floats:
     """Of each device, by its kind: rows ACTION, STEP and ADDING."""
     found = np.zeros((3, len(kinds)))
     for d, kind in enumerate(kinds):

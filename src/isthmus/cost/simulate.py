@@ -4,7 +4,8 @@
             (cost.flat)    (plan.schedule)        (cost.lower)  (cost.engine)
 
 A `Simulator` knows one cluster and the models of some jobs; it keeps what does not change between plans (routes, sums
-over blocks, time tables), so that a planner can price a thousand plans a second.
+over blocks, time tables), so that a planner can price a thousand plans a second. Plans of many devices that are copies
+of a smaller plan are priced by two of the copies (`cost.fold`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from isthmus.cluster.spec import Cluster, Precision
 from isthmus.compiled import compiled
@@ -23,6 +25,8 @@ from isthmus.cost.compute import Efficiency
 from isthmus.cost.emit import TaskList, new_list
 from isthmus.cost.engine import Times, run
 from isthmus.cost.flat import Flat, flatten
+from isthmus.cost.fold import Folded, Folder
+from isthmus.cost.fold_network import folded_fabric, with_copies
 from isthmus.cost.lower import lower
 from isthmus.cost.memory import activation_peaks, context_bytes, scratch_bytes
 from isthmus.cost.network import Fabric, fabric, with_overheads
@@ -30,13 +34,19 @@ from isthmus.cost.pool import PreparedPool, prepare_pool, write_pool
 from isthmus.cost.tables import ModelTable, stage_links
 from isthmus.errors import PlanError
 from isthmus.model.graph import BlockGraph
-from isthmus.model.profile import Profile
+from isthmus.model.profile import DeviceCosts, Profile
 from isthmus.plan.schedule import Edges, Orders, Runs, make_orders, merge_runs, run_edges
-from isthmus.plan.types import Pipeline, Plan, Pool, Via
+from isthmus.plan.types import Pipeline, Plan, Pool
 
-__all__ = ["Played", "Prepared", "Price", "Shortage", "Simulator"]
+__all__ = ["PLAYED_WHOLE", "Played", "Prepared", "Price", "Shortage", "Simulator"]
 
 Floats = npt.NDArray[np.float64]
+
+_PRICED_WHOLE = 64  # devices; plans with more are folded
+PLAYED_WHOLE = 256  # ... where every task is asked for
+_MOST = 4096  # devices of a plan that is not folded
+_MOST_MESSAGES = 200_000_000  # ... and messages of its rings
+_KEPT_FABRICS = 16
 
 
 class Shortage(NamedTuple):
@@ -102,17 +112,22 @@ class Simulator:
         self.priced = (
             with_overheads(cluster, profile.network) if profile is not None else cluster
         )  # as messages meet it
-        self._fabrics: dict[tuple[Via, ...], Fabric] = {}
+        self._fabrics: dict[tuple[object, ...], Fabric] = {}
         self._tables: dict[tuple[str, Precision, bool], ModelTable] = {}
         self._out = new_list(4096, 8192)
 
     def price(self, plan: Plan) -> Price:
         """Seconds per step and peak memory."""
-        net = self.fabric(plan)
+        try:
+            plan, net, folded = self.small(plan, _PRICED_WHOLE)
+        except PlanError as problem:
+            return Price(math.inf, dict.fromkeys(_jobs(plan), math.inf), {}, (), problem.what)
         parts = [self.prepare(part, net) for part in plan.parts]
         out, jobs = self._write(parts, net, self._out)
         self._out = out
         memory, shortages = self._memory(parts, net)
+        if folded is not None:
+            memory, shortages = self._of_all(folded, memory, shortages)
         try:
             times = _run(out, net)
         except PlanError as problem:
@@ -121,8 +136,8 @@ class Simulator:
         return Price(max(ends, default=0.0), dict(zip(jobs, ends, strict=True)), memory, shortages)
 
     def play(self, plan: Plan) -> Played:
-        """One step, task by task."""
-        net = self.fabric(plan)
+        """One step, task by task; of a plan of very many devices that can be folded, that of two copies."""
+        plan, net, _ = self.small(plan, PLAYED_WHOLE)
         parts = [self.prepare(part, net) for part in plan.parts]
         out, jobs = self._write(parts, net, new_list(4096, 8192))
         labels = [label for part, prepared in zip(plan.parts, parts, strict=True) for label in _labels(part, prepared)]
@@ -139,14 +154,52 @@ class Simulator:
             self._tables[key] = ModelTable(self.priced, graph, precision, mixed, self.efficiency, self.profile)
         return self._tables[key]
 
+    def small(self, plan: Plan, most: int) -> tuple[Plan, Fabric, Folded | None]:
+        """The plan that is played for this one, and where: two of its copies, if it has more than `most` devices."""
+        measured = self.profile is not None and self.profile.collectives  # whose syncs are not played
+        many = len(self.cluster.devices) > most and not measured and len(_used(plan)) > most
+        folded = self._folder.fold(plan) if many else None
+        if folded is None:
+            if many:
+                _check_playable("sync messages", _ring_messages(plan), _MOST_MESSAGES)
+            return plan, self.fabric(plan), None
+        hosts, copies = folded.kept_hosts()
+        names = [self._folder.hosts[host] for host in hosts]
+        if (hosts, copies) not in self._fabrics:
+            self._keep((hosts, copies), folded_fabric(self.priced, names, copies, self._costs))
+        base, senders = self._fabrics[hosts, copies], [folded.senders.get(name, 1) for name in names]
+        return folded.plan, with_copies(base, folded.kept, folded.copies, senders, folded.rounds), folded
+
     def fabric(self, plan: Plan) -> Fabric:
-        """The network as this plan uses it."""
-        if plan.via not in self._fabrics:
+        """The network as this plan uses it: of a large cluster only the hosts that the plan uses."""
+        hosts = self._hosts(plan) if len(self.cluster.devices) > PLAYED_WHOLE else None
+        if (plan.via, hosts) not in self._fabrics:
             there = {v.between: v.hosts for v in plan.via}
             back = {v.between[::-1]: v.hosts[::-1] for v in plan.via}
-            costs = self.profile.device_costs if self.profile is not None else None
-            self._fabrics[plan.via] = fabric(self.priced, there | back, costs)
-        return self._fabrics[plan.via]
+            own = self.priced.hosts if hosts is None else {name: self.priced.hosts[name] for name in hosts}
+            _check_playable("devices", sum(sum(host.devices.values()) for host in own.values()), _MOST)
+            cluster = self.priced if hosts is None else replace(self.priced, hosts=own)
+            self._keep((plan.via, hosts), fabric(cluster, there | back, self._costs))
+        return self._fabrics[plan.via, hosts]
+
+    def _keep(self, key: tuple[object, ...], made: Fabric) -> None:
+        while len(self._fabrics) >= _KEPT_FABRICS:
+            del self._fabrics[next(iter(self._fabrics))]
+        self._fabrics[key] = made
+
+    def _hosts(self, plan: Plan) -> tuple[str, ...]:
+        """The hosts that a plan names, in the cluster's order."""
+        named = {self.cluster.devices[name].host for name in _used(plan)}
+        named.update(host for via in plan.via for host in (*via.between, *via.hosts))
+        return tuple(name for name in self.cluster.hosts if name in named)
+
+    @cached_property
+    def _folder(self) -> Folder:
+        return Folder(self.priced)
+
+    @cached_property
+    def _costs(self) -> Mapping[str, DeviceCosts]:
+        return self.profile.device_costs if self.profile is not None else {}
 
     @cached_property
     def context(self) -> Mapping[str, float]:
@@ -222,6 +275,55 @@ class Simulator:
             if spilled[h] > host.memory:
                 short.append(Shortage(f"host {host.name}", float(spilled[h]), host.memory))
         return memory, tuple(short)
+
+    def _of_all(
+        self, folded: Folded, memory: Mapping[str, float], shortages: Sequence[Shortage]
+    ) -> tuple[dict[str, float], tuple[Shortage, ...]]:
+        """The same for the devices and hosts of all copies, each as the kept copy that it is like."""
+        short = {shortage.where: shortage for shortage in shortages}
+        more: list[Shortage] = []
+        everywhere: dict[str, float] = {}
+        for names, rows in (
+            (self._folder.names, folded.devices),
+            ([f"host {name}" for name in self._folder.hosts], folded.hosts),
+        ):
+            for row in rows.T.tolist():
+                for own, like in zip(row, folded.like, strict=True):
+                    where = names[row[like]]
+                    if where in memory:
+                        everywhere[names[own]] = memory[where]
+                    if where in short:
+                        more.append(short[where]._replace(where=names[own]))
+        return everywhere, tuple(more)
+
+
+def _used(plan: Plan) -> set[str]:
+    """The devices that a plan names."""
+    found: set[str] = set()
+    for part in plan.parts:
+        if isinstance(part, Pool):
+            found.update(part.devices)
+        else:
+            found.update(device for stage in part.stages for replica in stage.replicas for device in replica.devices)
+            found.update(sync.root for sync in part.syncs if sync.root is not None)
+    return found
+
+
+def _ring_messages(plan: Plan) -> int:
+    return sum(len(sync.participants) ** 2 for part in plan.parts if isinstance(part, Pipeline) for sync in part.syncs)
+
+
+def _check_playable(what: str, found: int, most: int) -> None:
+    if found > most:
+        raise PlanError(
+            "size", "the plan is too large to be played device by device", where="plan", found=f"{found:,} {what}",
+            expected=f"at most {most:,}, or copies of a smaller plan",
+        )  # fmt: skip
+
+
+def _jobs(plan: Plan) -> list[str]:
+    parts = [part.jobs if isinstance(part, Pool) else (part,) for part in plan.parts]
+    return [item.job.name for part in parts for item in part]
 
 
 def _run(out: TaskList, net: Fabric) -> Times:

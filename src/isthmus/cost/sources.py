@@ -14,7 +14,7 @@ from isthmus.cost.columns import DUPLICATE
 from isthmus.cost.flat import Flat, flatten
 from isthmus.cost.network import Fabric
 from isthmus.cost.profiled import ALONE, ESTIMATED
-from isthmus.cost.simulate import Simulator
+from isthmus.cost.simulate import PLAYED_WHOLE, Simulator
 from isthmus.cost.tables import ModelTable
 from isthmus.plan.types import Pipeline, Plan, Pool
 
@@ -51,14 +51,15 @@ def times_used(simulator: Simulator, plan: Plan) -> TimesUsed:
     blocks: list[Ints] = [np.empty(0, np.int32)]
     syncs: list[Ints] = [np.empty(0, np.int32)]
     played: Counter[str] = Counter()
-    for part in plan.parts:
+    small, net, _ = simulator.small(plan, PLAYED_WHOLE)  # copies have the same times
+    for part in small.parts:
         if isinstance(part, Pipeline):
-            table, fabric = simulator.table(part.job.name, part.precision, part.job.mixed), simulator.fabric(plan)
-            flat = flatten(part, table, simulator.priced, fabric)
+            table = simulator.table(part.job.name, part.precision, part.job.mixed)
+            flat = flatten(part, table, simulator.priced, net)
             blocks.extend(_of_pipeline(flat, table))
             syncs.append(flat.sources[flat.syncs.how != DUPLICATE])
             if simulator.profile is not None and simulator.profile.collectives:
-                played.update(_played(part, flat, fabric))
+                played.update(_played(part, flat, net))
         else:
             blocks.extend(_of_pool(part, simulator))
     known, overheads = _known(simulator, plan), tuple(_overheads(simulator, plan))

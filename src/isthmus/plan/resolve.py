@@ -58,7 +58,10 @@ class ResolvedStage(_Frozen, frozen=True, kw_only=True):
 
 
 class ResolvedSync(_Frozen, frozen=True, kw_only=True):
-    """A bucket with `[block]` expanded; participants (first device of each replica) and root by number."""
+    """A bucket with `[block]` expanded; participants (first device of each replica) and root by number.
+
+    Syncs of one pipeline that list the same participants share one tuple.
+    """
 
     how: How
     parameters: tuple[str, ...]
@@ -261,11 +264,20 @@ def _syncs(
     syncs: tuple[Sync, ...], number: Mapping[str, int], graph: BlockGraph, where: str
 ) -> tuple[ResolvedSync, ...]:
     named = {name for sync in syncs for name in sync.parameters}
+    known: dict[tuple[str, ...], tuple[int, ...]] = {}
+
+    def numbers(sync: Sync) -> tuple[int, ...]:
+        """Equal lists become one object: they are long, and few."""
+        if sync.participants not in known:
+            at = f"{where}, sync {sync.bucket}"
+            known[sync.participants] = tuple(_device(name, number, at) for name in sync.participants)
+        return known[sync.participants]
+
     return tuple(
         ResolvedSync(
             how=sync.how,
             parameters=_expand(sync, named, graph, f"{where}, sync {sync.bucket}"),
-            participants=tuple(_device(name, number, f"{where}, sync {sync.bucket}") for name in sync.participants),
+            participants=numbers(sync),
             root=None if sync.root is None else _device(sync.root, number, f"{where}, sync {sync.bucket}, root"),
             segments=sync.segments,
         )

@@ -33,7 +33,7 @@ RULES = {
     "mask-range": "`kept` is what the job's sparsity leaves; a job without sparsity has none",
     "unique-buckets": "each sync of a pipeline has a name of its own",
     "segments": "1 to 1024",
-    "size": "at most 5 million operations and 200 million sync messages a step",
+    "size": "at most 5 million operations, and 20 million sync messages of a device, a step",
     "server-root": "`server` has a root, and no other sync has one",
     "model-digest": "the model is the one that the plan was made for",
     "known-model": "the model of each job is given",

@@ -8,14 +8,15 @@ time of the slowest of d stages, the first of which starts with unit i and block
     rest(i, j, b) = min over j' >= j of  max( pass(i, j, j', b), V[d - 1][j', b] ),  or 0 where b is the end and d = 1
 
     cost   m (forward + backward of blocks a .. b - 1 on units i .. j - 1) + what of their sync no backward hides;
-           with a second forward where d + ahead micro-batches in flight fit in memory only if activations are made
-           again; infinite where they do not fit even so, or places forbid it
+           with a second forward where d micro-batches in flight, and `ahead` more before the last stage, fit in memory
+           only if activations are made again; infinite where they do not fit even so, or places forbid it
     pass   m n (bytes a sample that go to block b and later ones) over the links between units j - 1 and j', as many at
            a time as the stage has hosts, and over the trunk of their regions
 
-Every depth d is solved at once; what a pipeline takes to fill is left to whoever compares depths. Models of many blocks
-are cut at some of their borders only (`borders`), the thinnest near to where equal work would end; `recut` then finds
-the best cut at any border for stages that are settled. A stage has units of two regions at most.
+Every depth d is solved at once, until deeper ones gain nothing; what a pipeline takes to fill is left to whoever
+compares depths. Models of many blocks are cut at some of their borders only (`borders`), the thinnest near to where
+equal work would end; `recut` then finds the best cut at any border for stages that are settled, as far as computing
+goes. A stage has units of two regions at most.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class _Tables(NamedTuple):
     run: Ints  # [units, units + 1]
     forward: Floats  # [runs, blocks + 1] seconds of all blocks before each, one micro-batch
     backward: Floats
-    flights: Shorts  # [2, rooms, blocks, blocks + 1] micro-batches in flight that fit, plain and recomputed
+    flights: Shorts  # [rooms, 2, blocks, blocks + 1] micro-batches in flight that fit, plain and recomputed
     room: Ints  # [runs] the row of `flights`
     per_byte: Floats  # [runs] seconds of a sync for each byte
     waits: Floats  # [runs] seconds of a sync beside its bytes
@@ -90,7 +91,7 @@ class Arranger:
         self, units: Sequence[Unit], samples: int, micro_batches: int, state: Layout, ahead: int = 0, others: int = 0
     ) -> list[Arranged]:
         """The best arrangement of each depth that is possible. `others`: replicas beside this pipeline."""
-        key = (tuple(units), samples, state, min(others, 1))
+        key = (tuple(units), samples, state, others if state != "replicated" else min(others, 1))
         if key not in self._known:
             self._known[key] = self._tables(units, samples, state, others)
         tables = self._known[key]
@@ -142,7 +143,7 @@ class Arranger:
             shared = self.sharing.of(groups, samples)
             ahead_of, behind = (row[None, :] - row[:-1, None] for row in shared.seconds)
             plain, second = self._fitting(groups, shared, state, others)
-            flight = min(depth - s + ahead, micro_batches)
+            flight = min(depth - s + (ahead if s < depth - 1 else 0), micro_batches)
             again = plain < flight
             per_byte, waits = self.ring(tuple(group[0] for group in groups))
             sync = per_byte * (self._weights[None, :] - self._weights[:-1, None]) + waits - behind
@@ -289,7 +290,7 @@ def solve(
     picks = np.zeros((deepest + 1, units + 1, blocks + 1, 4), np.int32)
     widest, least, since = hosts.max(), np.inf, 0
     for d in range(1, deepest + 1):
-        flight = min(d + ahead, micro_batches)
+        flight = min(d + (ahead if d > 1 else 0), micro_batches)
         rest, following = rests(best[d - 1], link, trunk, passed, widest, micro_batches * samples, d == 1)
         for i in range(units - 1, -1, -1):
             for j in range(i + 1, units + 1):

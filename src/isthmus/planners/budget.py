@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from isthmus.errors import PlanError
 from isthmus.plan.types import Plan
@@ -30,6 +31,7 @@ class Search:
         self.played = 0  # messages of the present scheme's plans
         self.best: Candidate | None = None  # of the present planner's plans
         self.interrupted = False
+        self.cut_short = False  # some schemes were not searched to their end
 
     def ended(self, find: Callable[[], Candidate | None]) -> Candidate | None:
         """What is found; where somebody interrupts it (Ctrl-C), the best so far."""
@@ -62,8 +64,22 @@ class Search:
     def part(self, part: float) -> Search:
         """A search within this one that may spend a part of what is left."""
         seconds = None if self.seconds is None else max(0.0, self.left() * part)
-        calls = None if self.calls is None else max(0, round((self.calls - self.made) * part))
+        left = None if self.calls is None else max(0, self.calls - self.made)
+        calls = None if left is None else max(min(1, left), round(left * part))
         return Search(self.problem, seconds, calls, self.progress)
+
+    @contextmanager
+    def within(self, part: float) -> Iterator[None]:
+        """Meanwhile no more than a part of what is left may be spent; its plans' messages are counted anew."""
+        before, smaller = self.limits, self.part(part)
+        gone = time.monotonic() - self.start
+        self.seconds = None if smaller.seconds is None else gone + smaller.seconds
+        self.calls = None if smaller.calls is None else self.made + smaller.calls
+        self.played = 0
+        try:
+            yield
+        finally:
+            self.seconds, self.calls = before
 
     def tell(self, what: str) -> None:
         """Says what is being tried."""

@@ -42,13 +42,14 @@ def small_problem(problem: Problem) -> Copies | None:
     if len(problem.usable) <= LARGE:
         return None
     classes = _classes(problem)
-    ways = [f for f in divisors(problem.job.batch) if f > 1 and len(problem.usable) >= LARGE // 4 * f]
-    count = max(ways, key=lambda f: _rating(problem, classes, f), default=1)
+    ways = [f for f in divisors(problem.job.batch) if len(problem.usable) >= LARGE // 4 * f]
+    count = max(ways, key=lambda f: _rating(problem, classes, f))
     hosts: dict[str, tuple[str, ...]] = {}
     for members in classes:
         each = len(members) // count
         hosts.update({members[i]: tuple(members[i : each * count : each]) for i in range(each)})
-    if count == 1 or not hosts:
+    regions = {problem.cluster.hosts[host].region for host in hosts}
+    if count == 1 or any(target not in hosts and target not in regions for _, target, _ in problem.places):
         return None
     small = _cluster(problem.cluster, hosts, count)
     job = replace(problem.job, batch=problem.job.batch // count)

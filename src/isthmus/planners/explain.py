@@ -108,9 +108,11 @@ def explain_schemes(
 def _scheme(problem: Problem, name: str, budget: float | None, listen: Listener) -> SchemeBinding:
     listen(f"scheme {name}")
     try:
-        choice = choose_plan(problem, planner=name, budget=budget)
+        choice = choose_plan(problem, planner=name, budget=budget, beside=False)
     except NoPlanError as error:
         return SchemeBinding(None, None, error.what)
+    if choice.interrupted:
+        raise KeyboardInterrupt
     given = Setting(choice.plan, problem.cluster, {problem.job.name: problem.graph}, problem.profile)
     played = problem.simulator.play(choice.plan)
     parts = _parts(given, played)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from isthmus.plan.types import How
+from isthmus.plan.types import How, Pipeline, Plan, Sync
 from isthmus.planners.budget import Search, sound
 from isthmus.planners.lanes import Lanes, Layout, Pace, lanes_plan
 from isthmus.planners.moves import FIRST_AHEAD, Setting, first_settings, layout_moves, setting_moves
@@ -27,6 +27,8 @@ _POOL = 10  # settings whose changes are tried before the search gives up
 _WORTH = 0.999  # times the best: what counts as a gain
 _SYNC_CALLS = 12  # that choosing syncs takes at least, about
 _DEGREES = 3  # sizes of tensor groups
+_FIRST_PART, _CLIMB_PART, _POLISH_PART = 0.4, 0.6, 0.6  # of what is left of the budget then
+_LANE_PART = 0.8  # the same, of `split`
 
 
 class Found(NamedTuple):
@@ -81,8 +83,9 @@ class _Pool:
             candidate = self.search.price(lanes_plan(self.problem, layout, how))
             if candidate is None or not candidate.price.fits:
                 continue
-            self.found.append(Found(setting, units, layout, how, candidate))
             gained |= self.keep(candidate)
+            if candidate is self.best or sound(self.problem, candidate.plan):
+                self.found.append(Found(setting, units, layout, how, candidate))
         self.found.sort(key=lambda found: found.seconds)
         return gained
 
@@ -95,8 +98,8 @@ class _Pool:
         taken = {device for unit in used for device in unit.devices}
         degree = len(used[0].groups[0])
         rest = tuple(unit for unit in all_units(self.problem, degree) if taken.isdisjoint(unit.devices))
-        for how in hows(self.problem, layout)[:1]:
-            self.found.append(Found(Setting((used,), layout.pace), (*used, *rest), layout, how, candidate))
+        how: How = "tree" if any(sync.how == "tree" for sync in _syncs(candidate.plan)) else "ring"
+        self.found.append(Found(Setting((used,), layout.pace), (*used, *rest), layout, how, candidate))
 
     def keep(self, candidate: Candidate) -> bool:
         """Makes it the best so far if it is; whether that is a gain worth the name."""
@@ -112,26 +115,34 @@ def improve(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Cand
     pool = _Pool(problem, lanes, search, given[0] if given else None)
     for candidate in given:
         pool.take(candidate)
-    for degree in tensor_degrees(problem)[:_DEGREES]:
-        units = all_units(problem, degree)
-        for settings in first_settings(problem, units) if units else ():
-            if search.spent():
-                break
-            for setting, layout in pool.completed(settings)[:_FIRST]:
-                pool.price(setting, units, layout)
-                search.tell("lanes")
-        _one_lane(pool, units)
-    _climb(pool)
-    _polish(pool)
+    with search.within(_FIRST_PART):
+        for degree in tensor_degrees(problem)[:_DEGREES]:
+            _first(pool, all_units(problem, degree))
+    with search.within(_CLIMB_PART):
+        _climb(pool)
+    with search.within(_POLISH_PART):
+        _polish(pool)
     _resync(pool)
     return pool.best
+
+
+def _first(pool: _Pool, units: tuple[Unit, ...]) -> None:
+    """Prices the usual ways to form lanes, and pipelines of everything."""
+    for settings in first_settings(pool.problem, units) if units else ():
+        if pool.search.spent():
+            return
+        for setting, layout in pool.completed(settings)[:_FIRST]:
+            pool.price(setting, units, layout)
+            pool.search.tell("lanes")
+    _one_lane(pool, units)
 
 
 def one_lane(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """The best plan so far, or a faster one that is one pipeline of all devices (some may stay idle)."""
     pool = _Pool(problem, lanes, search, given[0] if given else None)
-    for degree in tensor_degrees(problem)[:_DEGREES]:
-        _one_lane(pool, all_units(problem, degree))
+    with search.within(_LANE_PART):
+        for degree in tensor_degrees(problem)[:_DEGREES]:
+            _one_lane(pool, all_units(problem, degree))
     _resync(pool)
     return pool.best
 
@@ -189,8 +200,11 @@ def _climb(pool: _Pool) -> None:
 
 
 def _distinct(found: Sequence[Found]) -> list[Found]:
-    """The best few, each setting once."""
-    return list({one.setting.signature: one for one in reversed(found[: 4 * _POOL])}.values())[::-1][:_POOL]
+    """The best few, each setting once, as good as its best plan."""
+    first: dict[object, Found] = {}
+    for one in found:
+        first.setdefault(one.setting.signature, one)
+    return list(first.values())[:_POOL]
 
 
 def _polish(pool: _Pool) -> None:
@@ -213,6 +227,10 @@ def _polish(pool: _Pool) -> None:
                 current, seconds, moved = timed, candidate.price.step_seconds, True
                 pool.keep(candidate)
                 break
+
+
+def _syncs(plan: Plan) -> tuple[Sync, ...]:
+    return tuple(sync for part in plan.parts if isinstance(part, Pipeline) for sync in part.syncs)
 
 
 def hows(problem: Problem, layout: Layout) -> tuple[How, ...]:

@@ -106,7 +106,7 @@ class Lanes:
 
     def lane(self, part: tuple[Unit, ...], samples: int, pace: Pace, others: int = 0) -> Lane | None:
         """The best pipeline of these units, in any of the usual orders; None where they cannot hold the model."""
-        key = (part, samples, pace, min(others, 1))
+        key = (part, samples, pace, others if pace.state != "replicated" else min(others, 1))
         if key not in self._best:
             self._best[key] = next(iter(self.pipelines(part, samples, pace, others)), None)
         return self._best[key]

@@ -49,6 +49,7 @@ class Choice(NamedTuple):
     seconds: float  # spent planning
     calls: int  # plans priced
     notes: tuple[str, ...]
+    interrupted: bool = False  # somebody ended the search (Ctrl-C): this is the best so far
 
 
 def choose_plan(
@@ -59,8 +60,9 @@ def choose_plan(
     budget: float | None = None,
     calls: int | None = None,
     progress: Progress | None = None,
+    beside: bool = True,
 ) -> Choice:
-    """The fastest plan that the planner finds; `auto` tries all. The usual schemes are priced beside it.
+    """The fastest plan that the planner finds; `auto` tries all. With `beside` the usual schemes are priced too.
 
     `fix` pins degrees of `grid`. A budget in seconds or calls ends the search with the best plan so far, and so does
     Ctrl-C; with calls the same seed gives the same plan. Raises NoPlanError, saying what is missing where, if nothing
@@ -74,19 +76,21 @@ def choose_plan(
         )
     search = Search(problem, budget, calls, progress)
     copies = small_problem(problem) if fix is None else None
-    found: dict[str, Candidate | None] = {}
-    if copies is not None:
-        found = _of_copies(search, copies, planner)
-    if not any(found.values()):
-        found = _found(search, planner, fix)
-    asked = {
-        name: candidate for name in (*_wanted(planner, fix), planner) if (candidate := found.get(name)) is not None
-    }
-    winner = min(asked, key=lambda name: asked[name].price.step_seconds)
-    best = asked[winner]
+    asked = (*_wanted(planner, fix), planner)
+    found = _of_copies(search, copies, planner, beside) if copies is not None else {}
+    if not any(found.get(name) for name in asked):
+        found = _found(search, planner, fix, beside)
+    fitting = {name: candidate for name in asked if (candidate := found.get(name)) is not None}
+    winner = min(fitting, key=lambda name: fitting[name].price.step_seconds)
+    best = fitting[winner]
     played = timeline(problem.simulator.play(best.plan))
     notes = notes_on(
-        problem, best.plan, played, spent=search.spent(), crowded=search.crowded, interrupted=search.interrupted
+        problem,
+        best.plan,
+        played,
+        spent=search.spent() or search.cut_short,
+        crowded=search.crowded,
+        interrupted=search.interrupted,
     )
     return Choice(
         planner=winner,
@@ -94,10 +98,11 @@ def choose_plan(
         price=best.price,
         timeline=played,
         lower_bound=lower_bound(problem),
-        schemes={name: it.price.step_seconds if (it := found[name]) is not None else None for name in SCHEMES},
+        schemes={name: it.price.step_seconds if (it := found.get(name)) is not None else None for name in SCHEMES},
         seconds=time.monotonic() - search.start,
-        calls=search.made,
+        calls=search.made + (copies.problem.calls if copies is not None else 0),
         notes=notes,
+        interrupted=search.interrupted,
     )
 
 
@@ -108,18 +113,18 @@ def _wanted(planner: str, fix: Fix | None) -> tuple[str, ...]:
     return tuple(SCHEMES) if planner == "auto" else (planner,) if planner in SCHEMES else ()
 
 
-def _found(search: Search, planner: str, fix: Fix | None) -> dict[str, Candidate | None]:
-    """The best plan of every scheme, and the planner's own under its name where it goes beyond them.
+def _found(search: Search, planner: str, fix: Fix | None, beside: bool) -> dict[str, Candidate | None]:
+    """The best plan of every scheme (without `beside`: of those asked for), and the planner's own under its name.
 
     Raises NoPlanError if none of those that were asked for fits.
     """
     problem, room, found, ideas = search.problem, Room(search.problem), dict[str, Candidate | None](), list[Idea]()
     beyond, wanted = BEYOND.get(planner) if fix is None else None, _wanted(planner, fix)
     first = search.part(_SCHEMES_PART) if beyond is not None else search
-    for name in dict.fromkeys((*wanted, *SCHEMES)):
+    for name in dict.fromkeys((*wanted, *(SCHEMES if beside else ()))):
         kept = ideas if name in wanted or beyond is not None else []
         found[name] = first.ended(partial(_scheme, first, room, name, fix, kept))
-    search.crowded, search.interrupted = first.crowded, first.interrupted
+    search.crowded, search.interrupted, search.cut_short = first.crowded, first.interrupted, first.spent()
     fitting = [candidate for name in wanted if (candidate := found[name]) is not None]
     fitting.sort(key=lambda candidate: candidate.price.step_seconds)
     if beyond is not None and not search.interrupted:
@@ -132,14 +137,15 @@ def _found(search: Search, planner: str, fix: Fix | None) -> dict[str, Candidate
     return found
 
 
-def _of_copies(search: Search, copies: Copies, planner: str) -> dict[str, Candidate | None]:
+def _of_copies(search: Search, copies: Copies, planner: str, beside: bool) -> dict[str, Candidate | None]:
     """The same for a large cluster, by plans for a copy of it: empty where none of them fits as a whole."""
     inner = Search(copies.problem, *search.part(_COPY_PART).limits, search.progress)
     try:
-        found = _found(inner, planner, None)
+        found = _found(inner, planner, None, beside)
     except NoPlanError:
         return {}
     search.crowded, search.interrupted = inner.crowded, inner.interrupted
+    search.cut_short = inner.cut_short or inner.spent()
     return {name: candidate and _whole(search, copies, candidate) for name, candidate in found.items()}
 
 

@@ -77,7 +77,7 @@ class Problem:
         """The fraction that masks keep of pruned tensors; None where nothing is pruned."""
         return float(f"{1.0 - self.job.sparsity:.12g}") if self.job.sparsity else None  # 0.1, not 0.0999...8
 
-    @property
+    @cached_property
     def left_out(self) -> tuple[str, ...]:
         """Kinds that do not take part because they lack the precision or are slow in it."""
         used = {self.cluster.devices[name].kind for name in self.usable}

@@ -7,6 +7,7 @@ together, so that the number of units stays small however many devices there are
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 from math import ceil
@@ -78,7 +79,8 @@ def _joined(problem: Problem, members: Sequence[Unit]) -> Unit:
 
 def tensor_degrees(problem: Problem) -> list[int]:
     """Sizes of tensor groups that the heads and the hosts allow."""
-    most = max(count for host in problem.cluster.hosts.values() for count in host.devices.values())
+    usable = Counter(device.rpartition("/")[0] for device in problem.usable)  # of one kind on one host
+    most = max(usable.values())
     return [1, *(degree for degree in range(2, most + 1) if divides_heads(problem, degree))]
 
 
@@ -91,10 +93,11 @@ def orders(problem: Problem, units: Sequence[Unit]) -> list[tuple[Unit, ...]]:
         sorted(units, key=lambda unit: (unit.speed / len(unit.groups), unit.host)),
         sorted(units, key=lambda unit: (-memory[unit.kind], unit.host)),
     ]
+    chains = list(_chains(problem, tuple(regions)))
     found = dict.fromkeys(
-        tuple(unit for region in chain for unit in order if unit.region == region)
-        for order in within
-        for chain in _chains(problem, tuple(regions))
+        tuple(unit for region in chain for unit in within[(turn + shift) % 3] if unit.region == region)
+        for shift in range(3)
+        for turn, chain in enumerate(chains)
     )
     return list(found)[:_MOST_ORDERS]
 

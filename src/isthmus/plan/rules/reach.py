@@ -8,8 +8,8 @@ need more (rule `tensor-group`), those of a pool nothing: they are on one host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations, combinations_with_replacement, pairwise, product
 
 from isthmus.cluster.spec import Cluster
 from isthmus.errors import PlanError
@@ -25,7 +25,7 @@ def check_reach(resolved: Resolved, cluster: Cluster) -> None:
     """Every relay works, and every pair that must talk can."""
     relayed = _relayed(resolved.plan.via, cluster)
     asked: set[tuple[str, str]] = set()
-    for a, b, where in _talks(resolved):
+    for a, b, where in _talks(resolved, cluster):
         pair = (resolved.devices[a].host, resolved.devices[b].host)
         if pair in asked or pair[0] == pair[1]:
             continue
@@ -70,13 +70,23 @@ def _no_hop(hop: tuple[str, str], cluster: Cluster) -> bool:
     return hop[0] != hop[1] and cluster.link(*hop) is None
 
 
-def _talks(resolved: Resolved) -> Iterator[tuple[int, int, str]]:
-    """Pairs of devices that exchange messages, and where in the plan that is said."""
+def _talks(resolved: Resolved, cluster: Cluster) -> Iterator[tuple[int, int, str]]:
+    """Pairs of devices that exchange messages, and where in the plan that is said.
+
+    Where all are to talk with all, those of linked regions are left out: they can.
+    """
+    linked = {pair for link in cluster.links for pair in (link.between, link.between[::-1])}
     for part in resolved.pipelines:
         where = f"pipeline {part.pipeline.job.name}"
         yield from ((a, b, f"{where}, between stages") for a, b in _stage_pairs(part, resolved))
+        seen: set[tuple[str, int | None, int, int, bool]] = set()
         for sync, run in zip(part.pipeline.syncs, part.syncs, strict=True):
-            yield from ((a, b, f"{where}, sync {sync.bucket}") for a, b in _sync_pairs(part, run, resolved))
+            holders, sharded = part.holders[run.parameters[0]], _sharded(part, run)
+            alike = (run.how, run.root, id(run.participants), id(holders), sharded)
+            if alike not in seen:
+                seen.add(alike)
+                pairs = _sync_pairs(part, run, resolved, linked, sharded)
+                yield from ((a, b, f"{where}, sync {sync.bucket}") for a, b in pairs)
 
 
 def _stage_pairs(part: ResolvedPipeline, resolved: Resolved) -> Iterator[Pair]:
@@ -104,7 +114,9 @@ def _between(one: ResolvedReplica, other: ResolvedReplica) -> Iterator[Pair]:
     return ((a, b) for a in one.devices for b in other.devices)
 
 
-def _sync_pairs(part: ResolvedPipeline, run: ResolvedSync, resolved: Resolved) -> Iterator[Pair]:
+def _sync_pairs(
+    part: ResolvedPipeline, run: ResolvedSync, resolved: Resolved, linked: set[tuple[str, str]], sharded: bool
+) -> Iterator[Pair]:
     groups = _groups(part, run)
     if run.how == "server" and run.root is not None:
         yield from ((device, run.root) for group in groups.values() for device in group)
@@ -112,15 +124,26 @@ def _sync_pairs(part: ResolvedPipeline, run: ResolvedSync, resolved: Resolved) -
         by_region: dict[str, list[int]] = {}
         for first in run.participants:
             by_region.setdefault(resolved.regions[first], []).append(first)
-        near = [pair for members in by_region.values() for pair in combinations(members, 2)]
-        for a, b in (*near, *_ring([members[0] for members in by_region.values()])):
+        for members in by_region.values():
+            yield from _all_pairs((groups[first] for first in members), resolved, linked)
+        for a, b in _ring([members[0] for members in by_region.values()]):
             yield from ((x, y) for x in groups[a] for y in groups[b])
     elif run.how == "factors":
-        for a, b in combinations(run.participants, 2):
-            yield from ((x, y) for x in groups[a] for y in groups[b])
-    if run.how in ("ring", "sparse") or _sharded(part, run):
+        yield from _all_pairs((groups[first] for first in run.participants), resolved, linked)
+    if run.how in ("ring", "sparse") or sharded:
         for a, b in _ring(run.participants):
             yield from ((x, y) for x in groups[a] for y in groups[b])
+
+
+def _all_pairs(groups: Iterable[tuple[int, ...]], resolved: Resolved, linked: set[tuple[str, str]]) -> Iterator[Pair]:
+    """Devices of all pairs of groups, but those that their regions' link joins."""
+    by_region: dict[str, list[int]] = {}
+    for group in groups:
+        for device in group:
+            by_region.setdefault(resolved.regions[device], []).append(device)
+    for one, other in combinations_with_replacement(by_region, 2):
+        if (one, other) not in linked:
+            yield from combinations(by_region[one], 2) if one == other else product(by_region[one], by_region[other])
 
 
 def _groups(part: ResolvedPipeline, run: ResolvedSync) -> dict[int, tuple[int, ...]]:

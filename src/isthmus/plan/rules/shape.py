@@ -16,7 +16,7 @@ __all__ = ["MOST_MESSAGES", "check_shape"]
 
 
 MOST_OPERATIONS = 5_000_000  # forwards of one step that the simulator takes on
-MOST_MESSAGES = 200_000_000  # of all syncs of one step
+MOST_MESSAGES = 20_000_000  # that one device sends in the syncs of one step
 MOST_SEGMENTS = 1024
 MOST_AHEAD = 1_000_000  # micro-batches
 
@@ -91,12 +91,12 @@ def _check_batch(pipeline: Pipeline, where: str) -> None:
 
 
 def _check_size(pipeline: Pipeline, where: str) -> None:
-    """What one step has of each is what the simulator can play."""
+    """A step has of each no more than a plan that somebody means can have."""
     slices = sum(replica.slices for stage in pipeline.stages for replica in stage.replicas)
-    messages = sum(len(sync.participants) ** 2 * sync.segments for sync in pipeline.syncs)
+    messages = sum(len(sync.participants) * sync.segments for sync in pipeline.syncs)
     for what, count, most in (
         ("operations: micro-batches x slices of all replicas", pipeline.micro_batches * slices, MOST_OPERATIONS),
-        ("messages: participants squared x segments of all syncs", messages, MOST_MESSAGES),
+        ("messages: participants x segments of all syncs", messages, MOST_MESSAGES),
     ):
         if count > most:
             raise PlanError(
