@@ -8,11 +8,12 @@ layouts are polished: one cut, one share, one stage that recomputes at a time, j
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import NamedTuple
 
 from isthmus.plan.types import How, Pipeline, Plan, Sync
 from isthmus.planners.budget import Search, sound
-from isthmus.planners.lanes import Lanes, Layout, Pace, lanes_plan
+from isthmus.planners.lanes import BUCKETS, Lanes, Layout, Pace, lanes_plan
 from isthmus.planners.moves import FIRST_AHEAD, Setting, first_settings, layout_moves, setting_moves
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.shares import micro_batch_counts
@@ -38,6 +39,7 @@ class Found(NamedTuple):
     units: tuple[Unit, ...]
     layout: Layout
     how: How
+    buckets: int
     candidate: Candidate
 
     @property
@@ -77,15 +79,15 @@ class _Pool:
     def price(self, setting: Setting, units: tuple[Unit, ...], layout: Layout) -> bool:
         """Keeps what fits; whether it is the best so far."""
         gained = False
-        for how in hows(self.problem, layout):
+        for how, buckets in product(hows(self.problem, layout), BUCKETS if _replicated(layout) else BUCKETS[:1]):
             if self.search.spent():
                 break
-            candidate = self.search.price(lanes_plan(self.problem, layout, how))
+            candidate = self.search.price(lanes_plan(self.problem, layout, how, buckets))
             if candidate is None or not candidate.price.fits:
                 continue
             gained |= self.keep(candidate)
             if candidate is self.best or sound(self.problem, candidate.plan):
-                self.found.append(Found(setting, units, layout, how, candidate))
+                self.found.append(Found(setting, units, layout, how, buckets, candidate))
         self.found.sort(key=lambda found: found.seconds)
         return gained
 
@@ -99,7 +101,7 @@ class _Pool:
         degree = len(used[0].groups[0])
         rest = tuple(unit for unit in all_units(self.problem, degree) if taken.isdisjoint(unit.devices))
         how: How = "tree" if any(sync.how == "tree" for sync in _syncs(candidate.plan)) else "ring"
-        self.found.append(Found(Setting((used,), layout.pace), (*used, *rest), layout, how, candidate))
+        self.found.append(Found(Setting((used,), layout.pace), (*used, *rest), layout, how, BUCKETS[-1], candidate))
 
     def keep(self, candidate: Candidate) -> bool:
         """Makes it the best so far if it is; whether that is a gain worth the name."""
@@ -220,7 +222,7 @@ def _polish(pool: _Pool) -> None:
                 timed = pool.lanes.layout(changed.lanes, changed.pace)
                 if max(lane.least for lane in timed.lanes) >= seconds:
                     continue
-                candidate = pool.search.price(lanes_plan(pool.problem, timed, start.how))
+                candidate = pool.search.price(lanes_plan(pool.problem, timed, start.how, start.buckets))
                 pool.search.tell("polish")
                 if candidate is None or not candidate.price.fits or candidate.price.step_seconds >= _WORTH * seconds:
                     continue

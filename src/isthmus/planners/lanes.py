@@ -29,10 +29,10 @@ from isthmus.planners.sharing import Sharing
 from isthmus.planners.staged import Stage, Staged, cut_times
 from isthmus.planners.units import Unit, orders
 
-__all__ = ["Lane", "Lanes", "Layout", "Pace", "lanes_plan"]
+__all__ = ["BUCKETS", "Lane", "Lanes", "Layout", "Pace", "lanes_plan"]
 
 _SAME, _SHALLOW, _DEEP = 2, 3, 3  # pipelines of one depth, depths that are always tried, pipelines of other depths
-_BUCKETS = 12  # of all gradients, at least
+BUCKETS = (12, 1)  # of all gradients, at least: many are sent while the backward pass goes on, few wait less
 _NEAR = 0.1  # part of a lane's samples that may change without arranging its units anew
 
 
@@ -74,6 +74,7 @@ class Lanes:
         self.problem, self.room = problem, room
         self.sharing = Sharing(problem)
         self.arranger = Arranger(problem, room, self.sharing)
+        self._orders: dict[tuple[Unit, ...], list[tuple[Unit, ...]]] = {}
         self._best: dict[tuple[object, ...], Lane | None] = {}
         self._seconds: dict[tuple[object, ...], tuple[float, float]] = {}
 
@@ -115,7 +116,9 @@ class Lanes:
         """Pipelines of these units, of each depth one or two, with their best cuts; most promising first."""
         fixed = samples, pace.micro_batches, pace.state, pace.ahead, others
         made: dict[int, dict[tuple[object, ...], Arranged]] = {}
-        for order in orders(self.problem, part):
+        if part not in self._orders:
+            self._orders[part] = orders(self.problem, part)
+        for order in self._orders[part]:
             for arranged in self.arranger.arrange(order, *fixed):
                 made.setdefault(len(arranged.stages), {})[arranged[:3]] = arranged
         few = 1 if others else _SAME
@@ -227,13 +230,13 @@ def _along(start: float, slope: float, samples: int) -> float:
     return max(0.0, start + slope * samples) if samples else 0.0
 
 
-def lanes_plan(problem: Problem, layout: Layout, how: How = "ring") -> Plan:
+def lanes_plan(problem: Problem, layout: Layout, how: How = "ring", buckets: int = BUCKETS[0]) -> Plan:
     """The layout as a plan: a stage ends where a stage of some lane ends, and recomputes if one of them must.
 
-    Of small models buckets are small too, so that most of them are sent while the backward pass goes on.
+    Gradients are cut into so many `buckets` or more.
     """
     blocks, pace = problem.graph.blocks, layout.pace
-    bucket = min(BUCKET, problem.graph.elements * problem.table.width / _BUCKETS)
+    bucket = min(BUCKET, problem.graph.elements * problem.table.width / buckets)
     firsts = sorted({first for lane in layout.lanes for first in lane.firsts})
     stages = []
     for a, b in pairwise((*firsts, len(blocks))):

@@ -37,14 +37,18 @@ class Sharing:
         self.problem = problem
         self._times = cache(self._whole)
         self._known: dict[tuple[int, frozenset[tuple[Fact, int]]], Shared] = {}
+        self._found: dict[tuple[int, tuple[tuple[str, ...], ...]], Shared] = {}
 
     def of(self, groups: Groups, samples: int) -> Shared:
         """Shares by sort, and the time of the slowest."""
-        counts = Counter(self.problem.fact(group) for group in groups)
-        key = samples, frozenset(counts.items())
-        if key not in self._known:
-            self._known[key] = self._shared(counts, samples)
-        return self._known[key]
+        same = samples, tuple(groups)
+        if same not in self._found:
+            counts = Counter(self.problem.fact(group) for group in groups)
+            key = samples, frozenset(counts.items())
+            if key not in self._known:
+                self._known[key] = self._shared(counts, samples)
+            self._found[same] = self._known[key]
+        return self._found[same]
 
     def stage(self, groups: Groups, samples: int) -> tuple[tuple[tuple[str, ...], int], ...]:
         """The replicas with their shares; one with nothing to do is left out."""
