@@ -272,4 +272,5 @@ def train(plan: Plan, cluster: Cluster, steps: int) -> RunResult:
     hosts = [host for host in cluster.hosts if any(cluster.devices[device].host == host for device in used)]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with Emulation(cluster, hosts) as emulation:
+        assert emulation.world.shaped, emulation.world.reason
         return api.train(plan, cluster, steps=steps, engine=LocalEngine(emulation))

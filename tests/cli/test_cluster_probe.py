@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.cli import cluster_probe
 from isthmus.cluster.load import load_cluster
 from isthmus.deploy import collectives
 from isthmus.emulate import namespaces
@@ -126,6 +127,20 @@ def test_interrupted(file: Path, tmp_path: Path) -> None:
     assert len(probers) >= 3 and not [pid for pid in probers if Path(f"/proc/{pid}").exists()]
 
 
+def test_links_are_kept_when_all_reduces_are_interrupted(
+    isthmus: Isthmus, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(namespaces, "missing", lambda: "emulated links need root")
+    monkeypatch.setattr(cluster_probe, "collectives", interrupted)
+    output = tmp_path / "out.yaml"
+    words = ("--emulate", "--seconds", "0.1", "-o", output, "--collectives", tmp_path / "p.json")
+    assert isthmus("cluster", "probe", file, *words).code == 130
+    assert load_cluster(output).link("h1", "h2") != load_cluster(file).link("h1", "h2")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -137,6 +152,7 @@ def test_interrupted(file: Path, tmp_path: Path) -> None:
         (("--host", "h1", "--meet", "127.0.0.1"), "Expected an address and a port"),
         (("--host", "h1", "--meet", "127.0.0.1:70000"), "Expected an address and a port"),
         (("--host", "h2", "--meet", "127.0.0.1:1"), "a token is needed"),
+        (("--host", "h3", "--meet", "0.0.0.0:29400"), "--meet names no address that others could reach"),
         (("--emulate", "--seconds", "0"), "Expected 0.1 to 60"),
         (("--emulate", "--second", "1"), "Did you mean '--seconds'?"),
         (("--emulate", "--among", "h1,h2"), "Add --collectives PROFILE.json"),

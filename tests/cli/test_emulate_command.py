@@ -110,6 +110,40 @@ def test_a_signal_ends_all_and_removes_the_world(demo: Path, order: signal.Signa
         )
 
 
+def test_on_loopback_nothing_that_commands_leave_stays(isthmus: Isthmus, demo: Path) -> None:
+    done = isthmus(
+        "emulate",
+        demo,
+        "--unshaped",
+        "--on",
+        "oslo1",
+        "lima2",
+        "--",
+        "sh",
+        "-c",
+        "sleep 100 >&- 2>&- & echo $!; kill -9 $$",
+    )
+    left = [int(line.rpartition(" ")[2]) for line in done.out.splitlines() if " | " in line]
+    assert len(left) == 2 and "lima2 (killed (SIGKILL))" in done.err
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
+
+
+@pytest.mark.parametrize("orders", [[signal.SIGKILL], [signal.SIGINT, signal.SIGINT]])
+def test_on_loopback_commands_end_with_a_killed_parent_or_at_the_second_interrupt(
+    demo: Path, orders: list[signal.Signals]
+) -> None:
+    command = [sys.executable, "-m", "isthmus.cli.main", "emulate", str(demo), "--unshaped", "--on", "oslo1", "lima1"]
+    command += ["--", "sh", "-c", "trap '' TERM INT; echo $$; sleep 100; sleep 100"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline().rpartition(" ")[2]) for _ in range(2)]
+        for order in orders:
+            time.sleep(0.2)
+            process.send_signal(order)
+        process.wait(timeout=4)
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from isthmus.cli.arguments import Parser, build_parser
+from isthmus.cli.console import Progress
 from tests.cli.conftest import Isthmus
 
 FLAGS = {
@@ -191,3 +193,15 @@ def test_output_that_a_terminal_cannot_show_is_escaped(root: Path, tmp_path: Pat
     command = [sys.executable, "-m", "isthmus.cli.main", "cluster", "show", str(file)]
     done = subprocess.run(command, capture_output=True, check=False, env={"PYTHONIOENCODING": "ascii"}, cwd=root)
     assert done.returncode == 1 and b"cin\\xe9.yaml: cannot read the file" in done.stderr
+
+
+def test_what_others_say_is_no_markup_of_the_living_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    with Progress(stream := Terminal()) as progress:
+        progress.phase("it says [/x]")
+        progress.detail("[/y]")
+    assert "it says [/x]" in stream.getvalue()

@@ -70,10 +70,14 @@ def _collectives(plan: Plan, cluster: Cluster, random: Random) -> list[Collectiv
         root = cluster.host_of(sync.root).name if sync.root else None
         key = (how, tuple(sorted(hosts)), root)
         if key not in found:
-            random.shuffle(hosts)
+            if how == "server" or random.random() < 0.1:
+                random.shuffle(hosts)
+            elif how == "ring":
+                at = random.randrange(len(hosts))
+                hosts = (hosts[at:] + hosts[:at])[:: random.choice((1, -1))]
             found[key] = [
                 CollectiveTime(how=how, hosts=tuple(hosts), root=root, bytes=size, seconds=10 ** random.uniform(-5, -1))
-                for size in random.sample(_SIZES, random.choice((1, 2, 3)))
+                for size in random.sample(_SIZES, random.choice((1, 2, 3, 8)))
             ]
     return [time for times in found.values() for time in times]
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.compute import USUAL
@@ -317,12 +318,13 @@ class PipelineWriter:
             devices = [group[member] for group in groups] if degree > 1 else leads
             size = self.bucket_bytes(sync, degree)
             measured = sync_seconds(self.profile, sync, devices, self.names, self.cluster, size)
+            replicated = self.states(sync) == {"replicated"}
             if sync.how == "factors":
                 self.factors(sync, leads, devices)
-            elif measured is not None and self.states(sync) == {"replicated"}:
-                self.measured(sync, leads, devices, measured)
+            elif measured is not None and replicated:
+                self.reduce(sync, leads, devices, self.as_measured(sync, devices, size, measured))
             else:
-                self.reduce(sync, leads, devices, self.bucket_bytes(sync, degree))
+                self.reduce(sync, leads, devices, size)
             if "sharded-optimizer" in self.states(sync):
                 self.gather_new(sync, leads, devices, self.bucket_bytes(sync, degree))
 
@@ -392,13 +394,35 @@ class PipelineWriter:
                 for _, waiting in parts[at + 1 : at + 2] if again else parts[at + 2 : at + 3]:
                     waiting.after.append(summed)
 
-    def measured(self, sync: ResolvedSync, leads: list[str], devices: list[str], seconds: float) -> None:
-        """All of the sync as one task after everybody's gradients, in turn with others that have its first device."""
-        ready = [self.final(sync, lead, self.micro - 1, -1) for lead in leads]
-        first = next(device for device in self.names if device in devices)
-        task = self.w.fixed("sync", ("sync", first), seconds, *ready)
-        for lead in leads:
-            self.settled[lead].after.append(task)
+    def as_measured(self, sync: ResolvedSync, devices: list[str], size: float, seconds: float) -> float:
+        """Bytes for which the sync alone takes so long: the best of five, guessed by lines through two before."""
+        taken = {x: self.alone(sync, devices, x) for x in (0.0, size)}
+        if seconds <= taken[0.0]:
+            return 0.0
+        if taken[size] <= taken[0.0]:
+            return size
+        tried = [size, (seconds - taken[0.0]) / (taken[size] - taken[0.0]) * size]
+        while len(taken) < 6 and all(abs(t - seconds) > 1e-6 * seconds for x, t in taken.items() if x):
+            a, b = tried[-2:]
+            taken[b] = self.alone(sync, devices, b)
+            if (slope := (taken[b] - taken[a]) * (b - a)) <= 0:
+                break
+            line = a + (seconds - taken[a]) * (b - a) ** 2 / slope
+            tried.append(float(np.clip(line, b / 4, b * 4)))
+        return min((x for x in taken if x), key=lambda x: abs(taken[x] - seconds))
+
+    def alone(self, sync: ResolvedSync, devices: list[str], size: float) -> float:
+        """Seconds of the sync if nothing else happens, and everybody is ready at once."""
+        w = Writer(self.w.net, "alone", [])
+        ready = [w.gate() for _ in devices]
+        if sync.how == "server":
+            assert sync.root is not None
+            server(w, devices, ready, size, sync.segments, self.names[sync.root])
+        elif sync.how == "tree":
+            tree(w, devices, ready, size, sync.segments)
+        else:
+            ring(w, devices, ready, size, sync.segments)
+        return float(play(*arrays(w.tasks, w.net)).end.max())
 
     def final(self, sync: ResolvedSync, lead: str, m: int, k: int) -> Task:
         """After which the lead has its gradients of the bucket: the lowest parts of all its runs that use it."""

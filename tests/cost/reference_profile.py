@@ -92,15 +92,25 @@ def _straight(points: list[tuple[float, float]], x: float) -> float:
 def sync_seconds(
     profile: Profile, sync: ResolvedSync, devices: list[str], names: list[str], cluster: Cluster, size: float
 ) -> float | None:
-    """Of all collectives among as many participants on each host, done the same way."""
-    hosts = Counter(cluster.host_of(device).name for device in devices)
+    """Of all collectives among the same hosts, done the same way."""
+    hosts = [cluster.host_of(device).name for device in devices]
     root = None if sync.root is None else cluster.host_of(names[sync.root]).name
     how = "ring" if sync.how == "sparse" else sync.how
     points = [
         (time.bytes, time.seconds)
         for time in profile.collectives
-        if time.how == how and Counter(time.hosts) == hosts and time.root == root
+        if time.how == how and _equal(how, list(time.hosts), hosts) and time.root == root
     ]
     if len(points) == 1:
         return points[0][1] * (size / points[0][0] if size > points[0][0] else 1.0)
     return _straight(points, size) if points else None
+
+
+def _equal(how: str, one: list[str], other: list[str]) -> bool:
+    """A ring: as seen from any participant, in either direction; a tree: as it is; a server: in any order."""
+    if how == "tree" or len(one) != len(other):
+        return one == other
+    if how == "server":
+        return Counter(one) == Counter(other)
+    twice = [*one, *one]
+    return any(twice[i : i + len(one)] in (other, other[::-1]) for i in range(len(one)))

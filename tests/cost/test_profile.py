@@ -258,17 +258,23 @@ def collective(size: float, seconds: float, **fields: object) -> CollectiveTime:
         ([(2000.0, 3.0), (6000.0, 7.0)], 5.0, "interpolated"),
         ([(1000.0, 1.0), (2000.0, 3.0)], 7.0, "interpolated"),
         ([(1000.0, 5.0), (2000.0, 3.0)], 3.0, "interpolated"),
+        ([(4000.0, 0.5)], 0.5, "measured"),  # less than the latency: nothing is sent
         ([(8000.0, 5.0), (9000.0, 6.0)], 2.5, "interpolated"),  # the line would say 1: less than in proportion
     ],
 )
-def test_a_measured_sync_is_one_task_that_sends_nothing(
+def test_a_measured_sync_alone_takes_what_was_measured(
     points: list[tuple[float, float]], seconds: float, source: str
 ) -> None:
-    """The slower replica is done with block 1 after 4 s + 4 s and with block 0 after 4 s more; buckets take turns."""
+    """The slower replica is done with block 1 after 4 s + 4 s and with block 0 after 4 s more.
+
+    Of a sync's seconds 1 s is latency, and while one bucket is on its way the other is sent.
+    """
     simulator, plan = two_buckets(Profile(collectives=tuple(collective(*at) for at in points)), segments=3)
-    assert simulator.price(plan).step_seconds == pytest.approx(max(8.0 + 2 * seconds, 12.0 + seconds))
-    played = simulator.play(plan)
-    assert not played.tasks.tasks().bytes.any()
+    sending = max(0.0, seconds - 1.0)
+    assert simulator.price(plan).step_seconds == pytest.approx(max(12.0, 8.0 + sending) + sending + 1.0)
+    assert simulator.play(plan).tasks.tasks().bytes.max() == pytest.approx(sending)
+    plain = two_buckets(Profile())[0]
+    assert simulator.price(plan).memory == plain.price(plan).memory, "what is held is what it is"
     counts = times_used(simulator, plan).syncs._asdict()
     assert counts == {"measured": 0, "interpolated": 0, "estimated": 0, source: 2}
 
@@ -288,7 +294,7 @@ def test_other_collectives_are_played_on_the_links(other: dict[str, object]) -> 
 def test_a_server_is_known_by_its_root() -> None:
     profile = Profile(collectives=(collective(4000.0, 7.0, how="server", root="y"),))
     simulator, plan = two_buckets(profile, how="server", root="y/k0.5/0")
-    assert simulator.price(plan).step_seconds == pytest.approx(8.0 + 14.0)
+    assert simulator.price(plan).step_seconds == pytest.approx(12.0 + 7.0)
     other, elsewhere = two_buckets(profile, how="server", root="x/k1.0/0")
     assert times_used(other, elsewhere).syncs == Sources(0, 0, 2)
 

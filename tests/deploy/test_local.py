@@ -6,11 +6,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 
 import pytest
 
 from isthmus.deploy import local
 from isthmus.deploy.engine import Ended, Said
+from isthmus.errors import RunError
 from isthmus.plan.types import Pipeline
 from isthmus.runtime.program import programs
 from isthmus.runtime.protocol import Order
@@ -25,13 +27,13 @@ print(child.pid, file=sys.stderr, flush=True)
 """
 
 
-def started(monkeypatch: pytest.MonkeyPatch, code: str) -> local._Processes:
+def started(monkeypatch: pytest.MonkeyPatch, code: str, setting: local.Setting | None = None) -> local._Processes:
     monkeypatch.setattr(local, "_COMMAND", (sys.executable, "-S", "-c", code))
     file = two_stages()
     part = file.plan.parts[0]
     assert isinstance(part, Pipeline) and file.cluster is not None
     program = programs(file.plan, file.cluster, {part.job.name: graph()})[A]
-    return local.LocalEngine().start({A: Order(program=program, model=graph().digest, first=0, stop=1)})
+    return local.LocalEngine(setting).start({A: Order(program=program, model=graph().digest, first=0, stop=1)})
 
 
 @pytest.mark.parametrize("then", ["sys.exit(3)", "time.sleep(20)"])
@@ -60,6 +62,32 @@ def test_a_process_that_went_away_keeps_nobody(monkeypatch: pytest.MonkeyPatch) 
     assert time.monotonic() - began < 3.0
     assert alive(int(said.news.line))
     os.kill(int(said.news.line), signal.SIGKILL)
+
+
+def test_where_workers_run_is_looked_at_while_they_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An emulated world whose router is gone: workers that wait for each other would wait for ever."""
+
+    class Gone:
+        interface = ""
+
+        def command(self, device: str, argv: Sequence[str]) -> list[str]:
+            return list(argv)
+
+        def slower(self, device: str) -> float:
+            return 1.0
+
+        def describe(self) -> str:
+            return ""
+
+        def check(self) -> None:
+            raise RunError("the router is gone")
+
+    monkeypatch.setattr(local, "_LOOK", 0.05)
+    with (
+        pytest.raises(RunError, match="the router is gone"),
+        started(monkeypatch, "import time; time.sleep(20)", Gone()) as running,
+    ):
+        running.next()
 
 
 def test_half_a_line_is_no_event(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from isthmus.deploy import sealed
 from isthmus.deploy.company import meeting, started, take_part
 from isthmus.deploy.probe import Found, Pair, PairFound, ProbeSettings, Round, host_pairs, probe, rounds
 from isthmus.deploy.probed import probed_cluster
-from isthmus.deploy.prober import Listen, Listening, Measure, Measured, Order, Rate, Told, steady_rate
+from isthmus.deploy.prober import Clock, Listen, Listening, Measure, Measured, Order, Rate, Read, Told, steady_rate
 from isthmus.emulate import namespaces
 from isthmus.emulate.world import World
 from isthmus.errors import RunError
@@ -141,9 +142,14 @@ class Paper:
         self.news: deque[tuple[str, Told | None]] = deque()
         self.busy: dict[int, Pair] = {}
         self.waiting: dict[int, str] = {}
+        self.frozen = ""
 
     def tell(self, host: str, order: Order) -> None:
-        if isinstance(order, Listen):
+        if host == self.frozen:
+            return
+        if isinstance(order, Clock):
+            self.news.append((host, Read(number=order.number, now=0.0)))
+        elif isinstance(order, Listen):
             self.waiting[order.pair] = host
             self.news.append((host, Listening(pair=order.pair, port=order.pair)))
         elif isinstance(order, Measure):
@@ -237,6 +243,22 @@ def test_trunks_and_nics_come_back() -> None:
     assert "nic" in found.hosts["c1"].imputed, "what held nobody back is not known"
     assert "trunk a - b: flows reach 130 Mbit/s together" in notes
     assert "nics by what flows reach together: a2" in notes
+
+
+def test_a_trunk_comes_back_whatever_the_order_of_hosts() -> None:
+    truth = cluster_of({"a1": "a", "b1": "b", "b2": "b", "a2": "a"}, LINKS[:3])
+    found, _ = on_paper(truth, cluster_of({"a1": "a", "b1": "b", "b2": "b", "a2": "a"}), trunks=True)
+    assert figures(found) == figures(truth)
+
+
+def test_a_frozen_prober_is_lost_and_the_rest_measured() -> None:
+    truth = cluster_of(SIX, LINKS)
+    paper = Paper(truth)
+    paper.frozen = "b1"
+    rest = [pair for pair in host_pairs(SIX) if "b1" not in pair]
+    found = probe(truth, paper, rounds(truth, host_pairs(SIX)), ProbeSettings(), silent)
+    assert found.lost == ("b1",) and sorted(found.pairs) == sorted(rest)
+    assert sorted(found.failed.values()) == ["b1 is gone"] * 4 + ["no answer came"]
 
 
 def test_what_the_file_has_too_low_is_mended() -> None:
@@ -408,11 +430,15 @@ def test_hosts_meet_and_strangers_stay_out() -> None:
     assert [text.partition(":")[0] for text in news] == ["h2 is here", *["Somebody was refused"] * 3, "h3 is here"]
 
 
-def test_those_who_say_nothing_keep_nobody_waiting() -> None:
+@pytest.mark.parametrize("most", [2, 32])
+def test_those_who_say_nothing_keep_nobody_waiting(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only two may prove themselves at a time, until these are left: who was sent away comes again."""
+    monkeypatch.setattr(sealed, "_PROVING", most)
+    monkeypatch.setattr(sealed, "PATIENCE", 0.6)
     port = free_port()
-    comer = Comer(port, "h2")
     begin = time.monotonic()
     quiet: list[socket.socket] = []
+    comers: list[Comer] = []
 
     def dawdle() -> None:
         for _ in range(3):
@@ -422,16 +448,17 @@ def test_those_who_say_nothing_keep_nobody_waiting() -> None:
                     break
                 except OSError:
                     time.sleep(0.01)
+        comers.append(Comer(port, "h2"))
 
     thread = threading.Thread(target=dawdle)
     thread.start()
     with meeting((LOCAL, port), TOKEN, ("h1", LOCAL), ["h1", "h2"], 8.0, lambda text: None) as company:
         assert set(company.addresses) == {"h1", "h2"} and time.monotonic() - begin < 4.0
     thread.join()
-    comer.join(5.0)
+    comers[0].join(5.0)
     for one in quiet:
         one.close()
-    assert comer.error is None
+    assert comers[0].error is None
 
 
 def test_a_leader_that_fails_is_noticed() -> None:
@@ -469,6 +496,17 @@ def test_a_data_connection_wants_the_token_too(monkeypatch: pytest.MonkeyPatch) 
         failed = lines[1].receive(Told)
         assert failed.pair == 1 and failed.why == "nothing came for too long"
         thread.join()
+
+
+def test_one_who_says_nothing_to_a_pair_keeps_it_from_nothing() -> None:
+    with prober_module.server_at(LOCAL) as server, ThreadPoolExecutor(1) as pool:
+        accepted = pool.submit(prober_module._accepted, server, TOKEN, "pair 1")
+        place = server.getsockname()
+        with socket.create_connection(place), socket.create_connection(place) as friend:
+            peer = sealed.enter(friend, TOKEN, "pair 1")
+            with accepted.result(timeout=5.0).socket as other:
+                for end in (peer.socket, other):
+                    assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 def test_a_prober_is_light() -> None:

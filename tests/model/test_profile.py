@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import permutations
 from pathlib import Path
 
 import msgspec
@@ -190,13 +191,19 @@ def test_straight_lines_by_hand() -> None:
     assert [along(falling, x) for x in (1, 6, 100)] == [8.0, 6.0, 4.0]
 
 
-def test_collectives_are_known_by_their_hosts_in_any_order() -> None:
+def test_collectives_are_known_by_their_hosts_and_the_order_that_matters() -> None:
     one = CollectiveTime(how="ring", hosts=("a", "b", "a"), bytes=100.0, seconds=2.0)
     profile = Profile(collectives=(one,))
     assert profile.collective("ring", ("b", "a", "a"), None, 100.0) == (2.0, True)
     assert profile.collective("ring", ("a", "a", "b"), None, 300.0) == (6.0, False)
     assert profile.collective("ring", ("a", "b", "a"), None, 1.0) == (2.0, False)
     assert profile.collective("ring", ("a", "b"), None, 100.0) is None
+    four = {how: CollectiveTime(how=how, hosts=tuple("abcd"), bytes=1.0, seconds=1.0) for how in ("ring", "tree")}
+    other = Profile(collectives=tuple(four.values()))
+    known = {hosts: {how for how in four if other.collective(how, hosts, None, 1.0)} for hosts in permutations("abcd")}
+    around = {way[i:] + way[:i] for way in ("abcd", "dcba") for i in range(4)}
+    assert {"".join(hosts) for hosts, hows in known.items() if "ring" in hows} == around
+    assert [hosts for hosts, hows in known.items() if "tree" in hows] == [tuple("abcd")]
     assert profile.collective("tree", ("a", "b", "a"), None, 100.0) is None
     more = Profile(collectives=(one, CollectiveTime(how="ring", hosts=("b", "a", "a"), bytes=200.0, seconds=3.0)))
     assert more.collective("ring", ("a", "a", "b"), None, 150.0) == (2.5, False)

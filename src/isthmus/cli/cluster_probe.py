@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import os
 import re
+import socket
 import time
 from contextlib import ExitStack
 from datetime import date
@@ -63,10 +65,13 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     with ExitStack() as ends:
         company, remarks = (_emulated if args.emulate else _met)(args, cluster, progress, ends)
         found = _probe(args, cluster, company, progress)
-        reduced = _collectives(args, cluster, found, company, progress) if args.collectives is not None else None
-    missing = [host for host in cluster.hosts if host not in company.addresses]
-    answer = _answer(cluster, found, missing, remarks, output)
-    return answer if reduced is None else _with_collectives(answer, cluster, reduced, remarks, args.collectives)
+        missing = [host for host in cluster.hosts if host not in company.addresses]
+        answer = _answer(cluster, found, missing, remarks, output)
+        if args.collectives is None:
+            return answer
+        progress.phase(f"The links are in {output}")  # and stay there, whatever becomes of the all-reduces
+        reduced = _collectives(args, cluster, found, company, progress)
+    return _with_collectives(answer, cluster, reduced, remarks, args.collectives)
 
 
 def _check_usage(args: argparse.Namespace, cluster: Cluster) -> None:
@@ -105,12 +110,26 @@ def _named_sets(args: argparse.Namespace, cluster: Cluster) -> list[Hosts]:
     return list(found)
 
 
-def _place(args: argparse.Namespace) -> tuple[str, int]:
+def _place(args: argparse.Namespace, cluster: Cluster) -> tuple[str, int]:
     match = _PLACE.fullmatch(args.meet)
     if match is None or not 1 <= int(match["port"]) <= 65535:
         raise UsageError("--meet cannot be read", where=args.parser.prog, found=repr(args.meet[:80]),
                          expected="an address and a port, like 10.0.0.1:29400")  # fmt: skip
-    return match["host"].strip("[]"), int(match["port"])
+    host = match["host"].strip("[]")
+    if _unspecified(host) and cluster.hosts[args.host].address is None:
+        raise UsageError("--meet names no address that others could reach", where=args.parser.prog,
+                         found=repr(args.meet[:80]), expected="an address of the first host of the cluster",
+                         next=f"Or give {args.host} its address in {args.file}")  # fmt: skip
+    return host, int(match["port"])
+
+
+def _unspecified(host: str) -> bool:
+    """Whether this means every address of a machine: `0.0.0.0`, `0`, `::`."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):  # a name
+        return False
+    return ipaddress.ip_address(str(found[0][4][0]).partition("%")[0]).is_unspecified
 
 
 def _token(args: argparse.Namespace) -> bytes:
@@ -138,7 +157,7 @@ def _own_address(cluster: Cluster, host: str) -> str | None:
 
 def _join(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> Answer:
     """Takes part until the leader ends it."""
-    token, place = _token(args), _place(args)
+    token, place = _token(args), _place(args, cluster)
     start = time.monotonic()
     progress.phase(f"{args.host} takes part in the probe that {next(iter(cluster.hosts))} leads at {args.meet}")
     take_part(place, token, args.host, _own_address(cluster, args.host), args.wait)
@@ -148,7 +167,7 @@ def _join(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> Ans
 
 def _met(args: argparse.Namespace, cluster: Cluster, progress: Progress, ends: ExitStack) -> tuple[Company, list[str]]:
     """The hosts that came to the meeting point."""
-    token, place = _token(args), _place(args)
+    token, place = _token(args), _place(args, cluster)
     progress.phase(f"Waiting at {args.meet} for {len(cluster.hosts) - 1} other hosts, {args.wait:g} s at most")
     me = (args.host, _own_address(cluster, args.host) or place[0])
     company = ends.enter_context(meeting(place, token, me, list(cluster.hosts), args.wait, progress.phase))

@@ -95,7 +95,7 @@ class Progress:
         self._phase = text
         if self._live is not None:
             self._live.start()
-            self._live.update(text)
+            self._show(text)
         else:
             print(f"{text} ...", file=self._stream, flush=True)
 
@@ -111,4 +111,11 @@ class Progress:
     def detail(self, text: str) -> None:
         """How the present phase goes on; shown only where the line lives."""
         if self._live is not None:
-            self._live.update(f"{self._phase}: {text}")
+            self._show(f"{self._phase}: {text}")
+
+    def _show(self, text: str) -> None:
+        """As it is: names and what others say may look like markup."""
+        from rich.text import Text
+
+        assert self._live is not None
+        self._live.update(Text(text))

@@ -31,6 +31,7 @@ __all__ = ["Change", "parse_change", "run"]
 _WHERE = "isthmus emulate"
 _MASTER_PORT = 29500  # torch's own default; free on a host that was just made
 _LOOK = 0.5  # seconds between two looks at whether the world is still there
+_KEPT = (sys.executable, "-P", "-m", "isthmus.emulate.kept")  # ends a command with this process, if it is killed
 _LAST_WORDS = 5.0  # seconds for a command to end when told to, and for its last lines to be read
 
 
@@ -122,13 +123,18 @@ def _apply(world: World, change: Change) -> None:
 
 
 class _Commands:
-    """One process for each host; threads pass on what they print, line by line, behind the host's name."""
+    """One process for each host; threads pass on what they print, line by line, behind the host's name.
+
+    Each leads a group of its own. One that has ended is reaped at the very end: until then its number is not another's,
+    and what it left behind can be killed by it.
+    """
 
     def __init__(self, world: World, argv: Sequence[str], out: TextIO) -> None:
         self.codes: dict[str, int] = {}
         self._ended: SimpleQueue[tuple[str, int]] = SimpleQueue()
         self._printing = threading.Lock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._over: dict[str, threading.Event] = {}
         self._world, self._argv, self._out = world, argv, out
         self._width = max(map(len, world.hosts))
         self._hung_up: BrokenPipeError | None = None  # who read our output went away
@@ -156,15 +162,16 @@ class _Commands:
                 self._say(host, f"ended: {_how(status)}", sys.stderr)
 
     def _start(self, host: str, environment: Mapping[str, str]) -> None:
+        shaped = self._world.shaped  # then it is in a namespace, and ends with that
         process = subprocess.Popen(
-            self._world.command(host, self._argv),
-            stdin=subprocess.DEVNULL,
+            self._world.command(host, self._argv if shaped else [*_KEPT, *self._argv]),
+            stdin=subprocess.DEVNULL if shaped else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, **environment},
             start_new_session=True,
         )
-        self._processes[host] = process
+        self._processes[host], self._over[host] = process, threading.Event()
         assert process.stdout is not None and process.stderr is not None
         readers = [
             threading.Thread(target=self._pass_on, args=(host, pipe, stream), daemon=True)
@@ -183,7 +190,10 @@ class _Commands:
                     return
 
     def _watch(self, host: str, process: subprocess.Popen[bytes], readers: Sequence[threading.Thread]) -> None:
-        status = process.wait()
+        how = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert how is not None
+        self._over[host].set()
+        status = how.si_status if how.si_code == os.CLD_EXITED else -how.si_status
         for reader in readers:  # something that it started may hold its pipes for longer
             reader.join(timeout=_LAST_WORDS)
         self._ended.put((host, status))
@@ -193,16 +203,23 @@ class _Commands:
             print(f"{host:{self._width}} | {text}", file=stream, flush=True)
 
     def _end(self) -> None:
-        """Tells those that still run to end, then makes them."""
-        living = [process for process in self._processes.values() if process.poll() is None]
-        for order, patience in ((signal.SIGTERM, _LAST_WORDS), (signal.SIGKILL, None)):
-            for process in living:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, order)
-            deadline = time.monotonic() + (patience or 0.0)
-            for process in living:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=None if patience is None else max(0.0, deadline - time.monotonic()))
+        """Tells those that still run to end, then makes them, with all that they started."""
+        try:
+            for host, process in self._processes.items():
+                if not self._over[host].is_set():
+                    os.killpg(process.pid, signal.SIGTERM)
+            deadline = time.monotonic() + _LAST_WORDS
+            for over in self._over.values():
+                over.wait(timeout=max(0.0, deadline - time.monotonic()))
+        finally:  # also where somebody does not want to wait so long
+            for process in self._processes.values():
+                with contextlib.suppress(PermissionError):  # some systems say so of a group of remains only
+                    os.killpg(process.pid, signal.SIGKILL)
+            for host, process in self._processes.items():
+                self._over[host].wait()
+                process.wait()
+                if process.stdin is not None:
+                    process.stdin.close()
 
 
 def _environment(world: World, rank: int, port: int) -> dict[str, str]:

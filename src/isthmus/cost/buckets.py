@@ -1,7 +1,7 @@
 """Buckets that become equal on their participants, as tasks: when each may start, and who waits for it.
 
 By `factors` every participant redoes the others' part of a micro-batch's product as soon as it has their factors. A
-sync of replicated state whose time was measured is one task of that length, and sends nothing.
+sync of replicated state whose time was measured is played with other bytes than it has (`cost.alone`).
 
 State `sharded-optimizer`: a participant updates its piece of a bucket only. A ring then stops after n - 1 rounds, when
 each has the sum of its piece, if all that the bucket holds is so sharded; however the gradient came, the new weights go
@@ -19,6 +19,7 @@ from isthmus.cost.columns import (
     DUPLICATE,
     FACTORS,
     GATHERED,
+    RING,
     SCATTERED,
     SERVER,
     TREE,
@@ -28,10 +29,10 @@ from isthmus.cost.columns import (
     samples_of,
 )
 from isthmus.cost.emit import GATE, LOADING, REBUILD, SYNCING, TaskList, edge, task
-from isthmus.cost.network import COMPUTE, SYNC, WIDE, Wires, by_way, members_of
+from isthmus.cost.network import COMPUTE, WIDE, Wires, by_way, members_of
 from isthmus.plan.schedule import Runs, Shape, stage_at
 
-__all__ = ["new_weights", "sync"]
+__all__ = ["new_weights", "sync", "sync_alone"]
 
 Ints = npt.NDArray[np.int32]
 
@@ -51,23 +52,16 @@ def sync(
     if how == FACTORS:
         factors(out, wires, shape, runs, syncs, state, b, devices, holders, micro_batches)
         return
-    if syncs.measured[b] >= 0.0:
-        measured_sync(out, wires, shape, runs, syncs, state, b, devices, holders)
-        return
     s = stage_at(shape.first, syncs.block[syncs.first_block[b]])
     sharded = shape.stream[s] == GATHERED
     pieces = micro_batches * shape.slices[shape.replicas[s]] if sharded else 1
-    whole, planned = syncs.bytes[b], syncs.segments[b]
+    whole, planned = syncs.played[b], syncs.segments[b]
     for piece in range(pieces):
         final_tasks(out, shape, runs, syncs, state, b, holders, ready, piece if sharded else -1)
-        if how == SERVER:
-            server(out, wires, devices, ready, done, whole, planned, syncs.root[b], b)
-        elif how == TREE:
-            tree(out, wires, devices, ready, done, whole, planned, b)
-        elif sharded or syncs.layout[b] == SCATTERED:
+        if how == RING and (sharded or syncs.layout[b] == SCATTERED):
             steps_of_ring(out, wires, devices, ready, done, whole / n, planned, n - 1, n - 1, SYNCING, b)
         else:
-            all_reduce(out, wires, devices, ready, done, whole, planned, b)
+            reduce(out, wires, how, devices, ready, done, whole, planned, syncs.root[b], b)
         for i in range(len(devices)):
             edge(out, done[i], state.settled[holders[i]])
             if sharded:
@@ -87,21 +81,28 @@ def room(
 
 
 @compiled
-def measured_sync(
-    out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int, devices: Ints,
-    holders: Ints,
+def reduce(
+    out: TaskList, wires: Wires, how: int, devices: Ints, ready: Ints, done: Ints, whole: float, planned: int,
+    root: int, b: int,
 ) -> None:  # fmt: skip
-    """One task for all of a sync, once all participants are ready; it sends nothing.
+    """All of a bucket becomes the sum, on everybody."""
+    if how == SERVER:
+        server(out, wires, devices, ready, done, whole, planned, root, b)
+    elif how == TREE:
+        tree(out, wires, devices, ready, done, whole, planned, b)
+    else:
+        all_reduce(out, wires, devices, ready, done, whole, planned, b)
 
-    It holds the sync lane of its lowest device, so that the measured syncs of one set of participants take turns.
-    """
-    ready = np.empty(len(devices), np.int32)
-    final_tasks(out, shape, runs, syncs, state, b, holders, ready, -1)
-    lane = SYNC * len(wires.host_of) + devices.min()
-    t = task(out, lane, syncs.measured[b], 0.0, -1, SYNCING, b, 0)
+
+@compiled
+def sync_alone(
+    out: TaskList, wires: Wires, how: int, devices: Ints, whole: float, planned: int, root: int
+) -> None:  # fmt: skip
+    """A sync of a bucket and nothing else; all participants are ready."""
+    ready, done = np.empty(len(devices), np.int32), np.empty(len(devices), np.int32)
     for i in range(len(devices)):
-        edge(out, ready[i], t)
-        edge(out, t, state.settled[holders[i]])
+        ready[i] = task(out, -1, 0.0, 0.0, -1, GATE, 0, 0)
+    reduce(out, wires, how, devices, ready, done, whole, planned, root, 0)
 
 
 @compiled

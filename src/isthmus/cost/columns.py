@@ -65,7 +65,7 @@ class Syncs(NamedTuple):
     holder: Ints  # first device of its replica: that computes the gradients
     first_block: Ints  # [syncs + 1] blocks that hold its parameters
     block: Ints
-    measured: Floats  # seconds of the whole sync, as measured; below 0: its messages are played
+    played: Floats  # bytes that its messages are played with: other than `bytes` where its time was measured
     factor_bytes: Floats  # per sample: inputs and output gradients (factors only)
     rebuild_flops: Floats  # per sample: the weight gradient's product (factors only)
     rebuild_rate: Floats  # [replicas] FLOP/s

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.cluster.spec import Cluster
+from isthmus.cost.alone import played_bytes
 from isthmus.cost.columns import (
     DUPLICATE,
     FACTORS,
@@ -50,7 +51,6 @@ Floats = npt.NDArray[np.float64]
 HOST_ADAM = 0.26e9  # parameters a second that one host core updates (4.2e9 on 16 threads, measured, fp32 AdamW)
 _HOW = {"ring": RING, "sparse": RING, "tree": TREE, "server": SERVER, "factors": FACTORS, "duplicate": DUPLICATE}
 _MEASURED_AS = {"ring": "ring", "sparse": "ring", "tree": "tree", "server": "server"}  # what profiles call them
-_PLAYED = (-1.0, ESTIMATED)  # a sync that is not measured
 _SPILL = {"none": 0, "optimizer": 1, "all": 2}
 
 
@@ -276,7 +276,7 @@ def _syncs(
     sharded = any(stage.state == "sharded-optimizer" for stage in pipeline.stages)
     rooms, lines = defaultdict[int, float](float), _Lines(pipeline, table, fabric)
     profile = table.profile if table.profile is not None and table.profile.collectives else None
-    times: list[tuple[float, int]] = []
+    played: list[tuple[float, int]] = []
     all_rings: list[int] = []
     numbers: dict[tuple[str, ...], list[int]] = {}
     how, layout, size, segments, root, first, device, holder = [], [], [], [], [], [0], [], []
@@ -306,8 +306,10 @@ def _syncs(
             first.append(len(device))
             block.extend(bucket.blocks)
             first_block.append(len(block))
-            if profile is not None:
-                times.append(_measured(known, fabric, sync, device[first[-2] :], size[-1]) if known else _PLAYED)
+            if known is not None:
+                played.append(_measured(known, fabric, sync, device[first[-2] :], root[-1], size[-1]))
+            elif profile is not None:
+                played.append((size[-1], ESTIMATED))
             factor.append(bucket.factor_bytes)
             flops.append(bucket.rebuild_flops - bucket.rebuild_split * (1.0 - 1.0 / rings))
         if sync.how == "factors":
@@ -315,24 +317,29 @@ def _syncs(
         elif sync.how == "server" and root[-1] not in leads:
             rooms[root[-1]] += rings * size[-1]  # where it adds up
     i, f = np.int32, np.float64
-    seconds, sources = np.full(len(how), _PLAYED[0]), np.full(len(how), _PLAYED[1], i)
-    if times:
-        seconds[:], sources[:] = zip(*times, strict=True)
+    sent, sources = np.array(size, f), np.full(len(how), ESTIMATED, i)
+    if played:
+        sent[:], sources[:] = zip(*played, strict=True)
     flat = Syncs(
         np.array(how, i), np.array(layout or [WHOLE] * len(how), i), np.array(size, f), np.array(segments, i),
         np.array(root, i), np.array(first, i), np.array(device, i), np.array(holder, i), np.array(first_block, i),
-        np.array(block, i), seconds, np.array(factor, f), np.array(flops, f), rebuild,
+        np.array(block, i), sent, np.array(factor, f), np.array(flops, f), rebuild,
     )  # fmt: skip
     lines.add_to(rooms)
     return flat, tuple(all_rings), rooms, sources
 
 
-def _measured(profile: Profile, fabric: Fabric, sync: Sync, devices: Sequence[int], size: float) -> tuple[float, int]:
-    """Seconds of a sync of `size` bytes, as the profile has them, and where they come from."""
+def _measured(
+    profile: Profile, fabric: Fabric, sync: Sync, devices: Sequence[int], root: int, size: float
+) -> tuple[float, int]:
+    """The bytes with which a sync of `size` bytes is played, as the profile has its seconds; where these come from."""
     hosts = [fabric.hosts[fabric.wires.host_of[device]] for device in devices]
-    root = fabric.hosts[fabric.wires.host_of[fabric.number[sync.root]]] if sync.root is not None else None
-    found = profile.collective(_MEASURED_AS.get(sync.how, ""), hosts, root, size)
-    return _PLAYED if found is None else (found[0], MEASURED if found[1] else INTERPOLATED)
+    server = fabric.hosts[fabric.wires.host_of[root]] if root >= 0 else None
+    found = profile.collective(_MEASURED_AS.get(sync.how, ""), hosts, server, size)
+    if found is None:
+        return size, ESTIMATED
+    played = played_bytes(fabric, _HOW[sync.how], devices, root, sync.segments, size, found[0])
+    return played, MEASURED if found[1] else INTERPOLATED
 
 
 def _replicated(pipeline: Pipeline, table: ModelTable, bucket: Bucket) -> bool:

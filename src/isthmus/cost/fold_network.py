@@ -79,7 +79,7 @@ def folded_fabric(
         copy[host_of], 1.0, 1.0, 0,
     )  # fmt: skip
     number = {name: i for i, name in enumerate(devices)}
-    return Fabric(devices, number, tuple(names), cluster.regions, wires, network, _names(names, devices, cluster))
+    return Fabric(devices, number, tuple(names), cluster.regions, wires, network, _names(names, devices, cluster), {})
 
 
 def with_copies(net: Fabric, kept: int, copies: int, senders: npt.ArrayLike, rounds: int) -> Fabric:

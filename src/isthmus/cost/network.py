@@ -131,6 +131,7 @@ class Fabric(NamedTuple):
     wires: Wires
     network: Network
     resources: tuple[str, ...]  # what each resource is, for people
+    remembered: dict[tuple[object, ...], float]  # bytes with which measured syncs are played (`cost.alone`)
 
     @property
     def lanes(self) -> int:
@@ -274,7 +275,7 @@ def fabric(
     ways, copy_of = np.empty((0, 0, 0), np.int32), np.zeros(len(devices), np.int32)
     wires = Wires(route_of, hops, network.latency, rate, bus, host_of, region_of, overheads, ways, copy_of, 1.0, 1.0, 0)
     number = {name: i for i, name in enumerate(devices)}
-    return Fabric(devices, number, hosts, regions, wires, network, tuple(table.names))
+    return Fabric(devices, number, hosts, regions, wires, network, tuple(table.names), {})
 
 
 def device_overheads(kinds: Sequence[str], costs: Mapping[str, DeviceCosts]) -> Floats:

@@ -76,7 +76,7 @@ def _played(pipeline: Pipeline, flat: Flat, fabric: Fabric) -> Iterator[str]:
         blocks = rows.block[rows.first_block[row] : rows.first_block[row + 1]]
         states = {pipeline.stages[bisect(flat.shape.first, block) - 1].state for block in blocks}
         devices = rows.device[rows.first[row] : rows.first[row + 1]]
-        hosts = sorted(fabric.hosts[fabric.wires.host_of[device]] for device in devices)
+        hosts = [fabric.hosts[fabric.wires.host_of[device]] for device in devices]
         if how == "factors":
             yield "factors are not measured"
         elif states != {"replicated"}:

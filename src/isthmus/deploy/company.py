@@ -18,12 +18,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from queue import Empty, SimpleQueue
 
 from isthmus.deploy.prober import MEETING, End, Hello, Order, Refused, Told, Welcome, join, obey, server_at
-from isthmus.deploy.sealed import PATIENCE, Sealed, greet
+from isthmus.deploy.sealed import PATIENCE, Sealed, arrivals, greet
 from isthmus.errors import RunError
 
 __all__ = ["Company", "meeting", "started", "take_part"]
 
-_PROVING = 32  # connections that may be proving themselves at the same time
 _AGAIN = 0.2  # seconds between two tries to reach the meeting point
 _LAST_WORDS = 5.0  # seconds for a prober to end by itself
 
@@ -147,7 +146,7 @@ def meeting(
         threading.Thread(target=_take_part_here, args=(there, token, me), daemon=True).start()
         company.welcome(greet(here, token, MEETING), [me[0]])
         with _server(place) as server:
-            for came in _came(server, token, time.monotonic() + wait):
+            for came in arrivals(server, token, MEETING, time.monotonic() + wait):
                 listen(_let_in(company, came, hosts, sockets))
                 if len(company.addresses) == len(hosts):
                     break
@@ -183,50 +182,42 @@ def _let_in(company: Company, came: Sealed | OSError, hosts: Collection[str], so
     return f"{host} is here: {len(company.addresses)} of {len(hosts)} hosts"
 
 
-def _came(server: socket.socket, token: bytes, end: float) -> Iterator[Sealed | OSError]:
-    """Those who know the token, and why others do not get in; whoever proves it slowly keeps nobody waiting."""
-    proved: SimpleQueue[Sealed | OSError] = SimpleQueue()
-    proving = threading.BoundedSemaphore(_PROVING)
-
-    def prove(connection: socket.socket) -> None:
-        try:
-            proved.put(greet(connection, token, MEETING))
-        except OSError as problem:
-            connection.close()
-            proved.put(problem)
-        finally:
-            proving.release()
-
-    server.settimeout(0.1)
-    while time.monotonic() < end:
-        with contextlib.suppress(TimeoutError, ConnectionError):
-            connection, _ = server.accept()
-            if proving.acquire(blocking=False):
-                threading.Thread(target=prove, args=(connection,), daemon=True).start()
-            else:
-                connection.close()
-        with contextlib.suppress(Empty):
-            yield proved.get_nowait()
-
-
 def take_part(place: tuple[str, int], token: bytes, host: str, address: str | None, wait: float) -> None:
-    """Goes to the meeting point and obeys until the end; RunError where that cannot be."""
-    where = f"{place[0]}:{place[1]}"
-    with _reached(place, address, wait) as connection:
-        own = address or str(connection.getsockname()[0])
+    """Goes to the meeting point and obeys until the end; RunError where that cannot be.
+
+    A meeting point that is not there yet, or has its hands full with strangers, is tried again within `wait` seconds.
+    """
+    where, end = f"{place[0]}:{place[1]}", time.monotonic() + wait
+    with contextlib.ExitStack() as sockets:
+        line, own = _joined(place, token, host, address, end, sockets)
         try:
-            line = join(connection, token, host, own)
             whole = obey(line, token, own)
-        except PermissionError as problem:
-            raise RunError(f"the meeting point refuses: {problem}", where=where) from None
         except OSError as problem:
             raise RunError(f"the meeting point does not answer as one: {problem}", where=where) from None
     if not whole:
         raise RunError("the meeting point went away before the end", where=where, next="See what it says there")
 
 
-def _reached(place: tuple[str, int], address: str | None, wait: float) -> socket.socket:
-    end = time.monotonic() + wait
+def _joined(
+    place: tuple[str, int], token: bytes, host: str, address: str | None, end: float, sockets: contextlib.ExitStack
+) -> tuple[Sealed, str]:
+    """The connection with the leader, and the address that this host has there."""
+    where = f"{place[0]}:{place[1]}"
+    while True:
+        connection = sockets.enter_context(_reached(place, address, end))
+        own = address or str(connection.getsockname()[0])
+        try:
+            return join(connection, token, host, own), own
+        except PermissionError as problem:
+            raise RunError(f"the meeting point refuses: {problem}", where=where) from None
+        except OSError as problem:
+            connection.close()
+            if time.monotonic() + _AGAIN >= end:
+                raise RunError(f"the meeting point does not answer as one: {problem}", where=where) from None
+        time.sleep(_AGAIN)
+
+
+def _reached(place: tuple[str, int], address: str | None, end: float) -> socket.socket:
     while True:
         try:
             return socket.create_connection(place, timeout=PATIENCE, source_address=(address, 0) if address else None)

@@ -64,7 +64,7 @@ class Running(Protocol):
         """Nothing is left running, and no file."""
 
     def next(self, timeout: float | None = None) -> Notice | None:
-        """The next that there is to know; None if nothing came in `timeout` seconds."""
+        """The next that there is to know; None if nothing came in `timeout` seconds; RunError if all is gone."""
 
     def command(self, worker: str, number: int) -> None:
         """Tells a worker to STOP; one that is gone does not hear it."""

@@ -8,6 +8,7 @@ session of its own, so that Ctrl-C reaches the parent alone; its standard input 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -31,6 +32,7 @@ from isthmus.runtime.protocol import Clock, Command, Event, Hello, Order, Place,
 __all__ = ["LocalEngine", "Setting"]
 
 _LAST_LINES = 20
+_LOOK = 1.0  # seconds between two looks at where silent workers run
 _LAST_WORDS = 1.0  # seconds to read what an ended worker has told and printed
 _COMMAND = (sys.executable, "-P", "-m", "isthmus.runtime.serve")  # -P: no file of the working directory hides a module
 
@@ -51,6 +53,9 @@ class Setting(Protocol):
     def describe(self) -> str:
         """Where they run, for people: what follows `2 devices of the plan,`."""
 
+    def check(self) -> None:
+        """RunError if it is not there any more: workers that wait for each other would not notice."""
+
 
 class LocalEngine:
     """Workers as processes of this machine, whatever devices the plan has."""
@@ -63,7 +68,8 @@ class LocalEngine:
         """A process for each."""
         folder = Path(tempfile.mkdtemp(prefix="isthmus-"))  # mode 0700
         places = [self._place(device, number, len(orders), folder) for number, device in enumerate(orders)]
-        return _Processes(folder, orders, dict(zip(orders, places, strict=True)), self._command)
+        check = self._setting.check if self._setting is not None else lambda: None
+        return _Processes(folder, orders, dict(zip(orders, places, strict=True)), self._command, check)
 
     def describe(self, workers: int) -> str:
         """Where they run."""
@@ -103,10 +109,11 @@ class _Processes:
         orders: Mapping[str, Order],
         places: Mapping[str, Place],
         command: Callable[[str], Sequence[str]],
+        check: Callable[[], None],
     ) -> None:
-        """`folder` goes with them."""
+        """`folder` goes with them; `check` raises if where they run has gone."""
         self._notices: SimpleQueue[Notice] = SimpleQueue()
-        self._folder = folder
+        self._folder, self._check = folder, check
         self._workers: dict[str, _Process] = {}
         try:
             for device, order in orders.items():
@@ -126,10 +133,13 @@ class _Processes:
 
     def next(self, timeout: float | None = None) -> Notice | None:
         """The next notice."""
-        try:
-            return self._notices.get(timeout=timeout)
-        except Empty:
-            return None
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            with contextlib.suppress(Empty):
+                return self._notices.get(timeout=max(0.0, min(_LOOK, end - time.monotonic())))
+            self._check()
+            if time.monotonic() >= end:
+                return None
 
     def command(self, worker: str, number: int) -> None:
         """Passes a command on."""

@@ -14,7 +14,19 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from isthmus.cluster.spec import TCP_PAYLOAD, Cluster
-from isthmus.deploy.prober import LONGEST, ROUND_TRIPS, Failed, Listen, Listening, Measure, Measured, Order, Told
+from isthmus.deploy.prober import (
+    LONGEST,
+    ROUND_TRIPS,
+    Clock,
+    Failed,
+    Listen,
+    Listening,
+    Measure,
+    Measured,
+    Order,
+    Read,
+    Told,
+)
 from isthmus.units import BytesPerSecond, Seconds
 
 __all__ = [
@@ -32,7 +44,8 @@ __all__ = [
 ]
 
 _WELL_BELOW = 0.8  # flows that reach less than this part of what each reaches alone share something
-_DEADLINE = 600.0  # seconds for a round; longer than any prober takes to give up
+_BEYOND = 60.0  # seconds that a round may take longer than expected
+_SIGN_OF_LIFE = 10.0  # seconds in which whoever is not frozen says what its clock is at
 
 Pair = tuple[str, str]
 Round = tuple[Pair, ...]
@@ -93,7 +106,7 @@ class Found:
     pairs: Mapping[Pair, PairFound]
     failed: Mapping[Pair, str]
     lost: tuple[str, ...]
-    trunks: Mapping[Pair, Shared]  # by two regions
+    trunks: Mapping[Pair, Shared]  # by two regions, in the cluster's order
     nics: Mapping[str, Shared]
     seconds: float
 
@@ -162,7 +175,7 @@ def probe(
     `listen` hears of every round: what it is for, how many of these are done and how many there are, its pairs.
     """
     start = time.monotonic()
-    run = _Run(probers, settings.seconds)
+    run = _Run(cluster, probers, settings.seconds)
     results: dict[Pair, PairFound | str] = {}
     for done, pairs in enumerate(schedule):
         listen("pairs", done, len(schedule), pairs)
@@ -188,9 +201,11 @@ def probe(
 
 
 def _trunks(cluster: Cluster, alone: Collection[Pair]) -> dict[Pair, Round]:
-    """For each two regions, pairs between them that share no host, if there are two or more."""
+    """For each two regions, in the cluster's order, pairs from one to the other that share no host, if two or more."""
     groups: dict[Pair, list[Pair]] = {}
-    for a, b in alone:
+    place = {region: number for number, region in enumerate(cluster.regions)}
+    for pair in alone:
+        a, b = sorted(pair, key=lambda host: place[cluster.hosts[host].region])
         group = groups.setdefault((cluster.hosts[a].region, cluster.hosts[b].region), [])
         if not {a, b} & {host for pair in group for host in pair}:
             group.append((a, b))
@@ -216,8 +231,8 @@ def _nics(cluster: Cluster, alone: Collection[Pair]) -> dict[str, Round]:
 class _Run:
     """The probe while it goes on."""
 
-    def __init__(self, probers: Probers, seconds: float) -> None:
-        self._probers, self._seconds = probers, seconds
+    def __init__(self, cluster: Cluster, probers: Probers, seconds: float) -> None:
+        self._cluster, self._probers, self._seconds = cluster, probers, seconds
         self._numbers = itertools.count(1)
         self.lost: dict[str, None] = {}
 
@@ -233,14 +248,19 @@ class _Run:
             number = next(self._numbers)
             waiting[number] = pair
             self._probers.tell(pair[1], Listen(pair=number))
-        end = time.monotonic() + _DEADLINE
+        expected = expected_seconds(self._cluster, [pairs], ProbeSettings(seconds=seconds, pings=pings))
+        end = time.monotonic() + expected + _BEYOND
         while waiting:
             host, told = self._probers.next(end - time.monotonic()) or ("", None)
             match told:
+                case None if host:
+                    over = [number for number, pair in waiting.items() if host in pair]
+                    results |= {waiting.pop(number): f"{host} is gone" for number in over}
+                    self.lost[host] = None
                 case None:
-                    over = [number for number, pair in waiting.items() if host in pair or not host]
-                    results |= {waiting.pop(number): f"{host} is gone" if host else "no answer came" for number in over}
-                    self.lost |= {host: None} if host else {}
+                    self._lose_frozen({host for pair in waiting.values() for host in pair})
+                    results |= dict.fromkeys(waiting.values(), "no answer came")
+                    break
                 case Listening(pair=number, port=port) if number in waiting:
                     a, b = waiting[number]
                     address = self._probers.addresses[b]
@@ -253,6 +273,20 @@ class _Run:
                 case _:
                     pass  # of a pair that is over: the other end of one that failed
         return results
+
+    def _lose_frozen(self, asked: set[str]) -> None:
+        """Those of the hosts that do not even say what their clock is at, which takes no measuring, are lost."""
+        number = next(self._numbers)
+        for host in asked:
+            self._probers.tell(host, Clock(number=number))
+        end = time.monotonic() + _SIGN_OF_LIFE
+        while asked and (heard := self._probers.next(end - time.monotonic())) is not None:
+            host, told = heard
+            if told is None:
+                self.lost[host] = None
+            elif isinstance(told, Read) and told.number == number:
+                asked.discard(host)
+        self.lost |= dict.fromkeys(sorted(asked))
 
     def sharing(self, pairs: Round, alone: Mapping[Pair, PairFound]) -> Shared | None:
         """The pairs at the same time, all sending equally long; None where one fails."""

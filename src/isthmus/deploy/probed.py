@@ -49,7 +49,7 @@ def _between_regions(cluster: Cluster, found: Found, regions: Pair) -> Iterator[
     pairs = _pairs(cluster, regions)
     measured = {pair: found.pairs[pair] for pair in pairs if pair in found.pairs}
     every = bool(pairs) and len(measured) == len(pairs)
-    trunk = _trunk(whole, found.trunks.get(regions) or found.trunks.get(regions[::-1]), measured)
+    trunk = _trunk(whole, found.trunks.get(regions), measured)
     one = every and _agree(list(measured.values()))
     if every and (one or trunk is not None):
         middle = list(measured.values())

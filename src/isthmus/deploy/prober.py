@@ -31,7 +31,7 @@ from typing import Annotated
 import msgspec
 
 from isthmus.deploy.partaking import Participants, Said, ToDo
-from isthmus.deploy.sealed import PATIENCE, Message, Sealed, enter, greet
+from isthmus.deploy.sealed import PATIENCE, Message, Sealed, arrivals, enter
 
 __all__ = [
     "LONGEST",
@@ -258,17 +258,11 @@ def _answer(order: Listen, line: Sealed, token: bytes, address: str) -> None:
 
 def _accepted(server: socket.socket, token: bytes, purpose: str) -> Sealed:
     """The first who knows the token, and comes for this pair."""
-    end = time.monotonic() + PATIENCE
-    while True:
-        server.settimeout(max(0.001, end - time.monotonic()))
-        connection, _ = server.accept()
-        try:
-            peer = greet(connection, token, purpose)
-        except OSError:
-            connection.close()
-            continue
-        _prepare(connection)
-        return peer
+    for peer in arrivals(server, token, purpose, time.monotonic() + PATIENCE):
+        if isinstance(peer, Sealed):
+            _prepare(peer.socket)
+            return peer
+    raise TimeoutError
 
 
 def _measured(order: Measure, token: bytes, address: str) -> Measured:

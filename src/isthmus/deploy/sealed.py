@@ -5,11 +5,12 @@ fresh random numbers:
 
     server ─▶ client    s
     client ─▶ server    c, HMAC(token, "client" purpose s c)
-    server ─▶ client    HMAC(token, "server" purpose s c), or why it refuses
+    server ─▶ client    HMAC(token, "server" purpose s c), or null: it refuses
 
 After that every line carries HMAC(key of its direction, its number, its text), the keys made from token, s and c:
 whoever is on the way can read a line, but neither make one nor replay, reorder or move it. Lines have a bounded length,
-and nothing is waited for longer than said. All that goes wrong is an OSError.
+and nothing is waited for longer than said. All that goes wrong is an OSError; before its proof none has a word of the
+other end in it. Whether the other end is still there is asked in silence too (TCP's keepalive).
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
 
-__all__ = ["PATIENCE", "Message", "Sealed", "enter", "greet"]
+__all__ = ["PATIENCE", "Message", "Sealed", "arrivals", "enter", "greet"]
 
 PATIENCE = 10.0  # seconds to wait for the other end's next bytes
 _LONGEST = 16_384  # bytes of a line
 _NONCE = 32  # bytes
+_PROVING = 32  # connections that may be proving themselves at the same time
+_ACCEPTING = 0.1  # seconds between two looks at whether anybody is still waited for
+_SILENCE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}  # seconds, seconds, questions without answer
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="is", tag=str.lower):
@@ -46,8 +52,7 @@ class _Proof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class _Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    proof: str | None = None
-    refused: str | None = None
+    proof: str | None
 
 
 class _Lines:
@@ -55,6 +60,7 @@ class _Lines:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(PATIENCE)
+        _keep_asking(connection)
         self.socket = connection
         self.rest = bytearray()
 
@@ -89,11 +95,18 @@ class _Lines:
         return _decoded(line, kind)
 
 
+def _keep_asking(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _SILENCE.items():
+        if connection.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
 def _decoded(line: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(line, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-        raise ConnectionError(f"a line cannot be understood: {problem}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):  # which quote the line
+        raise ConnectionError("a line cannot be understood") from None
 
 
 class Sealed:
@@ -146,10 +159,53 @@ def greet(connection: socket.socket, token: bytes, purpose: str) -> Sealed:
     lines.write(_Challenge(server=server))
     answer = lines.expect(_Proof)
     if not _same(answer.proof, _proof(token, "client", purpose, server, answer.client)):
-        lines.write(_Verdict(refused="the token is not the one that is known here"))
+        lines.write(_Verdict(proof=None))
         raise PermissionError("it does not know the token")
     lines.write(_Verdict(proof=_proof(token, "server", purpose, server, answer.client)))
     return _sealed(lines, token, purpose, server, answer.client, ("to client", "to server"))
+
+
+def arrivals(server: socket.socket, token: bytes, purpose: str, end: float) -> Iterator[Sealed | OSError]:
+    """Those who come before `end` and know the token, and why others do not get in.
+
+    Whoever proves it slowly keeps nobody waiting; too many of them at once are sent away.
+    """
+    proved: SimpleQueue[Sealed | OSError] = SimpleQueue()
+    proving, over = threading.BoundedSemaphore(_PROVING), threading.Event()
+
+    def prove(connection: socket.socket) -> None:
+        try:
+            proved.put(greet(connection, token, purpose))
+        except OSError as problem:
+            connection.close()
+            proved.put(problem)
+        finally:
+            proving.release()
+
+    def accept() -> None:
+        while not over.is_set():
+            try:
+                connection, _ = server.accept()
+            except TimeoutError:
+                continue
+            except OSError:  # it has gone again; too many files are open; it is over
+                over.wait(_ACCEPTING)
+                continue
+            if proving.acquire(blocking=False):
+                threading.Thread(target=prove, args=(connection,), daemon=True).start()
+            else:
+                connection.close()
+
+    server.settimeout(_ACCEPTING)
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        while (left := end - time.monotonic()) > 0:
+            with contextlib.suppress(Empty):
+                yield proved.get(timeout=left)
+    finally:
+        over.set()
+        with contextlib.suppress(OSError):  # not every system has that for a server
+            server.shutdown(socket.SHUT_RDWR)  # at once, also where the thread above waits on it
 
 
 def enter(connection: socket.socket, token: bytes, purpose: str) -> Sealed:
@@ -158,9 +214,9 @@ def enter(connection: socket.socket, token: bytes, purpose: str) -> Sealed:
     server, client = lines.expect(_Challenge).server, secrets.token_hex(_NONCE)
     lines.write(_Proof(client=client, proof=_proof(token, "client", purpose, server, client)))
     verdict = lines.expect(_Verdict)
-    if verdict.refused is not None:
-        raise PermissionError(verdict.refused)
-    if not _same(verdict.proof or "", _proof(token, "server", purpose, server, client)):
+    if verdict.proof is None:
+        raise PermissionError("the token is not the one that is known there")
+    if not _same(verdict.proof, _proof(token, "server", purpose, server, client)):
         raise PermissionError("the other end does not know the token")
     return _sealed(lines, token, purpose, server, client, ("to server", "to client"))
 

@@ -55,6 +55,10 @@ class Emulation:
         """How many times slower than a core of this machine a device computes."""
         return self._paces[self._cluster.devices[device].kind]
 
+    def check(self) -> None:
+        """RunError if the world was broken from outside; then it is removed."""
+        self.world.check()
+
     def describe(self) -> str:
         """How and where devices run, for people: what becomes of `2 devices of the plan`."""
         slowest, fastest = max(self._paces.values()), min(self._paces.values())

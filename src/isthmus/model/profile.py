@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -70,7 +70,8 @@ class BlockTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class CollectiveTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What one all-reduce of so many bytes took, from the moment when all participants were ready.
 
-    `hosts` has one entry for each participant, in any order. `root` (server only) is the host of the server.
+    `hosts` has one entry for each participant: of a ring in its order, wherever that begins and whichever way it goes;
+    of a tree in the order of its participants; of a server in any. `root` (server only) is the host of the server.
     """
 
     how: Collective
@@ -147,7 +148,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
         From one point: in proportion to the bytes above it, constant below it; from more as in `along`.
         """
-        points = self._collective_points.get(_among(how, hosts, root))
+        points = self._collective_points.get(_among(how, tuple(hosts), root))
         if points is None:
             return None
         exact = any(x == size for x, _ in points)
@@ -156,8 +157,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return along(points, size), exact
 
 
-def _among(how: str, hosts: Iterable[str], root: str | None) -> tuple[str, tuple[str, ...], str | None]:
-    return how, tuple(sorted(hosts)), root
+@lru_cache(maxsize=4096)
+def _among(how: str, hosts: tuple[str, ...], root: str | None) -> tuple[str, tuple[str, ...], str | None]:
+    """What is equal for collectives that are: of all ways to write the same ring, the first in order."""
+    if how == "ring":
+        ways = [way[i:] + way[:i] for way in (hosts, hosts[::-1]) for i in range(len(hosts))]
+        return how, min(ways, default=()), root
+    return how, hosts if how == "tree" else tuple(sorted(hosts)), root
 
 
 def along(points: Points, x: float) -> float:
