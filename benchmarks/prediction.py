@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import _worlds as worlds
 import msgspec
 import numpy as np
-from _results import ROOT, Claim, at_least, at_most, finish, options
+from _results import ROOT, Claim, at_least, at_most, finish, options, skip
 from _worlds import Constants
 
 from isthmus.cost.calibrate import fit_constants
+from isthmus.emulate.world import unable
 from isthmus.model.profile import Profile
 
 CASES = ROOT / "benchmarks" / "cases" / "prediction.yaml"
@@ -45,6 +46,8 @@ class Run(NamedTuple):
 def main() -> int:
     """Measures, fits, judges."""
     given = options("prediction", __doc__, again=True)
+    if not given.again and (lacks := unable()) is not None:
+        return skip(given, lacks)
     cases = worlds.load_cases(CASES)
     assert not {str(case) for case in cases["calibration"]} & {str(case) for case in cases["evaluation"]}
     if given.quick:
