@@ -112,7 +112,8 @@ class _Search:
         if programme is None:
             return
         first = self.seconds / 2 if self.finish is None else _LEAST_SECONDS
-        solution = solve(programme, max(first, self.left() / 2))  # the other half is for what comes after
+        limit = max(first, self.left() / 2) if self.seconds < np.inf else np.inf  # half is for what comes after
+        solution = solve(programme, limit)
         self.stopped |= solution.stopped
         count, step = len(offers.offers), self.best.price.step_seconds
         tried = [_ways_of(programme, solution.chosen), _ways_of(programme, greedy(programme))]
