@@ -82,6 +82,8 @@ class Arranger:
         width = table.width * (problem.kept or 1.0)
         self._weights = np.asarray(table.sums.elements) * width
         self._passed = _passed(problem)
+        ends = {0, len(problem.graph.blocks) - 1}
+        self._tied = width * sum(count for users, count in table.tied if ends <= set(users))
         self.borders = _borders(problem, self._passed)
         self._known: dict[tuple[object, ...], _Tables] = {}
         self._flights: dict[tuple[object, ...], Shorts] = {}
@@ -130,6 +132,9 @@ class Arranger:
             i, a = after, b
         period = max(busiest, around / min(depth + ahead, micro_batches))
         seconds = around + (micro_batches - 1) * period + synced
+        if depth > 1 and self._tied:  # what the first block and the last share is synced at the very end
+            per_byte, waits = self.ring(tuple(group[0] for group in (*stages[0], *stages[-1])))
+            seconds += self._tied * per_byte + waits
         return Arranged(tuple(stages), tuple(firsts), tuple(again), float(seconds))
 
     def recut(

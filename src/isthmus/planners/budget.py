@@ -31,7 +31,7 @@ class Search:
         self.played = 0  # messages of the present scheme's plans
         self.best: Candidate | None = None  # of the present planner's plans
         self.interrupted = False
-        self.cut_short = False  # some schemes were not searched to their end
+        self.cut_short = False  # some part of the search was ended by its part of the budget
 
     def ended(self, find: Callable[[], Candidate | None]) -> Candidate | None:
         """What is found; where somebody interrupts it (Ctrl-C), the best so far."""
@@ -79,6 +79,7 @@ class Search:
         try:
             yield
         finally:
+            self.cut_short |= self.spent()
             self.seconds, self.calls = before
 
     def tell(self, what: str) -> None:

@@ -129,14 +129,14 @@ def improve(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Cand
 
 
 def _first(pool: _Pool, units: tuple[Unit, ...]) -> None:
-    """Prices the usual ways to form lanes, and pipelines of everything."""
+    """Prices pipelines of everything, and the usual ways to form lanes."""
+    _one_lane(pool, units)
     for settings in first_settings(pool.problem, units) if units else ():
         if pool.search.spent():
             return
         for setting, layout in pool.completed(settings)[:_FIRST]:
             pool.price(setting, units, layout)
             pool.search.tell("lanes")
-    _one_lane(pool, units)
 
 
 def one_lane(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate]) -> Candidate | None:

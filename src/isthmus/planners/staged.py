@@ -217,7 +217,7 @@ def cut_times(
     own = [update if way.state == "replicated" else 0.0 for way, (_, update) in zip(ways, parts.ends, strict=True)]
     bare = parts if rings else parts._replace(ends=[(Ring(0.0, 0.0), update) for update in own])
     least = _seconds(bare, staged, ways)
-    return least, max(least, _about(parts, staged))
+    return least, max(least, _about(parts, staged) + _tied_ends(problem, staged))
 
 
 class _Parts(NamedTuple):

@@ -24,6 +24,7 @@ Groups = tuple[tuple[str, ...], ...]
 MOST_UNITS = 24
 _ALL_ORDERS = 3  # regions: of more, only chains along the best links
 _MOST_ORDERS = 8
+_RETURNING = 3  # of them, that are also tried coming back to where they began
 
 
 class Unit(NamedTuple):
@@ -99,7 +100,24 @@ def orders(problem: Problem, units: Sequence[Unit]) -> list[tuple[Unit, ...]]:
         for shift in range(3)
         for turn, chain in enumerate(chains)
     )
-    return list(found)[:_MOST_ORDERS]
+    first = list(found)[:_MOST_ORDERS]
+    return list(dict.fromkeys((*first, *_returning(first, len(regions)))))
+
+
+def _returning(found: Sequence[tuple[Unit, ...]], regions: int) -> Iterator[tuple[Unit, ...]]:
+    """Orders that come back to the first region, at the end or after the next one.
+
+    Weights that the first block and the last share are then synced inside a region, and places in between can be kept.
+    """
+    for order in found[:_RETURNING] if regions > 1 else ():
+        home = [unit for unit in order if unit.region == order[0].region]
+        away = [unit for unit in order if unit.region != order[0].region]
+        if len(home) > 1:
+            half = (len(home) + 1) // 2
+            next_one = [unit for unit in away if unit.region == away[0].region]
+            others = [unit for unit in away if unit.region != away[0].region]
+            yield (*home[:half], *away, *home[half:])
+            yield (*home[:half], *next_one, *home[half:], *others)
 
 
 def _chains(problem: Problem, regions: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
