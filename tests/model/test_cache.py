@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -65,7 +66,7 @@ def test_keys_are_equal_only_for_equal_parts(left: list[bytes], right: list[byte
 
 
 def test_versions_name_what_is_absent_too() -> None:
-    assert cache.versions("torch", "no-such-package").endswith(f"torch {torch.__version__} no-such-package absent")
+    assert cache.versions("torch", "no-such-package").endswith(f"torch {version('torch')} no-such-package absent")
 
 
 T = TypeVar("T")
