@@ -32,9 +32,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from isthmus.cost.simulate import Price
-from isthmus.errors import PlanError
 from isthmus.plan.types import How, Plan
-from isthmus.plan.validate import check
+from isthmus.planners.budget import sound
 from isthmus.planners.pieces import make_syncs
 from isthmus.planners.problem import Bools, Candidate, Problem
 from isthmus.planners.sync_loads import Programme, make_programme
@@ -125,7 +124,7 @@ class _Search:
     def price(self, offers: Offers, programme: Programme, ways: list[str]) -> bool:
         """Whether these ways are better than the best so far, and so become it."""
         candidate = self.problem.price(offers.planned(ways))
-        better = _rank(candidate) < _rank(self.best) and _sound(self.problem, candidate.plan)
+        better = _rank(candidate) < _rank(self.best) and sound(self.problem, candidate.plan)
         if better:
             self.best, self.offers, self.programme, self.ways = candidate, offers, programme, ways
         return better
@@ -171,15 +170,6 @@ def _ways_of(programme: Programme, chosen: Sequence[int]) -> list[str]:
 
 def _rank(candidate: Candidate) -> tuple[bool, float]:
     return not candidate.price.fits, candidate.price.step_seconds
-
-
-def _sound(problem: Problem, plan: Plan) -> bool:
-    """Whether a plan keeps every rule."""
-    try:
-        check(plan, problem.cluster, {problem.job.name: problem.graph})
-    except PlanError:
-        return False
-    return True
 
 
 def objective(programme: Programme, chosen: Sequence[int]) -> float:
