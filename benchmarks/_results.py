@@ -43,6 +43,7 @@ class Options(NamedTuple):
     seed: int
     folder: Path  # of the results
     again: bool = False  # nothing is measured: what the last full run measured is predicted anew
+    parts: tuple[str, ...] = ()  # of the benchmark that are run
 
 
 def at_least(name: str, measured: float, target: float) -> Claim:
@@ -57,16 +58,25 @@ def equal(name: str, measured: float, target: float) -> Claim:
     return Claim(name, f"== {target:.12g}", measured, measured == target)
 
 
-def options(name: str, description: str | None, *, again: bool = False) -> Options:
-    """The command line of a benchmark; `again`: it can predict anew what its last full run measured."""
+def options(name: str, description: str | None, *, again: bool = False, parts: Sequence[str] = ()) -> Options:
+    """The command line of a benchmark; `again`: it can predict anew what its last full run measured.
+
+    `parts`: those that can be asked for alone; such a run is written where quick ones are.
+    """
     parser = argparse.ArgumentParser(prog=f"benchmarks/{name}.py", description=description)
     parser.add_argument("--quick", action="store_true", help="a smaller run of the same comparison")
     parser.add_argument("--seed", type=int, default=0)
     if again:
         parser.add_argument("--again", action="store_true", help="predict anew what the last full run measured")
+    if parts:
+        parser.add_argument("--only", default=",".join(parts), metavar="PARTS", help="of " + ",".join(parts))
     given = parser.parse_args()
-    folder = ROOT / "build" / "benchmarks" if given.quick else ROOT / "benchmarks" / "results"
-    return Options(name, given.quick, given.seed, folder, getattr(given, "again", False))
+    asked = tuple(given.only.split(",")) if parts else ()
+    if unknown := set(asked) - set(parts):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
+    whole = not given.quick and set(asked) == set(parts)
+    folder = ROOT / "benchmarks" / "results" if whole else ROOT / "build" / "benchmarks"
+    return Options(name, given.quick, given.seed, folder, getattr(given, "again", False), asked)
 
 
 def machine() -> dict[str, Any]:

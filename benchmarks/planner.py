@@ -13,7 +13,6 @@ with the whole model on every device, its buckets synced in different ways.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -25,10 +24,10 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from _planner_cases import GROUPS, SCALES, Case, Scale, cases, graph_of, scale_cluster, scale_job
-from _results import ROOT, Claim, Options, at_least, at_most, finish
+from _results import Claim, Options, at_least, at_most, finish, options
 
 from isthmus.api import prepare_simulator
 from isthmus.cluster.write import cluster_yaml
@@ -60,51 +59,29 @@ FACTORS_DO_NOT = ("geo/geo-08", "unequal/unequal-06", "equal/gpt2-medium")
 Row = dict[str, Any]
 
 
-class Asked(NamedTuple):
-    """How the benchmark was called."""
-
-    options: Options
-    parts: tuple[str, ...]
-
-
 def main() -> int:
-    asked = called()
+    given = options("planner", __doc__, parts=PARTS)
     prepare_simulator()
     missing = [name for name in PLANNED if name not in PLANNERS]
     others: Row = {"left out, not there yet": ", ".join(missing)} if missing else {}
     claims: list[Claim] = []
-    if "scale" in asked.parts:
-        stop, sizes = (QUICK_STOP, SCALES[:2]) if asked.options.quick else (SCALE_STOP, SCALES)
+    if "scale" in given.parts:
+        stop, sizes = (QUICK_STOP, SCALES[:2]) if given.quick else (SCALE_STOP, SCALES)
         scales = [scaled(scale, stop) for scale in sizes]
         others |= {f"scale, {row.pop('size')}": row for row in scales}
         claims += scale_claims(scales)
-    rows = [judged(case, asked.options) for group in GROUPS if group in asked.parts for case in chosen(group, asked)]
+    rows = [judged(case, given) for group in GROUPS if group in given.parts for case in chosen(group, given)]
     others |= distributions(rows)
     claims += speed_claims(rows)
-    if "sync" in asked.parts:
-        synced = {name: sync_row(name, asked.options.seed) for name in (*FACTORS_PAY, *FACTORS_DO_NOT)}
+    if "sync" in given.parts:
+        synced = {name: sync_row(name, given.seed) for name in (*FACTORS_PAY, *FACTORS_DO_NOT)}
         others |= {f"sync, {name}": row for name, row in synced.items()}
         claims += sync_claims(synced)
-    return finish(asked.options, rows, claims, others=others)
+    return finish(given, rows, claims, others=others)
 
 
-def called() -> Asked:
-    """The command line; a part of the benchmark is written where quick runs are."""
-    parser = argparse.ArgumentParser(prog="benchmarks/planner.py", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a smaller run of the same comparison")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default=",".join(PARTS), metavar="PARTS", help="of " + ",".join(PARTS))
-    given = parser.parse_args()
-    parts = tuple(given.only.split(","))
-    if unknown := set(parts) - set(PARTS):
-        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    whole = not given.quick and set(parts) == set(PARTS)
-    folder = ROOT / "benchmarks" / "results" if whole else ROOT / "build" / "benchmarks"
-    return Asked(Options("planner", given.quick, given.seed, folder), parts)
-
-
-def chosen(group: str, asked: Asked) -> Iterable[Case]:
-    return (case for case in cases(group) if not asked.options.quick or case.name in QUICK[group])
+def chosen(group: str, given: Options) -> Iterable[Case]:
+    return (case for case in cases(group) if not given.quick or case.name in QUICK[group])
 
 
 def judged(case: Case, given: Options) -> Row:

@@ -10,10 +10,11 @@ calibration. A step's time is the median over steps; memory is that of whole pro
 
 from __future__ import annotations
 
+import hashlib
 import json
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import _worlds as worlds
@@ -25,6 +26,8 @@ from _worlds import Constants
 from isthmus.cost.calibrate import fit_constants
 from isthmus.emulate.world import unable
 from isthmus.model.profile import Profile
+from isthmus.plan.text import render
+from isthmus.plan.types import Plan
 
 CASES = ROOT / "benchmarks" / "cases" / "prediction.yaml"
 WARM, STEPS = 3, 7  # steps that do not count, and that do
@@ -38,7 +41,7 @@ class Run(NamedTuple):
     """A case that was run."""
 
     case: worlds.Case
-    plan: Any
+    plan: Plan
     seconds: float
     memory: dict[str, int]
 
@@ -52,14 +55,14 @@ def main() -> int:
     assert not {str(case) for case in cases["calibration"]} & {str(case) for case in cases["evaluation"]}
     if given.quick:
         cases = {"calibration": cases["calibration"][1:4], "evaluation": cases["evaluation"][3:7]}
+    plans = {case: worlds.make_plan(case) for rows in cases.values() for case in rows}
+    keys = {case: f"{case} [{hashlib.sha256(render(plan).encode()).hexdigest()[:12]}]" for case, plan in plans.items()}
     if given.again:
-        known, profiles = remembered()
+        known, profiles = remembered(keys.values())
     else:
         profiles = {model: worlds.measured_profile(model) for model in models_of(cases)}
-        known = {str(case): measured(case) for rows in cases.values() for case in rows}
-    runs = {
-        name: [Run(case, worlds.make_plan(case), *known[str(case)]) for case in rows] for name, rows in cases.items()
-    }
+        known = {key: measured(case, plans[case]) for case, key in keys.items()}
+    runs = {name: [Run(case, plans[case], *known[keys[case]]) for case in rows] for name, rows in cases.items()}
     constants = fit(runs["calibration"], profiles)
     rows = [described(run, constants, profiles, name) for name, found in runs.items() for run in found]
     kept = {
@@ -88,17 +91,19 @@ def models_of(cases: Mapping[str, Sequence[worlds.Case]]) -> list[worlds.Model]:
     return list(dict.fromkeys(case.model for rows in cases.values() for case in rows))
 
 
-def remembered() -> tuple[dict[str, Any], dict[worlds.Model, Profile]]:
-    """What the last full run measured."""
+def remembered(keys: Iterable[str]) -> tuple[dict[str, Any], dict[worlds.Model, Profile]]:
+    """What the last full run measured, if it was of the same plans."""
     before = json.loads((ROOT / "benchmarks" / "results" / "prediction.json").read_text())
+    if other := set(keys) - before["measured"].keys():
+        raise SystemExit(f"{len(other)} plans are not those that were measured, so a full run is needed: {min(other)}")
     named = {model.name: model for model in models_of(worlds.load_cases(CASES))}
     profiles = {named[name]: msgspec.convert(points, Profile) for name, points in before["profiles"].items()}
     return before["measured"], profiles
 
 
-def measured(case: worlds.Case) -> tuple[float, dict[str, int]]:
+def measured(case: worlds.Case, plan: Plan) -> tuple[float, dict[str, int]]:
     """Trains by the case's plan in its world: seconds of a step, and bytes of each worker."""
-    result = worlds.train(worlds.make_plan(case), worlds.world(case.world), WARM + STEPS)
+    result = worlds.train(plan, worlds.world(case.world), WARM + STEPS)
     seconds = statistics.median(result.seconds[WARM:])
     print(f"{case}: {seconds:.3f} s, steps {' '.join(f'{s:.3f}' for s in result.seconds)}", flush=True)
     return seconds, dict(result.memory)

@@ -31,11 +31,11 @@ from isthmus.plan.file import PlanFile, inputs_digest, load_plan
 from isthmus.plan.schedule import render_orders
 from isthmus.plan.types import Pipeline, Plan, Replica, Stage
 from isthmus.plan.validate import check
+from isthmus.planners.bundles import all_bundles
 from isthmus.planners.lanes import Lanes, Pace
 from isthmus.planners.portfolio import Choice, choose_plan, parse_fix
 from isthmus.planners.problem import build_problem
 from isthmus.planners.room import Room
-from isthmus.planners.units import all_units
 from isthmus.report.times import times_facts
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ def prepare_simulator(compiling: Callable[[], None] = lambda: None) -> None:
     with telling(compiling):
         problem = build_problem(parse_cluster(text), (job,), {"one": graph})
         problem.price(Plan(cluster="one", parts=(pipeline,)))
-        Lanes(problem, Room(problem)).complete([all_units(problem)], Pace(1))
+        Lanes(problem, Room(problem)).complete([all_bundles(problem)], Pace(1))
 
 
 def _planned(plan: Plan | PlanFile | str | Path, cluster: Cluster | None) -> tuple[PlanFile, Cluster]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from isthmus.planners.bundles import Bundle
 from isthmus.planners.lanes import Lane, Pace
 from isthmus.planners.problem import Problem
 from isthmus.planners.shares import divisors
-from isthmus.planners.units import Unit
 
 __all__ = ["random_lanes", "random_pace", "random_parts"]
 
@@ -21,9 +21,9 @@ def random_pace(problem: Problem, random: Random) -> Pace:
     return Pace(random.choice(divisors(problem.job.batch)), random.choice((0, 0, 1, 3)), state)
 
 
-def random_parts(units: Sequence[Unit], random: Random) -> tuple[tuple[Unit, ...], ...]:
-    """Some of the units, in lanes."""
-    chosen = random.sample(list(units), random.randint(1, len(units)))
+def random_parts(bundles: Sequence[Bundle], random: Random) -> tuple[tuple[Bundle, ...], ...]:
+    """Some of the bundles, in lanes."""
+    chosen = random.sample(list(bundles), random.randint(1, len(bundles)))
     count = random.randint(1, min(3, len(chosen)))
     return tuple(tuple(chosen[i::count]) for i in range(count))
 

@@ -17,10 +17,10 @@ from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Layout
 from isthmus.planners.arrange import Arranged, Arranger, sync_seconds
+from isthmus.planners.bundles import Bundle, all_bundles, orders
 from isthmus.planners.problem import Problem
 from isthmus.planners.room import Need, Room, Way
 from isthmus.planners.sharing import Sharing
-from isthmus.planners.units import Unit, all_units, orders
 from isthmus.units import Bytes
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
@@ -93,14 +93,14 @@ class Plain:
         return max(times)
 
 
-def rows_of_stages(units: Sequence[Unit], depth: int) -> Iterator[list[Groups]]:
-    """All ways to make so many stages of units in a row, of two regions at most each; some units may stay idle."""
-    for marks in combinations(range(len(units) + 1 + depth - 1), 2 * depth):
+def rows_of_stages(bundles: Sequence[Bundle], depth: int) -> Iterator[list[Groups]]:
+    """All ways to make so many stages of bundles in a row, of two regions at most each; some bundles may stay idle."""
+    for marks in combinations(range(len(bundles) + 1 + depth - 1), 2 * depth):
         # a stage's end and the next one's start may be one place: they are drawn apart, then moved together
         places = [mark - s // 2 for s, mark in enumerate(marks)]
-        runs = [units[a:b] for a, b in zip(places[::2], places[1::2], strict=True)]
-        if all(len({unit.region for unit in run}) <= 2 for run in runs):
-            yield [[group for unit in run for group in unit.groups] for run in runs]
+        runs = [bundles[a:b] for a, b in zip(places[::2], places[1::2], strict=True)]
+        if all(len({bundle.region for bundle in run}) <= 2 for run in runs):
+            yield [[group for bundle in run for group in bundle.groups] for run in runs]
 
 
 def cuts(blocks: int, depth: int) -> list[tuple[int, ...]]:
@@ -126,18 +126,18 @@ def test_the_best_of_all_stages_and_cuts(cluster: Cluster, graph: BlockGraph, se
         cluster = tight(cluster, graph, random)
     place = {random.choice(graph.blocks).name: random.choice(cluster.regions)} if random.random() < 0.3 else {}
     task = problem(cluster, graph, 24, sparsity=random.choice((None, 0.5)), place=place)
-    units = random.choice(orders(task, all_units(task, random.choice((1, 1, 2))) or all_units(task)))
-    start = random.randrange(max(1, len(units) - 3))
-    units = units[start : start + 4]
+    bundles = random.choice(orders(task, all_bundles(task, random.choice((1, 1, 2))) or all_bundles(task)))
+    start = random.randrange(max(1, len(bundles) - 3))
+    bundles = bundles[start : start + 4]
     count, ahead = random.choice((1, 4, 12)), random.choice((0, 2))
     state: Layout = random.choice(("replicated", "sharded-optimizer"))
     arranger = Arranger(task, Room(task), Sharing(task))
     fixed = 24 // count, count, state, ahead
-    found = {len(one.stages): one for one in arranger.arrange(units, *fixed)}
+    found = {len(one.stages): one for one in arranger.arrange(bundles, *fixed)}
     plain, blocks = Plain(task, *fixed), len(graph.blocks)
-    for depth in range(1, min(len(units), blocks) + 1):
+    for depth in range(1, min(len(bundles), blocks) + 1):
         options = [
-            plain.slowest(stages, firsts) for stages in rows_of_stages(units, depth) for firsts in cuts(blocks, depth)
+            plain.slowest(stages, firsts) for stages in rows_of_stages(bundles, depth) for firsts in cuts(blocks, depth)
         ]
         best = min(options, default=float("inf"))
         assert (depth in found) == (best < float("inf"))
@@ -146,14 +146,14 @@ def test_the_best_of_all_stages_and_cuts(cluster: Cluster, graph: BlockGraph, se
             assert plain.slowest(one.stages, one.firsts) == pytest.approx(best, rel=1e-9)
             holds_as_it_says(plain, one)
             assert arranger.recut(one, *fixed) == one, "all borders were tried"
-    cuts_again(plain, fixed, units, random)
+    cuts_again(plain, fixed, bundles, random)
 
 
-def cuts_again(plain: Plain, fixed: Any, units: Sequence[Unit], random: Random) -> None:
+def cuts_again(plain: Plain, fixed: Any, bundles: Sequence[Bundle], random: Random) -> None:
     """Where a border was left out at first, stages are cut in the best way of all, as far as their own times go."""
     arranger, blocks = Arranger(plain.task, plain.room, plain.sharing), len(plain.task.graph.blocks)
     arranger.borders = np.delete(arranger.borders, random.randrange(1, blocks))
-    for one in arranger.arrange(units, *fixed):
+    for one in arranger.arrange(bundles, *fixed):
         recut, depth = arranger.recut(one, *fixed), len(one.stages)
         holds_as_it_says(plain, recut)
         assert recut.stages == one.stages and set(one.firsts) <= set(arranger.borders.tolist())
@@ -173,7 +173,7 @@ def test_models_of_many_blocks_are_cut_at_some_borders_first() -> None:
     arranger = Arranger(task, Room(task), Sharing(task))
     assert arranger.borders[0] == 0 and arranger.borders[-1] == 60 and len(arranger.borders) <= 30
     plain, fixed = Plain(task, 2, 12, "replicated", 0), (2, 12, "replicated", 0)
-    for one in arranger.arrange(all_units(task), *fixed):
+    for one in arranger.arrange(all_bundles(task), *fixed):
         assert set(one.firsts) <= set(arranger.borders.tolist())
         recut = arranger.recut(one, *fixed)
         before, after = (plain.slowest(a.stages, a.firsts, passes=False) for a in (one, recut))

@@ -14,13 +14,13 @@ from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Layout as State
 from isthmus.plan.types import Pipeline, Plan
+from isthmus.planners.bundles import all_bundles
 from isthmus.planners.improve import hows
 from isthmus.planners.lanes import Lane, Lanes, Pace, lanes_plan
 from isthmus.planners.pieces import build_stages, make_plan
 from isthmus.planners.problem import lower_bound
 from isthmus.planners.room import Room, Way
 from isthmus.planners.staged import Staged, staged_plan
-from isthmus.planners.units import all_units
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.random_layouts import random_lanes, random_pace, random_parts
@@ -94,9 +94,9 @@ def test_syncs_that_a_lane_knows_nothing_of(state: State, rows: list[list[str]])
 def test_completed_lanes_are_plans(cluster: Cluster, graph: BlockGraph, batch: int, seed: int) -> None:
     """Every sample is in one lane, every stage of a lane has all of that lane's; the plan keeps every rule."""
     task, random = problem(cluster, graph, batch), Random(seed)
-    lanes, units = Lanes(task, Room(task)), all_units(task)
+    lanes, bundles = Lanes(task, Room(task)), all_bundles(task)
     for _ in range(3):
-        parts, pace = random_parts(units, random), random_pace(task, random)
+        parts, pace = random_parts(bundles, random), random_pace(task, random)
         pace = pace._replace(state="sharded-optimizer" if pace.state == "sharded-all" else pace.state)
         layout = lanes.complete(parts, pace)
         if len(parts) > batch // pace.micro_batches:
@@ -116,7 +116,7 @@ def test_completed_lanes_are_plans(cluster: Cluster, graph: BlockGraph, batch: i
 
 def test_what_no_part_can_hold_is_none() -> None:
     task = problem(two_regions("0.7 GB"), chain(6, width=4096))
-    assert Lanes(task, Room(task)).complete([all_units(task)], Pace(24)) is None
+    assert Lanes(task, Room(task)).complete([all_bundles(task)], Pace(24)) is None
     assert Lanes(task, Room(task)).complete([], Pace(24)) is None
 
 
@@ -169,8 +169,8 @@ def test_lanes_cut_apart_end_stages_wherever_one_ends() -> None:
 def test_samples_are_given_so_that_lanes_are_done_together() -> None:
     """Against all ways to give them to two lanes, by what a lane takes."""
     task = problem(two_regions(), chain(8, width=1024, rows=256), batch=96)
-    lanes, units, pace = Lanes(task, Room(task)), all_units(task), Pace(1)
-    layout = lanes.complete([units[:2], units[2:]], pace)
+    lanes, bundles, pace = Lanes(task, Room(task)), all_bundles(task), Pace(1)
+    layout = lanes.complete([bundles[:2], bundles[2:]], pace)
     assert layout is not None
     one, two = layout.lanes
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
+from isthmus.planners.bundles import all_bundles, orders
 from isthmus.planners.lanes import Layout, Pace, lanes_plan
 from isthmus.planners.moves import Setting, first_settings, layout_moves, setting_moves
-from isthmus.planners.units import all_units, orders
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.random_layouts import random_lanes, random_pace, random_parts
@@ -24,45 +24,45 @@ from tests.planners.test_schemes import keeps_rules
 def test_settings_one_step_away(cluster: Cluster, seed: int, degree: int) -> None:
     """A device is in one lane at most, no lane is empty, and the change is one that matters."""
     task, random = problem(cluster, chain(6), 24), Random(seed)
-    units = all_units(task, degree) or all_units(task)
-    start = Setting(random_parts(units, random), random_pace(task, random))
-    for setting in (start, *setting_moves(task, start, units)):
-        devices = [device for part in setting.parts for unit in part for device in unit.devices]
+    bundles = all_bundles(task, degree) or all_bundles(task)
+    start = Setting(random_parts(bundles, random), random_pace(task, random))
+    for setting in (start, *setting_moves(task, start, bundles)):
+        devices = [device for part in setting.parts for bundle in part for device in bundle.devices]
         assert len(devices) == len(set(devices)) and set(devices) <= set(task.usable)
         assert setting.parts and all(setting.parts)
         assert task.job.batch % setting.pace.micro_batches == 0
-    assert all(setting.signature != start.signature for setting in setting_moves(task, start, units))
+    assert all(setting.signature != start.signature for setting in setting_moves(task, start, bundles))
 
 
 def test_steps_lead_both_ways() -> None:
     """What two lanes joined, or one that was taken apart, came from is one step away again."""
     task = problem(two_regions(), chain(6))
-    units = all_units(task)
-    apart, joined = (Setting(parts, Pace(4)) for parts in ((units[:2], units[2:]), (units,)))
+    bundles = all_bundles(task)
+    apart, joined = (Setting(parts, Pace(4)) for parts in ((bundles[:2], bundles[2:]), (bundles,)))
     for one, two in ((apart, joined), (joined, apart)):
-        assert two.signature in {setting.signature for setting in setting_moves(task, one, units)}
+        assert two.signature in {setting.signature for setting in setting_moves(task, one, bundles)}
 
 
 def test_equal_units_are_interchangeable() -> None:
-    units = all_units(problem(two_regions(), chain(6)))
-    assert Setting(((units[0],), (units[1], units[2])), Pace(2)).signature == (
-        Setting(((units[3], units[0]), (units[1],)), Pace(2)).signature
+    bundles = all_bundles(problem(two_regions(), chain(6)))
+    assert Setting(((bundles[0],), (bundles[1], bundles[2])), Pace(2)).signature == (
+        Setting(((bundles[3], bundles[0]), (bundles[1],)), Pace(2)).signature
     )
-    assert Setting(((units[0],), (units[2],)), Pace(2)).signature != Setting(((units[0],),), Pace(2)).signature
+    assert Setting(((bundles[0],), (bundles[2],)), Pace(2)).signature != Setting(((bundles[0],),), Pace(2)).signature
 
 
 @settings(max_examples=20)
 @given(clusters())
 def test_first_settings(cluster: Cluster) -> None:
-    """Everything in one lane and a lane for each unit are among them; orders have every unit once."""
+    """Everything in one lane and a lane for each bundle are among them; orders have every bundle once."""
     task = problem(cluster, chain(6), 24)
-    units = all_units(task)
-    ways = {settings[0].parts for settings in first_settings(task, units) if settings}
-    assert {(units,), tuple((unit,) for unit in units)} <= ways
+    bundles = all_bundles(task)
+    ways = {settings[0].parts for settings in first_settings(task, bundles) if settings}
+    assert {(bundles,), tuple((bundle,) for bundle in bundles)} <= ways
     for parts in ways:
-        devices = [device for part in parts for unit in part for device in unit.devices]
+        devices = [device for part in parts for bundle in part for device in bundle.devices]
         assert len(devices) == len(set(devices))
-    assert all(sorted(order) == sorted(units) for order in orders(task, units))
+    assert all(sorted(order) == sorted(bundles) for order in orders(task, bundles))
 
 
 @settings(max_examples=20)

@@ -66,6 +66,12 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     address: str | None = None
     imputed: frozenset[str] = frozenset()
 
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """Equal for hosts that differ in nothing but their names: with their links they form classes."""
+        kinds = tuple(self.devices.items())
+        return (self.region, kinds, self.bandwidth, self.latency, self.nic, self.bus, self.memory, self.cores)
+
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
     """What one pair of hosts can reach, each way. `between` names two hosts or two regions (which may be the same).

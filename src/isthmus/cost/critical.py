@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.cost.emit import GATE, HOST_UPDATE, KINDS, SYNCING, TOTALS, UPDATE
+from isthmus.cost.emit import GATE, HOST_UPDATE, KINDS, TOTALS, UPDATE
 from isthmus.cost.network import ADDING
 from isthmus.cost.simulate import Played
 
@@ -29,7 +29,7 @@ __all__ = ["Leg", "What", "critical_path"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-What = Literal["computing", "updating", "sending", "latency", "adding", "syncing"]
+What = Literal["computing", "updating", "sending", "latency", "adding"]
 
 _EQUAL = 1.0 + 1e-6  # rates and loads that differ by less are the same
 
@@ -38,8 +38,7 @@ class Leg(NamedTuple):
     """One piece of the chain, from `start` to `end`.
 
     computing, updating: on a device or on a host's processor. sending: over a resource. latency: of the link (or host)
-    that the resource is part of. adding: what comes to a device or host is added up. syncing: a sync whose time was
-    measured as a whole, told where its lowest device is.
+    that the resource is part of. adding: what comes to a device or host is added up.
     """
 
     what: What
@@ -126,8 +125,6 @@ class _Chain:
             far = int(routes[np.argmax(self.network.latency[routes])]) if len(routes) else -1
             return "latency", KINDS[number], self._link(far) if far >= 0 else ""
         where, _ = self.played.fabric.lane_name(int(self.tasks.lane[task]))
-        if number == SYNCING:
-            return "syncing", KINDS[number], where
         return "updating" if number in (UPDATE, HOST_UPDATE) else "computing", KINDS[number], where
 
     def _adding(self, task: int, number: int, route: int) -> float:

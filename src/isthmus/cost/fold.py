@@ -24,8 +24,7 @@ What depends on the number of all, N = n F of n participants in a copy, is set r
   `sharded-all` over a trunk is up to an eighth too fast.
 - totals: latencies only, which are the same for all copies but the leader's own: exact.
 
-Against plans played whole (64 to 300 devices) rings are mostly within 1 %; the worst of 400 random plans, with slow
-links and participants that are ready at different times, was 3.4 % off.
+What tests hold against plans played whole is in `docs/cost-model.md`.
 
 Plans with several parts, relays, servers or duplicates are not folded: a root is not in every copy. Nor are plans for
 whose syncs there are measured times.
@@ -42,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from isthmus.cluster.spec import Cluster, Host
+from isthmus.cluster.spec import Cluster
 from isthmus.plan.resolve import is_duplicate
 from isthmus.plan.types import Pipeline, Plan, Stage
 
@@ -95,7 +94,7 @@ class Folder:
         numbers = {name: i for i, name in enumerate(self.hosts)}
         self._host_of = np.array([numbers[device.host] for device in cluster.devices.values()])
         shapes: dict[tuple[object, ...], int] = {}
-        self._shape = np.array([shapes.setdefault(_shape(host), len(shapes)) for host in cluster.hosts.values()])
+        self._shape = np.array([shapes.setdefault(host.shape, len(shapes)) for host in cluster.hosts.values()])
         self._pairs = [
             (numbers[link.between[0]], numbers[link.between[1]], (link.bandwidth, link.latency))
             for link in cluster.links
@@ -184,13 +183,6 @@ def _can_fold(part: Pipeline) -> bool:
     micro_batch = part.job.batch // part.micro_batches
     rooted = any(sync.how in ("server", "duplicate") for sync in part.syncs)
     return not rooted and not any(is_duplicate(stage, micro_batch) for stage in part.stages)
-
-
-def _shape(host: Host) -> tuple[object, ...]:
-    return (
-        host.region, tuple(host.devices.items()), host.bandwidth, host.latency, host.nic, host.bus, host.memory,
-        host.cores,
-    )  # fmt: skip
 
 
 def _divisors(most: int) -> Iterator[int]:

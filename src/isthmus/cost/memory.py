@@ -203,12 +203,19 @@ def around(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, members: in
 
 
 @compiled
-def up_the_tree(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, b: int, end: int) -> None:
-    """... up the chains of regions, where all but the last of each add all that comes; the leaders around a ring."""
+def whole_buckets(syncs: Syncs, b: int, end: int) -> tuple[float, float]:
+    """Bytes of syncs b .. end - 1, and of a segment of each."""
     added = segment = 0.0
     for c in range(b, end):
         added += syncs.bytes[c]
         segment += syncs.bytes[c] / _segments(syncs.bytes[c], syncs.segments[c])
+    return added, segment
+
+
+@compiled
+def up_the_tree(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, b: int, end: int) -> None:
+    """... up the chains of regions, where all but the last of each add all that comes; the leaders around a ring."""
+    added, segment = whole_buckets(syncs, b, end)
     leaders = np.empty(len(devices), np.int32)
     count = 0
     for i in range(len(devices)):
@@ -227,10 +234,7 @@ def up_the_tree(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, b: int
 @compiled
 def to_the_root(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, b: int, end: int) -> None:
     """... through a server, which adds what comes to its own or, where it has none, to what the first sends."""
-    added = segment = 0.0
-    for c in range(b, end):
-        added += syncs.bytes[c]
-        segment += syncs.bytes[c] / _segments(syncs.bytes[c], syncs.segments[c])
+    added, segment = whole_buckets(syncs, b, end)
     root, takes_part = syncs.root[b], False
     for i in range(len(devices)):
         takes_part |= devices[i] == root

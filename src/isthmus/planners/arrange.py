@@ -1,22 +1,22 @@
-"""How units that follow each other are made stages, and blocks given to them: exact, by dynamic programming.
+"""How bundles that follow each other are made stages, and blocks given to them: exact, by dynamic programming.
 
-For k units in a given order and m micro-batches of n samples, a stage takes some units in a row, which are its
-replicas and share its samples, and some blocks in a row; units between two stages stay idle. With V[d][i, a] the least
-time of the slowest of d stages, the first of which starts with unit i and block a:
+For k bundles in a given order and m micro-batches of n samples, a stage takes some bundles in a row, which are its
+replicas and share its samples, and some blocks in a row; bundles between two stages stay idle. With V[d][i, a] the
+least time of the slowest of d stages, the first of which starts with bundle i and block a:
 
     V[d][i, a] = min over j > i, b > a of  max( cost(i, j, a, b), rest(i, j, b) )
     rest(i, j, b) = min over j' >= j of  max( pass(i, j, j', b), V[d - 1][j', b] ),  or 0 where b is the end and d = 1
 
-    cost   m (forward + backward of blocks a .. b - 1 on units i .. j - 1) + what of their sync no backward hides;
+    cost   m (forward + backward of blocks a .. b - 1 on bundles i .. j - 1) + what of their sync no backward hides;
            with a second forward where d micro-batches in flight, and `ahead` more before the last stage, fit in memory
            only if activations are made again; infinite where they do not fit even so, or places forbid it
-    pass   m n (bytes a sample that go to block b and later ones) over the links between units j - 1 and j', as many at
-           a time as the stage has hosts, and over the trunk of their regions
+    pass   m n (bytes a sample that go to block b and later ones) over the links between bundles j - 1 and j', as many
+           at a time as the stage has hosts, and over the trunk of their regions
 
 Every depth d is solved at once, until deeper ones gain nothing; what a pipeline takes to fill is left to whoever
 compares depths. Models of many blocks are cut at some of their borders only (`borders`), the thinnest near to where
 equal work would end; `recut` then finds the best cut at any border for stages that are settled, as far as computing
-goes. A stage has units of two regions at most.
+goes. A stage has bundles of two regions at most.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ import numpy.typing as npt
 
 from isthmus.compiled import compiled
 from isthmus.plan.types import Layout
+from isthmus.planners.bundles import Bundle, Groups
 from isthmus.planners.cuts import best_cut
 from isthmus.planners.problem import Floats, Problem
 from isthmus.planners.room import Need, Room, Way
 from isthmus.planners.sharing import Shared, Sharing
-from isthmus.planners.units import Groups, Unit
 
 __all__ = ["Arranged", "Arranger"]
 
@@ -56,9 +56,9 @@ class Arranged(NamedTuple):
 
 
 class _Tables(NamedTuple):
-    """What the dynamic programme reads: `run[i, j]` is the row of units i .. j - 1 in the others."""
+    """What the dynamic programme reads: `run[i, j]` is the row of bundles i .. j - 1 in the others."""
 
-    run: Ints  # [units, units + 1]
+    run: Ints  # [bundles, bundles + 1]
     forward: Floats  # [runs, blocks + 1] seconds of all blocks before each, one micro-batch
     backward: Floats
     flights: Shorts  # [rooms, 2, blocks, blocks + 1] micro-batches in flight that fit, plain and recomputed
@@ -66,15 +66,15 @@ class _Tables(NamedTuple):
     per_byte: Floats  # [runs] seconds of a sync for each byte
     waits: Floats  # [runs] seconds of a sync beside its bytes
     hosts: Ints  # [runs] that send at a time
-    latency: Floats  # [units, units] seconds
-    link: Floats  # [units, units] seconds a byte between two units, for one pair of hosts
-    trunk: Floats  # [units, units] the same for all pairs together
+    link: Floats  # [bundles, bundles] seconds a byte between two bundles, for one pair of hosts
+    trunk: Floats  # [bundles, bundles] the same for all pairs together
     weights: Floats  # [blocks + 1] bytes of gradients of all blocks before each
     passed: Floats  # [blocks + 1] bytes a sample that cross the border before each block, the larger way
+    latency: Floats  # [bundles, bundles] seconds; not read by the programme
 
 
 class Arranger:
-    """Arranges units of one problem; remembers what it has looked up."""
+    """Arranges bundles of one problem; remembers what it has looked up."""
 
     def __init__(self, problem: Problem, room: Room, sharing: Sharing) -> None:
         self.problem, self.room, self.sharing = problem, room, sharing
@@ -90,24 +90,30 @@ class Arranger:
         self._rings: dict[tuple[str, ...], tuple[float, float]] = {}
 
     def arrange(
-        self, units: Sequence[Unit], samples: int, micro_batches: int, state: Layout, ahead: int = 0, others: int = 0
+        self,
+        bundles: Sequence[Bundle],
+        samples: int,
+        micro_batches: int,
+        state: Layout,
+        ahead: int = 0,
+        others: int = 0,
     ) -> list[Arranged]:
         """The best arrangement of each depth that is possible. `others`: replicas beside this pipeline."""
-        key = (tuple(units), samples, state, others if state != "replicated" else min(others, 1))
+        key = (tuple(bundles), samples, state, others if state != "replicated" else min(others, 1))
         if key not in self._known:
-            self._known[key] = self._tables(units, samples, state, others)
+            self._known[key] = self._tables(bundles, samples, state, others)
         tables = self._known[key]
-        deepest = min(_DEEPEST, len(units), len(self.borders) - 1)
-        best, picks = solve(*tables, float(samples), micro_batches, ahead, deepest)
+        deepest = min(_DEEPEST, len(bundles), len(self.borders) - 1)
+        best, picks = solve(*tables[:-1], float(samples), micro_batches, ahead, deepest)
         found = []
         for depth in range(1, deepest + 1):
             start = int(best[depth, :, 0].argmin())
             if best[depth, start, 0] < np.inf:
-                found.append(self._traced(units, tables, picks, depth, start, samples, micro_batches, ahead))
+                found.append(self._traced(bundles, tables, picks, depth, start, samples, micro_batches, ahead))
         return found
 
     def _traced(
-        self, units: Sequence[Unit], tables: _Tables, picks: Ints, depth: int, start: int, samples: int,
+        self, bundles: Sequence[Bundle], tables: _Tables, picks: Ints, depth: int, start: int, samples: int,
         micro_batches: int, ahead: int,
     ) -> Arranged:  # fmt: skip
         """The stages behind the best value of a depth, and what they take with filling the pipeline, roughly."""
@@ -126,7 +132,7 @@ class Arranger:
                 hop = rate * samples * tables.passed[b]
                 around += 2 * (hop + tables.latency[end - 1, after])
             around, busiest = around + own, max(busiest, own, hop)
-            stages.append(tuple(group for unit in units[i:end] for group in unit.groups))
+            stages.append(tuple(group for bundle in bundles[i:end] for group in bundle.groups))
             firsts.append(int(self.borders[a]))
             again.append(bool(second))
             i, a = after, b
@@ -162,17 +168,17 @@ class Arranger:
         recompute = tuple(bool(whole[s][a, b]) for s, (a, b) in enumerate(zip(firsts, ends, strict=True)))
         return arranged._replace(firsts=tuple(firsts), recompute=recompute)
 
-    def _tables(self, units: Sequence[Unit], samples: int, state: Layout, others: int) -> _Tables:
-        count = len(units)
+    def _tables(self, bundles: Sequence[Bundle], samples: int, state: Layout, others: int) -> _Tables:
+        count = len(bundles)
         run = np.full((count, count + 1), -1, np.int32)
         forward, backward, rooms, rings, hosts = [], [], [], [], []
         flights: dict[int, int] = {}
         kept: list[Shorts] = []
         for i in range(count):
             for j in range(i + 1, count + 1):
-                if len({unit.region for unit in units[i:j]}) > 2:
+                if len({bundle.region for bundle in bundles[i:j]}) > 2:
                     break
-                groups = tuple(group for unit in units[i:j] for group in unit.groups)
+                groups = tuple(group for bundle in bundles[i:j] for group in bundle.groups)
                 shared = self.sharing.of(groups, samples)
                 forward.append(shared.seconds[0])
                 backward.append(shared.seconds[1])
@@ -184,13 +190,13 @@ class Arranger:
                 rings.append(self.ring(tuple(group[0] for group in groups)))
                 hosts.append(len({self.problem.cluster.devices[group[0]].host for group in groups}))
                 run[i, j] = len(forward) - 1
-        latency, link, trunk = _links(self.problem, units)
+        latency, link, trunk = _links(self.problem, bundles)
         per_byte, waits = np.array(rings).T
         at = self.borders
         fits = np.array(kept)[:, :, at[:-1, None], at]
         return _Tables(
             run, np.array(forward)[:, at], np.array(backward)[:, at], fits, np.array(rooms, np.int32), per_byte, waits,
-            np.array(hosts, np.int32), latency, link, trunk, self._weights[at], self._passed[at],
+            np.array(hosts, np.int32), link, trunk, self._weights[at], self._passed[at], latency,
         )  # fmt: skip
 
     def _fitting(self, groups: Groups, shared: Shared, state: Layout, others: int) -> Shorts:
@@ -239,12 +245,12 @@ def sync_seconds(problem: Problem, leads: Sequence[str]) -> tuple[float, float]:
     return min(ring, (2.0 / inside + 2.0 / across, 2.0 * waits))
 
 
-def _links(problem: Problem, units: Sequence[Unit]) -> tuple[Floats, Floats, Floats]:
-    """From unit to unit: latency, and seconds a byte of one pair of hosts and of all together."""
-    cluster, count = problem.simulator.priced, len(units)
+def _links(problem: Problem, bundles: Sequence[Bundle]) -> tuple[Floats, Floats, Floats]:
+    """From bundle to bundle: latency, and seconds a byte of one pair of hosts and of all together."""
+    cluster, count = problem.simulator.priced, len(bundles)
     latency, link, trunk = np.zeros((3, count, count))
-    for i, a in enumerate(units):
-        for j, b in enumerate(units[i + 1 :], start=i + 1):
+    for i, a in enumerate(bundles):
+        for j, b in enumerate(bundles[i + 1 :], start=i + 1):
             if a.host == b.host:
                 latency[i, j], link[i, j] = cluster.hosts[a.host].latency, 1.0 / cluster.hosts[a.host].bandwidth
                 continue
@@ -284,21 +290,21 @@ def _borders(problem: Problem, passed: Floats) -> npt.NDArray[np.int64]:
 @compiled
 def solve(
     run: Ints, forward: Floats, backward: Floats, flights: Shorts, room: Ints, per_byte: Floats, waits: Floats,
-    hosts: Ints, latency: Floats, link: Floats, trunk: Floats, weights: Floats, passed: Floats, samples: float,
+    hosts: Ints, link: Floats, trunk: Floats, weights: Floats, passed: Floats, samples: float,
     micro_batches: int, ahead: int, deepest: int,
 ) -> tuple[Floats, Ints]:  # fmt: skip
-    """V of the module's docstring, [depth, unit, block], and what gives it: the stage's end, the next unit and block,
-    and whether it recomputes.
+    """V of the module's docstring, [depth, bundle, block], and what gives it: the stage's end, the next bundle and
+    block, and whether it recomputes.
     """
-    units, blocks = run.shape[0], forward.shape[1] - 1
-    best = np.full((deepest + 1, units + 1, blocks + 1), np.inf)
-    picks = np.zeros((deepest + 1, units + 1, blocks + 1, 4), np.int32)
+    bundles, blocks = run.shape[0], forward.shape[1] - 1
+    best = np.full((deepest + 1, bundles + 1, blocks + 1), np.inf)
+    picks = np.zeros((deepest + 1, bundles + 1, blocks + 1, 4), np.int32)
     widest, least, since = hosts.max(), np.inf, 0
     for d in range(1, deepest + 1):
         flight = min(d + (ahead if d > 1 else 0), micro_batches)
         rest, following = rests(best[d - 1], link, trunk, passed, widest, micro_batches * samples, d == 1)
-        for i in range(units - 1, -1, -1):
-            for j in range(i + 1, units + 1):
+        for i in range(bundles - 1, -1, -1):
+            for j in range(i + 1, bundles + 1):
                 r = run[i, j]
                 if r < 0:
                     break
@@ -332,19 +338,19 @@ def solve(
 def rests(
     best: Floats, link: Floats, trunk: Floats, passed: Floats, widest: int, samples: float, last: bool
 ) -> tuple[Floats, Ints]:
-    """What comes after a stage that ends before unit j and block b, [its hosts, j, b], and with which unit it starts.
+    """What comes after a stage that ends before bundle j and block b, [its hosts, j, b], and the bundle it starts with.
 
     `last`: nothing does.
     """
-    units, blocks = len(link), len(passed) - 1
-    rest = np.full((widest + 1, units + 1, blocks + 1), np.inf)
-    following = np.zeros((widest + 1, units + 1, blocks + 1), np.int32)
+    bundles, blocks = len(link), len(passed) - 1
+    rest = np.full((widest + 1, bundles + 1, blocks + 1), np.inf)
+    following = np.zeros((widest + 1, bundles + 1, blocks + 1), np.int32)
     if last:
         rest[:, :, blocks] = 0.0
         return rest, following
     for h in range(1, widest + 1):
-        for j in range(1, units):
-            for after in range(j, units):
+        for j in range(1, bundles):
+            for after in range(j, bundles):
                 rate = samples * max(link[j - 1, after] / h, trunk[j - 1, after])
                 for b in range(1, blocks):
                     seconds = max(rate * passed[b], best[after, b])

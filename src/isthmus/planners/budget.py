@@ -56,25 +56,18 @@ class Search:
         """Seconds."""
         return float("inf") if self.seconds is None else self.seconds - (time.monotonic() - self.start)
 
-    @property
-    def limits(self) -> tuple[float | None, int | None]:
-        """Seconds and calls that may be spent."""
-        return self.seconds, self.calls
-
-    def part(self, part: float) -> Search:
-        """A search within this one that may spend a part of what is left."""
+    def limits(self, part: float) -> tuple[float | None, int | None]:
+        """A part of what is left, in seconds and in calls: one call at least, if there is one."""
         seconds = None if self.seconds is None else max(0.0, self.left() * part)
         left = None if self.calls is None else max(0, self.calls - self.made)
-        calls = None if left is None else max(min(1, left), round(left * part))
-        return Search(self.problem, seconds, calls, self.progress)
+        return seconds, None if left is None else max(min(1, left), round(left * part))
 
     @contextmanager
     def within(self, part: float) -> Iterator[None]:
         """Meanwhile no more than a part of what is left may be spent; its plans' messages are counted anew."""
-        before, smaller = self.limits, self.part(part)
-        gone = time.monotonic() - self.start
-        self.seconds = None if smaller.seconds is None else gone + smaller.seconds
-        self.calls = None if smaller.calls is None else self.made + smaller.calls
+        before, (seconds, calls) = (self.seconds, self.calls), self.limits(part)
+        self.seconds = None if seconds is None else time.monotonic() - self.start + seconds
+        self.calls = None if calls is None else self.made + calls
         self.played = 0
         try:
             yield

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from isthmus.cluster.spec import Cluster, Host
+from isthmus.cluster.spec import Cluster
 from isthmus.plan.types import How, Pipeline, Plan, Replica, Stage
 from isthmus.planners.pieces import make_plan
 from isthmus.planners.problem import Problem
@@ -26,7 +26,8 @@ __all__ = ["COPIED", "LARGE", "Copies", "copied_plan", "small_problem"]
 
 LARGE = 64  # devices: what is planned whole
 COPIED: tuple[How, ...] = ("ring", "tree")  # how gradients of copies may become equal: both are priced by a few copies
-_WORTH = 0.01  # part of the cluster's speed that may stay idle for each halving of the small problem
+_WORTH = 0.02  # part of the cluster's speed that may stay idle for each halving of the small problem
+_SLOW = 0.1  # the same, for each `LARGE` devices too many
 
 
 class Copies(NamedTuple):
@@ -65,14 +66,8 @@ def _classes(problem: Problem) -> list[list[str]]:
     found: dict[object, list[str]] = {}
     for name, host in cluster.hosts.items():
         alone = name in own or name in placed
-        found.setdefault(name if alone else _shape(host), []).append(name)
+        found.setdefault(name if alone else host.shape, []).append(name)
     return list(found.values())
-
-
-def _shape(host: Host) -> tuple[object, ...]:
-    """What tells hosts apart as far as planning goes."""
-    kinds = tuple(host.devices.items())
-    return (host.region, kinds, host.bandwidth, host.latency, host.nic, host.bus, host.memory, host.cores)
 
 
 def _rating(problem: Problem, classes: list[list[str]], count: int) -> float:
@@ -86,7 +81,7 @@ def _rating(problem: Problem, classes: list[list[str]], count: int) -> float:
         whole += speed * len(members)
         devices += sum(mine.values()) * (len(members) // count)
     too_large = max(1.0, devices / LARGE)
-    return used / whole - _WORTH * max(0, devices.bit_length() - 5) - 0.05 * (too_large - 1.0)
+    return used / whole - _WORTH * max(0, devices.bit_length() - 5) - _SLOW * (too_large - 1.0)
 
 
 def _cluster(cluster: Cluster, hosts: Mapping[str, object], count: int) -> Cluster:

@@ -37,9 +37,8 @@ def device_sets(problem: Problem) -> list[tuple[str, ...]]:
 
 def _shape(problem: Problem, host: str) -> tuple[object, ...]:
     """What tells a host alone from another host alone."""
-    it = problem.cluster.hosts[host]
     places = tuple(target for _, target, _ in problem.places if target == host)
-    return (it.region, tuple(it.devices.items()), it.bandwidth, it.latency, it.bus, it.memory, it.cores, places)
+    return (*problem.cluster.hosts[host].shape, places)
 
 
 def fastest(problem: Problem, devices: Sequence[str], count: int) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.critical import Leg, critical_path
+from isthmus.cost.critical import critical_path
 from isthmus.cost.simulate import Played, Price, Shortage
 from isthmus.cost.timeline import LinkUse, timeline
 from isthmus.errors import NoPlanError
@@ -120,12 +120,8 @@ def _scheme(problem: Problem, name: str, budget: float | None, listen: Listener)
     return SchemeBinding(choice.price.step_seconds, binding, _why(parts, choice.price.step_seconds))
 
 
-def place_of(cluster: Cluster, leg: Leg) -> Place:
-    """The place of a leg of the chain, whose `where` is a device, a host, or a resource of the fabric."""
-    return Place("sync", (leg.where,)) if leg.what == "syncing" else _place(cluster, leg.where)
-
-
-def _place(cluster: Cluster, where: str) -> Place:
+def place_of(cluster: Cluster, where: str) -> Place:
+    """The place of a leg of the chain: `where` is a device, a host, or a resource of the fabric."""
     if where in cluster.devices:
         return Place("device", (where,))
     if where in cluster.hosts:
@@ -151,7 +147,7 @@ def _parts(given: Setting, played: Played) -> tuple[Part, ...]:
         found[what, place][kind] += seconds
 
     for leg in critical_path(played):
-        add(leg.what, place_of(given.cluster, leg), leg.kind, leg.seconds)
+        add(leg.what, place_of(given.cluster, leg.where), leg.kind, leg.seconds)
     grouped = {played.fabric.devices[first] for first in played.groups}
     for (what, place), kinds in list(found.items()):
         if what == "computing" and place.names[0] in grouped and (talk := talk_of(given, place.names[0])):
@@ -242,7 +238,7 @@ def _percent(part: float) -> str:
 
 def _use(cluster: Cluster, place: Place, links: Sequence[LinkUse]) -> float:
     """Bytes a step over a place, both ways."""
-    return sum(link.bytes for link in links if _place(cluster, link.name) == place)
+    return sum(link.bytes for link in links if place_of(cluster, link.name) == place)
 
 
 def _short_of(shortages: Sequence[Shortage], saves: float, why: str) -> Binding:

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from isthmus.plan.types import How, Pipeline, Plan, Sync
 from isthmus.planners.budget import Search, sound
+from isthmus.planners.bundles import Bundle, all_bundles, bundle_of, tensor_degrees
 from isthmus.planners.lanes import BUCKETS, Lanes, Layout, Pace, lanes_plan
 from isthmus.planners.moves import FIRST_AHEAD, Setting, first_settings, layout_moves, setting_moves
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.shares import micro_batch_counts
 from isthmus.planners.sync_ilp import best_syncs
-from isthmus.planners.units import Unit, all_units, tensor_degrees, unit_of
 
 __all__ = ["hows", "improve", "one_lane"]
 
@@ -36,7 +36,7 @@ class Found(NamedTuple):
     """A setting, what it became, and what the simulator says."""
 
     setting: Setting
-    units: tuple[Unit, ...]
+    bundles: tuple[Bundle, ...]
     layout: Layout
     how: How
     buckets: int
@@ -76,40 +76,35 @@ class _Pool:
                 made.append((setting, layout))
         return sorted(made, key=lambda pair: pair[1].seconds)
 
-    def price(self, setting: Setting, units: tuple[Unit, ...], layout: Layout) -> bool:
-        """Keeps what fits; whether it is the best so far."""
-        gained = False
+    def price(self, setting: Setting, bundles: tuple[Bundle, ...], layout: Layout) -> None:
+        """Keeps what fits and keeps every rule."""
         for how, buckets in product(hows(self.problem, layout), BUCKETS if _replicated(layout) else BUCKETS[:1]):
             if self.search.spent():
                 break
             candidate = self.search.price(lanes_plan(self.problem, layout, how, buckets))
-            if candidate is None or not candidate.price.fits:
-                continue
-            gained |= self.keep(candidate)
-            if candidate is self.best or sound(self.problem, candidate.plan):
-                self.found.append(Found(setting, units, layout, how, buckets, candidate))
+            if candidate is not None and self.keep(candidate):
+                self.found.append(Found(setting, bundles, layout, how, buckets, candidate))
         self.found.sort(key=lambda found: found.seconds)
-        return gained
 
     def take(self, candidate: Candidate) -> None:
         """Keeps a plan that somebody else made, where it has the form of a lane, to go on from it."""
         layout = self.lanes.from_plan(candidate.plan)
         if layout is None or len({len(group) for stage in layout.lanes[0].stages for group, _ in stage}) > 1:
             return
-        used = tuple(unit_of(self.problem, (group,)) for stage in layout.lanes[0].stages for group, _ in stage)
-        taken = {device for unit in used for device in unit.devices}
+        used = tuple(bundle_of(self.problem, (group,)) for stage in layout.lanes[0].stages for group, _ in stage)
+        taken = {device for bundle in used for device in bundle.devices}
         degree = len(used[0].groups[0])
-        rest = tuple(unit for unit in all_units(self.problem, degree) if taken.isdisjoint(unit.devices))
+        rest = tuple(bundle for bundle in all_bundles(self.problem, degree) if taken.isdisjoint(bundle.devices))
         how: How = "tree" if any(sync.how == "tree" for sync in _syncs(candidate.plan)) else "ring"
         self.found.append(Found(Setting((used,), layout.pace), (*used, *rest), layout, how, BUCKETS[-1], candidate))
 
     def keep(self, candidate: Candidate) -> bool:
-        """Makes it the best so far if it is; whether that is a gain worth the name."""
-        if candidate.price.step_seconds >= self.limit or not sound(self.problem, candidate.plan):
+        """Whether it fits and keeps every rule; makes it the best so far if it is."""
+        if not candidate.price.fits or not sound(self.problem, candidate.plan):
             return False
-        gained = candidate.price.step_seconds < _WORTH * self.limit
-        self.best = self.search.best = candidate
-        return gained
+        if candidate.price.step_seconds < self.limit:
+            self.best = self.search.best = candidate
+        return True
 
 
 def improve(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate]) -> Candidate | None:
@@ -119,7 +114,7 @@ def improve(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Cand
         pool.take(candidate)
     with search.within(_FIRST_PART):
         for degree in tensor_degrees(problem)[:_DEGREES]:
-            _first(pool, all_units(problem, degree))
+            _first(pool, all_bundles(problem, degree))
     with search.within(_CLIMB_PART):
         _climb(pool)
     with search.within(_POLISH_PART):
@@ -128,14 +123,14 @@ def improve(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Cand
     return pool.best
 
 
-def _first(pool: _Pool, units: tuple[Unit, ...]) -> None:
+def _first(pool: _Pool, bundles: tuple[Bundle, ...]) -> None:
     """Prices pipelines of everything, and the usual ways to form lanes."""
-    _one_lane(pool, units)
-    for settings in first_settings(pool.problem, units) if units else ():
+    _one_lane(pool, bundles)
+    for settings in first_settings(pool.problem, bundles) if bundles else ():
         if pool.search.spent():
             return
         for setting, layout in pool.completed(settings)[:_FIRST]:
-            pool.price(setting, units, layout)
+            pool.price(setting, bundles, layout)
             pool.search.tell("lanes")
 
 
@@ -144,26 +139,26 @@ def one_lane(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Can
     pool = _Pool(problem, lanes, search, given[0] if given else None)
     with search.within(_LANE_PART):
         for degree in tensor_degrees(problem)[:_DEGREES]:
-            _one_lane(pool, all_units(problem, degree))
+            _one_lane(pool, all_bundles(problem, degree))
     _resync(pool)
     return pool.best
 
 
-def _one_lane(pool: _Pool, units: tuple[Unit, ...]) -> None:
-    """Prices pipelines of all units, those of the most promising paces first."""
+def _one_lane(pool: _Pool, bundles: tuple[Bundle, ...]) -> None:
+    """Prices pipelines of all bundles, those of the most promising paces first."""
     batch, made = pool.problem.job.batch, []
-    for count in micro_batch_counts(batch, 1) if units else ():
+    for count in micro_batch_counts(batch, 1) if bundles else ():
         for ahead in FIRST_AHEAD if count > 1 else (0,):
             if pool.search.spent():
                 return
             pace = Pace(count, ahead)
-            made += [(lane, pace) for lane in pool.lanes.pipelines(units, batch // count, pace)]
+            made += [(lane, pace) for lane in pool.lanes.pipelines(bundles, batch // count, pace)]
             pool.search.tell("split")
     for lane, pace in sorted(made, key=lambda pair: pair[0].seconds)[:_STEP]:
         if pool.search.spent():
             return
         if lane.least < pool.limit:
-            pool.price(Setting((units,), pace), units, pool.lanes.layout([lane], pace))
+            pool.price(Setting((bundles,), pace), bundles, pool.lanes.layout([lane], pace))
             pool.search.tell("split")
 
 
@@ -193,11 +188,11 @@ def _climb(pool: _Pool) -> None:
             return
         start = fresh[0]
         tried.add(start.setting.signature)
-        made = pool.completed(setting_moves(pool.problem, start.setting, start.units))
+        made = pool.completed(setting_moves(pool.problem, start.setting, start.bundles))
         for setting, layout in made[:_STEP]:
             if pool.search.spent():
                 return
-            pool.price(setting, start.units, layout)
+            pool.price(setting, start.bundles, layout)
             pool.search.tell("lanes")
 
 
@@ -224,11 +219,10 @@ def _polish(pool: _Pool) -> None:
                     continue
                 candidate = pool.search.price(lanes_plan(pool.problem, timed, start.how, start.buckets))
                 pool.search.tell("polish")
-                if candidate is None or not candidate.price.fits or candidate.price.step_seconds >= _WORTH * seconds:
-                    continue
-                current, seconds, moved = timed, candidate.price.step_seconds, True
-                pool.keep(candidate)
-                break
+                gains = candidate is not None and candidate.price.step_seconds < _WORTH * seconds
+                if candidate is not None and gains and pool.keep(candidate):
+                    current, seconds, moved = timed, candidate.price.step_seconds, True
+                    break
 
 
 def _syncs(plan: Plan) -> tuple[Sync, ...]:

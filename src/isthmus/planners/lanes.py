@@ -4,8 +4,8 @@ A *lane* is a pipeline with some samples of each micro-batch: its stages, each w
 parallelism is a lane for each device; a plain pipeline is one lane; between them is everything else. Lanes need not be
 cut alike: the plan's stages end wherever a stage of some lane ends, and a device of another lane holds several of them.
 
-What a layout leaves open is found exactly: stages and cuts of a lane (`arrange`), shares inside a stage (`sharing`),
-and samples of the lanes, so that all are done together (`shares.fair_shares`, by what each lane needs at least).
+What a layout leaves open is found by the exact pieces: stages and cuts of a lane (`arrange`), shares inside a stage
+(`sharing`), and samples of the lanes, so that all are done together as far as estimates go (`shares.fair_shares`).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from isthmus.plan.types import How, Pipeline, Plan, Replica
 from isthmus.plan.types import Layout as State
 from isthmus.plan.types import Stage as PlanStage
 from isthmus.planners.arrange import Arranged, Arranger
+from isthmus.planners.bundles import Bundle, orders
 from isthmus.planners.pieces import make_plan
 from isthmus.planners.problem import Problem
 from isthmus.planners.room import BUCKET, Room, Way
 from isthmus.planners.shares import fair_shares
 from isthmus.planners.sharing import Sharing
 from isthmus.planners.staged import Stage, Staged, cut_times
-from isthmus.planners.units import Unit, orders
 
 __all__ = ["BUCKETS", "Lane", "Lanes", "Layout", "Pace", "lanes_plan"]
 
 _SAME, _SHALLOW, _DEEP = 2, 3, 3  # pipelines of one depth, depths that are always tried, pipelines of other depths
 BUCKETS = (12, 1)  # of all gradients, at least: many are sent while the backward pass goes on, few wait less
-_NEAR = 0.1  # part of a lane's samples that may change without arranging its units anew
+_NEAR = 0.1  # part of a lane's samples that may change without arranging its bundles anew
 
 
 class Pace(NamedTuple):
@@ -74,16 +74,16 @@ class Lanes:
         self.problem, self.room = problem, room
         self.sharing = Sharing(problem)
         self.arranger = Arranger(problem, room, self.sharing)
-        self._orders: dict[tuple[Unit, ...], list[tuple[Unit, ...]]] = {}
+        self._orders: dict[tuple[Bundle, ...], list[tuple[Bundle, ...]]] = {}
         self._best: dict[tuple[object, ...], Lane | None] = {}
         self._seconds: dict[tuple[object, ...], tuple[float, float]] = {}
 
-    def complete(self, parts: Sequence[tuple[Unit, ...]], pace: Pace) -> Layout | None:
+    def complete(self, parts: Sequence[tuple[Bundle, ...]], pace: Pace) -> Layout | None:
         """The best lanes for these parts of the cluster; None where some part cannot hold the model."""
         samples = self.problem.job.batch // pace.micro_batches
         if not parts or len(parts) > samples:
             return None
-        speeds = [sum(unit.speed for unit in part) for part in parts]
+        speeds = [sum(bundle.speed for bundle in part) for part in parts]
         given = fair_shares(samples, [partial(_spent, speed) for speed in speeds])
         for _ in range(3):
             found = [self.lane(part, n, pace, len(parts) - 1) for part, n in zip(parts, given, strict=True)]
@@ -105,15 +105,15 @@ class Lanes:
         timed = tuple(self.timed(lane, pace, alone=len(near) == 1) for lane in near)
         return Layout(timed, pace, max(lane.seconds for lane in timed) + self._between(timed))
 
-    def lane(self, part: tuple[Unit, ...], samples: int, pace: Pace, others: int = 0) -> Lane | None:
-        """The best pipeline of these units, in any of the usual orders; None where they cannot hold the model."""
+    def lane(self, part: tuple[Bundle, ...], samples: int, pace: Pace, others: int = 0) -> Lane | None:
+        """The best pipeline of these bundles, in any of the usual orders; None where they cannot hold the model."""
         key = (part, samples, pace, others if pace.state != "replicated" else min(others, 1))
         if key not in self._best:
             self._best[key] = next(iter(self.pipelines(part, samples, pace, others)), None)
         return self._best[key]
 
-    def pipelines(self, part: tuple[Unit, ...], samples: int, pace: Pace, others: int = 0) -> list[Lane]:
-        """Pipelines of these units, of each depth one or two, with their best cuts; most promising first."""
+    def pipelines(self, part: tuple[Bundle, ...], samples: int, pace: Pace, others: int = 0) -> list[Lane]:
+        """Pipelines of these bundles, of each depth one or two, with their best cuts; most promising first."""
         fixed = samples, pace.micro_batches, pace.state, pace.ahead, others
         made: dict[int, dict[tuple[object, ...], Arranged]] = {}
         if part not in self._orders:
@@ -123,8 +123,8 @@ class Lanes:
                 made.setdefault(len(arranged.stages), {})[arranged[:3]] = arranged
         few = 1 if others else _SAME
         rough = [one for same in made.values() for one in heapq.nsmallest(few, same.values(), key=_seconds)]
-        best = [self._lane(self.arranger.recut(one, *fixed), samples, pace, not others) for one in _likely(rough)]
-        return sorted(best, key=lambda lane: lane.seconds)
+        cuts = [cut for one in _likely(rough) for cut in dict.fromkeys((one, self.arranger.recut(one, *fixed)))]
+        return sorted((self._lane(cut, samples, pace, not others) for cut in cuts), key=lambda lane: lane.seconds)
 
     def _lane(self, arranged: Arranged, samples: int, pace: Pace, alone: bool) -> Lane:
         stages = tuple(self.sharing.stage(groups, samples) for groups in arranged.stages)

@@ -1,7 +1,7 @@
 """Small changes: of who works with whom (settings), and of finished layouts (cuts, samples, shares, recomputing).
 
-A *setting* says which units form which lane, and the pace; everything else follows (`lanes.Lanes.complete`). Units of
-one host and kind are interchangeable, so settings that differ by such a swap count as one.
+A *setting* says which bundles form which lane, and the pace; everything else follows (`lanes.Lanes.complete`). Bundles
+of one host and kind are interchangeable, so settings that differ by such a swap count as one.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from itertools import combinations
 from typing import NamedTuple
 
 from isthmus.plan.types import Layout as State
+from isthmus.planners.bundles import Bundle
 from isthmus.planners.lanes import Lane, Layout, Pace
 from isthmus.planners.problem import Problem
 from isthmus.planners.shares import micro_batch_counts
-from isthmus.planners.units import Unit
 
 __all__ = ["FIRST_AHEAD", "STATES", "Setting", "first_settings", "layout_moves", "setting_moves"]
 
-Part = tuple[Unit, ...]
+Part = tuple[Bundle, ...]
 STATES: tuple[State, ...] = ("replicated", "sharded-optimizer", "sharded-all")
 _AHEAD = (0, 1, 2, 4, 8, 16)
 FIRST_AHEAD = (0, 4, 12)  # for pipelines over several hosts: links take their time
@@ -27,7 +27,7 @@ _MOST_MERGES = 40  # pairs of lanes
 
 
 class Setting(NamedTuple):
-    """Which units form which lane. A unit in none stays idle."""
+    """Which bundles form which lane. A bundle in none stays idle."""
 
     parts: tuple[Part, ...]
     pace: Pace
@@ -35,46 +35,47 @@ class Setting(NamedTuple):
     @property
     def signature(self) -> tuple[object, ...]:
         """The same for settings that differ in nothing that matters."""
-        lanes = Counter(tuple(sorted(Counter(_sort(unit) for unit in part).items())) for part in self.parts)
+        lanes = Counter(tuple(sorted(Counter(_sort(bundle) for bundle in part).items())) for part in self.parts)
         return frozenset(lanes.items()), self.pace
 
 
-def _sort(unit: Unit) -> tuple[str, str, int, int]:
-    return unit.host, unit.kind, len(unit.groups), len(unit.groups[0])
+def _sort(bundle: Bundle) -> tuple[str, str, int, int]:
+    return bundle.host, bundle.kind, len(bundle.groups), len(bundle.groups[0])
 
 
-def first_settings(problem: Problem, units: Sequence[Unit]) -> Iterator[list[Setting]]:
-    """Ways to form lanes, each with several paces: the strongest host or region alone, single units, hosts, kinds,
+def first_settings(problem: Problem, bundles: Sequence[Bundle]) -> Iterator[list[Setting]]:
+    """Ways to form lanes, each with several paces: the strongest host or region alone, single bundles, hosts, kinds,
     regions, everything in one.
     """
-    regions, hosts = (_grouped(units, key) for key in (lambda unit: unit.region, lambda unit: unit.host))
-    ways: list[list[Part]] = [[(unit,) for unit in units], hosts, regions]
+    regions, hosts = (_grouped(bundles, key) for key in (lambda bundle: bundle.region, lambda bundle: bundle.host))
+    ways: list[list[Part]] = [[(bundle,) for bundle in bundles], hosts, regions]
     for groups in (hosts, regions):
-        strongest = max(groups, key=lambda part: sum(unit.speed for unit in part))
-        ways += [[strongest], [(unit,) for unit in strongest]]
-    ways.append([tuple(units)])
-    ways.append(_grouped(units, lambda unit: (unit.region, unit.kind)))
-    ways.append(_grouped(units, lambda unit: unit.kind))
-    ways.append([(max(units, key=lambda unit: unit.speed),)])
+        strongest = max(groups, key=lambda part: sum(bundle.speed for bundle in part))
+        ways += [[strongest], [(bundle,) for bundle in strongest]]
+    ways.append([tuple(bundles)])
+    ways.append(_grouped(bundles, lambda bundle: (bundle.region, bundle.kind)))
+    ways.append(_grouped(bundles, lambda bundle: bundle.kind))
+    ways.append([(max(bundles, key=lambda bundle: bundle.speed),)])
     for parts in dict.fromkeys(tuple(parts) for parts in ways):
-        far = any(len({unit.host for unit in part}) > 1 for part in parts)
+        far = any(len({bundle.host for bundle in part}) > 1 for part in parts)
         counts = micro_batch_counts(problem.job.batch, min(len(parts), problem.job.batch))
         paces = [Pace(count, ahead) for count in counts for ahead in (FIRST_AHEAD if far and count > 1 else (0,))]
         paces += [Pace(count, 0, state) for count in counts[:3] for state in STATES[1:] if len(parts) == 1]
         yield [Setting(parts, pace) for pace in paces]
 
 
-def _grouped(units: Sequence[Unit], key: Callable[[Unit], object]) -> list[Part]:
-    found: dict[object, list[Unit]] = {}
-    for unit in units:
-        found.setdefault(key(unit), []).append(unit)
+def _grouped(bundles: Sequence[Bundle], key: Callable[[Bundle], object]) -> list[Part]:
+    found: dict[object, list[Bundle]] = {}
+    for bundle in bundles:
+        found.setdefault(key(bundle), []).append(bundle)
     return [tuple(members) for members in found.values()]
 
 
-def setting_moves(problem: Problem, setting: Setting, units: Sequence[Unit]) -> Iterator[Setting]:
-    """All settings one step away."""
+def setting_moves(problem: Problem, setting: Setting, bundles: Sequence[Bundle]) -> Iterator[Setting]:
+    """All settings one step away; a step between lanes that are alike may lead nowhere, and is left out."""
     yield from (Setting(setting.parts, pace) for pace in _paces(problem, setting))
-    yield from (Setting(parts, setting.pace) for parts in _regrouped(setting.parts, units))
+    moved = (Setting(parts, setting.pace) for parts in _regrouped(setting.parts, bundles))
+    yield from (other for other in moved if other.signature != setting.signature)
 
 
 def _paces(problem: Problem, setting: Setting) -> Iterator[Pace]:
@@ -92,9 +93,9 @@ def _paces(problem: Problem, setting: Setting) -> Iterator[Pace]:
             yield pace._replace(state=state)
 
 
-def _regrouped(parts: tuple[Part, ...], units: Sequence[Unit]) -> Iterator[tuple[Part, ...]]:
-    used = {unit for part in parts for unit in part}
-    idle = [unit for unit in units if unit not in used]
+def _regrouped(parts: tuple[Part, ...], bundles: Sequence[Bundle]) -> Iterator[tuple[Part, ...]]:
+    used = {bundle for part in parts for bundle in part}
+    idle = [bundle for bundle in bundles if bundle not in used]
     for a, b in list(combinations(range(len(parts)), 2))[:_MOST_MERGES]:
         rest = tuple(part for i, part in enumerate(parts) if i not in (a, b))
         yield (*rest, parts[a] + parts[b])
@@ -103,36 +104,39 @@ def _regrouped(parts: tuple[Part, ...], units: Sequence[Unit]) -> Iterator[tuple
         yield from ((*rest, *split) for split in _splits(part))
         if len(parts) > 1:
             yield rest
-        for unit in _one_of_each(part):
-            left = tuple(other for other in part if other is not unit)
+        for bundle in _one_of_each(part):
+            left = tuple(other for other in part if other is not bundle)
             if not left:
                 continue
             yield (*rest, left)
-            yield (*rest, left, (unit,))
+            yield (*rest, left, (bundle,))
             for j, other in enumerate(rest):
-                yield (*rest[:j], (*other, unit), *rest[j + 1 :], left)
-    for members in (*_grouped(idle, lambda unit: (unit.host, unit.kind)), *((unit,) for unit in _one_of_each(idle))):
+                yield (*rest[:j], (*other, bundle), *rest[j + 1 :], left)
+    for members in (
+        *_grouped(idle, lambda bundle: (bundle.host, bundle.kind)),
+        *((bundle,) for bundle in _one_of_each(idle)),
+    ):
         yield (*parts, members)
         for i, part in enumerate(parts):
             yield (*parts[:i], part + members, *parts[i + 1 :])
 
 
 def _splits(part: Part) -> Iterator[tuple[Part, ...]]:
-    """A lane taken apart: by regions, hosts or kinds, into equal halves, into single units."""
-    for key in (lambda unit: unit.region, lambda unit: unit.host, lambda unit: unit.kind):
+    """A lane taken apart: by regions, hosts or kinds, into equal halves, into single bundles."""
+    for key in (lambda bundle: bundle.region, lambda bundle: bundle.host, lambda bundle: bundle.kind):
         found = _grouped(part, key)
         if len(found) > 1:
             yield tuple(found)
             for members in found:
-                yield members, tuple(unit for unit in part if unit not in members)
+                yield members, tuple(bundle for bundle in part if bundle not in members)
     if len(part) > 2:
         yield part[::2], part[1::2]
     if len(part) > 1:
-        yield tuple((unit,) for unit in part)
+        yield tuple((bundle,) for bundle in part)
 
 
-def _one_of_each(part: Sequence[Unit]) -> list[Unit]:
-    return list({_sort(unit): unit for unit in part}.values())
+def _one_of_each(part: Sequence[Bundle]) -> list[Bundle]:
+    return list({_sort(bundle): bundle for bundle in part}.values())
 
 
 def layout_moves(layout: Layout, blocks: int) -> Iterator[Layout]:

@@ -120,7 +120,9 @@ def _found(search: Search, planner: str, fix: Fix | None, beside: bool) -> dict[
     """
     problem, room, found, ideas = search.problem, Room(search.problem), dict[str, Candidate | None](), list[Idea]()
     beyond, wanted = BEYOND.get(planner) if fix is None else None, _wanted(planner, fix)
-    first = search.part(_SCHEMES_PART) if beyond is not None else search
+    first = search
+    if beyond is not None:
+        first = Search(problem, *search.limits(_SCHEMES_PART), search.progress)
     for name in dict.fromkeys((*wanted, *(SCHEMES if beside else ()))):
         kept = ideas if name in wanted or beyond is not None else []
         found[name] = first.ended(partial(_scheme, first, room, name, fix, kept))
@@ -139,20 +141,22 @@ def _found(search: Search, planner: str, fix: Fix | None, beside: bool) -> dict[
 
 def _of_copies(search: Search, copies: Copies, planner: str, beside: bool) -> dict[str, Candidate | None]:
     """The same for a large cluster, by plans for a copy of it: empty where none of them fits as a whole."""
-    inner = Search(copies.problem, *search.part(_COPY_PART).limits, search.progress)
+    inner = Search(copies.problem, *search.limits(_COPY_PART), search.progress)
     try:
         found = _found(inner, planner, None, beside)
     except NoPlanError:
         return {}
     search.crowded, search.interrupted = inner.crowded, inner.interrupted
     search.cut_short = inner.cut_short or inner.spent()
-    return {name: candidate and _whole(search, copies, candidate) for name, candidate in found.items()}
+    small = {name: candidate for name, candidate in found.items() if candidate is not None}
+    ranked = sorted(small, key=lambda name: small[name].price.step_seconds)  # so that Ctrl-C finds the best done
+    return {name: search.ended(partial(_whole, search, copies, small[name])) for name in ranked}
 
 
 def _whole(search: Search, copies: Copies, small: Candidate) -> Candidate | None:
     """The best plan of the whole cluster that has this plan in every copy."""
     best: Candidate | None = None
-    for how in COPIED:
+    for how in COPIED if not search.interrupted else ():
         candidate = search.problem.price(copied_plan(search.problem, copies, small.plan, how))
         fits = candidate.price.fits and (best is None or candidate.price.step_seconds < best.price.step_seconds)
         best = candidate if fits and sound(search.problem, candidate.plan) else best

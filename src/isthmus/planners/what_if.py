@@ -26,7 +26,7 @@ from isthmus.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, format
 
 __all__ = ["Change", "Place", "Setting", "ladders", "roomier", "swapped"]
 
-Sort = Literal["device", "processor", "sync", "link", "trunk", "nic", "bus", "inside"]
+Sort = Literal["device", "processor", "link", "trunk", "nic", "bus", "inside"]
 
 
 class Place(NamedTuple):
@@ -45,7 +45,7 @@ class Place(NamedTuple):
         ends = " - ".join(self.names)
         if self.sort == "link" and len(set(self.names)) == 1:
             return f"links in {self.names[0]}"
-        words = {"processor": "processor of ", "sync": "measured syncs from ", "nic": "nic of ", "bus": "bus of "}
+        words = {"processor": "processor of ", "nic": "nic of ", "bus": "bus of "}
         return {"inside": "links inside ", **words}.get(self.sort, f"{self.sort} ") + ends
 
 
@@ -84,7 +84,7 @@ def ladders(given: Setting, place: Place, what: Collection[str], members: Sequen
         yield from _links(given, place, what)
     elif place.sort == "trunk":
         yield [_trunk(given, place)]
-    elif place.sort != "sync":
+    else:
         yield _host_field(given, place)
 
 

@@ -1,8 +1,8 @@
-"""What a plan is put together from: units of devices, and the orders in which they may follow each other.
+"""What a plan is put together from: bundles of devices, and the orders in which they may follow each other.
 
-A *unit* is one or more replicas (tensor groups, or single devices) that always stand in the same stage. On a small
-cluster every replica is a unit of its own; on a large one the equal replicas of a host, or of several hosts, are taken
-together, so that the number of units stays small however many devices there are.
+A *bundle* is one or more replicas (tensor groups, or single devices) that always stand in the same stage. On a small
+cluster every replica is a bundle of its own; on a large one the equal replicas of a host, or of several hosts, are
+taken together, so that the number of bundles stays small however many devices there are.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from isthmus.planners.devices import best_link, tensor_groups
 from isthmus.planners.grid import divides_heads
 from isthmus.planners.problem import Problem
 
-__all__ = ["Groups", "Unit", "all_units", "orders", "tensor_degrees", "unit_of"]
+__all__ = ["Bundle", "Groups", "all_bundles", "bundle_of", "orders", "tensor_degrees"]
 
 Groups = tuple[tuple[str, ...], ...]
 
-MOST_UNITS = 24
+MOST_BUNDLES = 24
 _ALL_ORDERS = 3  # regions: of more, only chains along the best links
 _MOST_ORDERS = 8
 _RETURNING = 3  # of them, that are also tried coming back to where they began
 
 
-class Unit(NamedTuple):
+class Bundle(NamedTuple):
     """Replicas that stand in the same stage: of one kind, on one host or on equal hosts of one region."""
 
     groups: Groups
@@ -43,20 +43,20 @@ class Unit(NamedTuple):
         return tuple(device for group in self.groups for device in group)
 
 
-def all_units(problem: Problem, degree: int = 1, most: int = MOST_UNITS) -> tuple[Unit, ...]:
-    """All usable devices as units, host by host; equal ones are taken together as far as needed to have few."""
-    single = [unit_of(problem, (group,)) for group in tensor_groups(problem, problem.usable, degree)]
+def all_bundles(problem: Problem, degree: int = 1, most: int = MOST_BUNDLES) -> tuple[Bundle, ...]:
+    """All usable devices as bundles, host by host; equal ones are taken together as far as needed to have few."""
+    single = [bundle_of(problem, (group,)) for group in tensor_groups(problem, problem.usable, degree)]
     if len(single) <= most:
         return tuple(single)
-    by_host: dict[tuple[str, str], list[Unit]] = {}
-    for unit in single:
-        by_host.setdefault((unit.host, unit.kind), []).append(unit)
+    by_host: dict[tuple[str, str], list[Bundle]] = {}
+    for bundle in single:
+        by_host.setdefault((bundle.host, bundle.kind), []).append(bundle)
     whole = [_joined(problem, members) for members in by_host.values()]
     if len(whole) <= most:
         return tuple(whole)
-    by_class: dict[tuple[str, str, int], list[Unit]] = {}
-    for unit in whole:
-        by_class.setdefault((unit.region, unit.kind, len(unit.groups)), []).append(unit)
+    by_class: dict[tuple[str, str, int], list[Bundle]] = {}
+    for bundle in whole:
+        by_class.setdefault((bundle.region, bundle.kind, len(bundle.groups)), []).append(bundle)
     parts = max(1, most // len(by_class))
     bundles = []
     for members in by_class.values():
@@ -65,17 +65,17 @@ def all_units(problem: Problem, degree: int = 1, most: int = MOST_UNITS) -> tupl
     return tuple(bundles)
 
 
-def unit_of(problem: Problem, groups: Groups) -> Unit:
-    """Replicas as one unit."""
+def bundle_of(problem: Problem, groups: Groups) -> Bundle:
+    """Replicas as one bundle."""
     lead = groups[0][0]
     hosts = {problem.cluster.devices[group[0]].host for group in groups}
     kind, host = problem.cluster.devices[lead].kind, problem.cluster.host_of(lead)
     speed = problem.speed(lead) * sum(len(group) for group in groups)
-    return Unit(groups, kind, host.name, host.region, len(hosts), speed)
+    return Bundle(groups, kind, host.name, host.region, len(hosts), speed)
 
 
-def _joined(problem: Problem, members: Sequence[Unit]) -> Unit:
-    return unit_of(problem, tuple(group for unit in members for group in unit.groups))
+def _joined(problem: Problem, members: Sequence[Bundle]) -> Bundle:
+    return bundle_of(problem, tuple(group for bundle in members for group in bundle.groups))
 
 
 def tensor_degrees(problem: Problem) -> list[int]:
@@ -85,18 +85,18 @@ def tensor_degrees(problem: Problem) -> list[int]:
     return [1, *(degree for degree in range(2, most + 1) if divides_heads(problem, degree))]
 
 
-def orders(problem: Problem, units: Sequence[Unit]) -> list[tuple[Unit, ...]]:
-    """In which order the stages may have the units: regions along good links, in each the fastest or roomiest first."""
-    regions = dict.fromkeys(unit.region for unit in units)
-    memory = {unit.kind: problem.cluster.kinds[unit.kind].memory for unit in units}
+def orders(problem: Problem, bundles: Sequence[Bundle]) -> list[tuple[Bundle, ...]]:
+    """In which order stages may have the bundles: regions along good links, in each the fastest or roomiest first."""
+    regions = dict.fromkeys(bundle.region for bundle in bundles)
+    memory = {bundle.kind: problem.cluster.kinds[bundle.kind].memory for bundle in bundles}
     within = [
-        sorted(units, key=lambda unit: (-unit.speed / len(unit.groups), unit.host)),
-        sorted(units, key=lambda unit: (unit.speed / len(unit.groups), unit.host)),
-        sorted(units, key=lambda unit: (-memory[unit.kind], unit.host)),
+        sorted(bundles, key=lambda bundle: (-bundle.speed / len(bundle.groups), bundle.host)),
+        sorted(bundles, key=lambda bundle: (bundle.speed / len(bundle.groups), bundle.host)),
+        sorted(bundles, key=lambda bundle: (-memory[bundle.kind], bundle.host)),
     ]
     chains = list(_chains(problem, tuple(regions)))
     found = dict.fromkeys(
-        tuple(unit for region in chain for unit in within[(turn + shift) % 3] if unit.region == region)
+        tuple(bundle for region in chain for bundle in within[(turn + shift) % 3] if bundle.region == region)
         for shift in range(3)
         for turn, chain in enumerate(chains)
     )
@@ -104,18 +104,18 @@ def orders(problem: Problem, units: Sequence[Unit]) -> list[tuple[Unit, ...]]:
     return list(dict.fromkeys((*first, *_returning(first, len(regions)))))
 
 
-def _returning(found: Sequence[tuple[Unit, ...]], regions: int) -> Iterator[tuple[Unit, ...]]:
+def _returning(found: Sequence[tuple[Bundle, ...]], regions: int) -> Iterator[tuple[Bundle, ...]]:
     """Orders that come back to the first region, at the end or after the next one.
 
     Weights that the first block and the last share are then synced inside a region, and places in between can be kept.
     """
     for order in found[:_RETURNING] if regions > 1 else ():
-        home = [unit for unit in order if unit.region == order[0].region]
-        away = [unit for unit in order if unit.region != order[0].region]
+        home = [bundle for bundle in order if bundle.region == order[0].region]
+        away = [bundle for bundle in order if bundle.region != order[0].region]
         if len(home) > 1:
             half = (len(home) + 1) // 2
-            next_one = [unit for unit in away if unit.region == away[0].region]
-            others = [unit for unit in away if unit.region != away[0].region]
+            next_one = [bundle for bundle in away if bundle.region == away[0].region]
+            others = [bundle for bundle in away if bundle.region != away[0].region]
             yield (*home[:half], *away, *home[half:])
             yield (*home[:half], *next_one, *home[half:], *others)
 
