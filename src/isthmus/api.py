@@ -316,7 +316,9 @@ def prepare_simulator(compiling: Callable[[], None] = lambda: None) -> None:
     with telling(compiling):
         problem = build_problem(parse_cluster(text), (job,), {"one": graph})
         problem.price(Plan(cluster="one", parts=(pipeline,)))
-        Lanes(problem, Room(problem)).complete([all_bundles(problem)], Pace(1))
+        lanes = Lanes(problem, Room(problem))
+        lanes.complete([all_bundles(problem)], Pace(1))
+        lanes.settled(((("a/CPU/0",),),), 1, Pace(1), 0)
 
 
 def _planned(plan: Plan | PlanFile | str | Path, cluster: Cluster | None) -> tuple[PlanFile, Cluster]:

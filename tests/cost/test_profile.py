@@ -20,7 +20,8 @@ from isthmus.model.graph import BlockGraph, TensorSplit
 from isthmus.model.profile import BlockTime, CollectiveTime, DeviceCosts, NetworkCosts, Profile
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
-from isthmus.planners.problem import Problem, lower_bound
+from isthmus.planners.bound import lower_bound
+from isthmus.planners.problem import Problem
 from isthmus.report.times import times_facts
 from isthmus.units import BytesPerSecond, Seconds
 from tests.cost.random_profiles import random_profile

@@ -18,11 +18,12 @@ from isthmus.errors import NoPlanError, PlanError
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Layout, Plan
 from isthmus.plan.validate import check
+from isthmus.planners.bound import lower_bound
 from isthmus.planners.cuts import even_limits
 from isthmus.planners.grid import Fix, parse_fix
 from isthmus.planners.pieces import build_stages, make_plan, sync_messages
 from isthmus.planners.portfolio import choose_plan
-from isthmus.planners.problem import Problem, lower_bound
+from isthmus.planners.problem import Problem
 from isthmus.planners.room import Room, Way
 from isthmus.planners.schemes import SCHEMES
 from tests.plan.small_models import chain
@@ -81,17 +82,18 @@ def test_tensor_is_the_best_of_all_tensor_layouts() -> None:
     assert all(len(replica.devices) > 1 for replica in pipeline_of(choice).stages[0].replicas)
 
 
-def test_tensor_groups_span_hosts_where_no_host_is_large_enough() -> None:
-    """Four hosts with one device each, and a model that fits on no one of them."""
+def test_tensor_groups_do_not_span_hosts() -> None:
+    """Four hosts with one device each, and a model that fits on no one of them: groups over hosts cannot be run."""
     text = HOSTS.replace("MEMORY", "1.3 GB").split("hosts:")[0] + (
         "hosts:\n  h[1-4]: {region: r, devices: {quick: 1}, nic: 100 Gbit/s}\n"
         "links:\n  - {between: [r, r], bandwidth: 100 Gbit/s, latency: 10 us}\n"
     )
     task = problem(parse_cluster(text), chain(6, width=2900, heads=4), batch=4)
-    choice = choose_plan(task, planner="tensor")
-    check(choice.plan, task.cluster, {"job": task.graph})
-    assert len(pipeline_of(choice).stages[0].replicas[0].devices) == 4
-    assert choice.schemes["data-even"] is None
+    with pytest.raises(NoPlanError, match="no plan of the scheme tensor can run"):
+        choose_plan(task, planner="tensor")
+    choice = choose_plan(task)
+    assert choice.schemes["tensor"] is None and choice.schemes["data-even"] is None
+    assert all(len(replica.devices) == 1 for stage in pipeline_of(choice).stages for replica in stage.replicas)
 
 
 def test_fsdp_is_the_best_of_all_states_and_units() -> None:

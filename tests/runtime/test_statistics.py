@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from isthmus.cost.runnable import check_mixing
 from isthmus.errors import ModelError, PlanError
 from isthmus.model.export import Example
 from isthmus.model.graph import Block, BlockGraph, Parameter
@@ -23,7 +24,6 @@ from isthmus.model.job import Job
 from isthmus.model.pieces import Pieces, cut
 from isthmus.plan.resolve import ResolvedPipeline, ResolvedReplica, ResolvedStage
 from isthmus.plan.types import Pipeline
-from isthmus.runtime.mixing import check_mixing
 from isthmus.runtime.statistics import SynchronisedNorm, synchronised, unchanged
 
 from ..model import models

@@ -109,6 +109,7 @@ class Simulator:
         `profile`: measured times of blocks and collectives, which go before all figures, and what was measured beside.
         """
         self.cluster, self.models, self.efficiency, self.profile = cluster, models, efficiency, profile
+        self.tasks = 0  # of all plans priced so far
         self.priced = (
             with_overheads(cluster, profile.network) if profile is not None else cluster
         )  # as messages meet it
@@ -132,6 +133,7 @@ class Simulator:
             times = _run(out, net)
         except PlanError as problem:
             return Price(math.inf, dict.fromkeys(jobs, math.inf), memory, shortages, problem.what)
+        self.tasks += len(times.end)
         ends = ends_by_part(times.end, out.part, len(jobs)).tolist()
         return Price(max(ends, default=0.0), dict(zip(jobs, ends, strict=True)), memory, shortages)
 

@@ -10,9 +10,10 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Block", "BlockGraph", "Linear", "Parameter", "Split", "Tensor", "TensorSplit"]
+__all__ = ["NORMS", "Block", "BlockGraph", "Linear", "Parameter", "Split", "Tensor", "TensorSplit"]
 
 Split = Literal["concat", "sum", "whole"]
+NORMS = ("batch_norm", "native_batch_norm")  # operations that mix samples, whose statistics replicas can add up
 
 
 class Linear(msgspec.Struct, frozen=True, kw_only=True):

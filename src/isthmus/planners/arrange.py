@@ -31,18 +31,19 @@ import numpy.typing as npt
 from isthmus.compiled import compiled
 from isthmus.plan.types import Layout
 from isthmus.planners.bundles import Bundle, Groups
-from isthmus.planners.cuts import best_cut
 from isthmus.planners.problem import Floats, Problem
 from isthmus.planners.room import Need, Room, Way
 from isthmus.planners.sharing import Shared, Sharing
 
-__all__ = ["Arranged", "Arranger"]
+__all__ = ["Arranged", "Arranger", "Solved"]
 
 Ints = npt.NDArray[np.int32]
 Shorts = npt.NDArray[np.int16]
+_Row = tuple[Floats, Shorts, tuple[float, float]]
 
 _DEEPEST = 64  # stages of one pipeline
 _BORDERS = 28  # at which a model is cut while stages are not settled
+_SOLVED, _CUT = 1.6e-6, 1e-4  # seconds: to arrange, for each pair of bundles; to cut settled stages
 PATIENCE = 4  # depths that are tried beyond the last that gained
 
 
@@ -73,6 +74,24 @@ class _Tables(NamedTuple):
     latency: Floats  # [bundles, bundles] seconds; not read by the programme
 
 
+class Solved(NamedTuple):
+    """What the dynamic programme found for bundles in an order."""
+
+    bundles: Sequence[Bundle]
+    tables: _Tables
+    picks: Ints
+    starts: npt.NDArray[np.intp]  # the first bundle, by depth
+    slowest: Floats  # seconds of the slowest stage or crossing, by depth; infinite where none is possible
+    samples: int
+    micro_batches: int
+    ahead: int
+
+    @property
+    def depths(self) -> list[int]:
+        """That are possible."""
+        return [depth for depth in range(1, len(self.slowest)) if self.slowest[depth] < np.inf]
+
+
 class Arranger:
     """Arranges bundles of one problem; remembers what it has looked up."""
 
@@ -88,6 +107,7 @@ class Arranger:
         self._known: dict[tuple[object, ...], _Tables] = {}
         self._flights: dict[tuple[object, ...], Shorts] = {}
         self._rings: dict[tuple[str, ...], tuple[float, float]] = {}
+        self._rows: dict[tuple[object, ...], _Row] = {}
 
     def arrange(
         self,
@@ -99,28 +119,36 @@ class Arranger:
         others: int = 0,
     ) -> list[Arranged]:
         """The best arrangement of each depth that is possible. `others`: replicas beside this pipeline."""
+        solved = self.solved(bundles, samples, micro_batches, state, ahead, others)
+        return [self.traced(solved, depth) for depth in solved.depths]
+
+    def solved(
+        self,
+        bundles: Sequence[Bundle],
+        samples: int,
+        micro_batches: int,
+        state: Layout,
+        ahead: int = 0,
+        others: int = 0,
+    ) -> Solved:
+        """The seconds of the slowest stage of each depth; `traced` gives the stages."""
         key = (tuple(bundles), samples, state, others if state != "replicated" else min(others, 1))
         if key not in self._known:
             self._known[key] = self._tables(bundles, samples, state, others)
+        self.problem.effort += _SOLVED * len(bundles) ** 2
         tables = self._known[key]
         deepest = min(_DEEPEST, len(bundles), len(self.borders) - 1)
         best, picks = solve(*tables[:-1], float(samples), micro_batches, ahead, deepest)
-        found = []
-        for depth in range(1, deepest + 1):
-            start = int(best[depth, :, 0].argmin())
-            if best[depth, start, 0] < np.inf:
-                found.append(self._traced(bundles, tables, picks, depth, start, samples, micro_batches, ahead))
-        return found
+        starts = best[:, :, 0].argmin(axis=1)
+        return Solved(bundles, tables, picks, starts, best[:, :, 0].min(axis=1), samples, micro_batches, ahead)
 
-    def _traced(
-        self, bundles: Sequence[Bundle], tables: _Tables, picks: Ints, depth: int, start: int, samples: int,
-        micro_batches: int, ahead: int,
-    ) -> Arranged:  # fmt: skip
+    def traced(self, solved: Solved, depth: int) -> Arranged:
         """The stages behind the best value of a depth, and what they take with filling the pipeline, roughly."""
-        stages, firsts, again, i, a = [], [], [], start, 0
+        bundles, tables, samples = solved.bundles, solved.tables, solved.samples
+        stages, firsts, again, i, a = [], [], [], int(solved.starts[depth]), 0
         around, busiest, synced = 0.0, 0.0, 0.0
         for d in range(depth, 0, -1):
-            end, after, b, second = (int(x) for x in picks[d, i, a])
+            end, after, b, second = solved.picks[d, i, a].tolist()
             r = tables.run[i, end]
             one = tables.forward[r, b] - tables.forward[r, a]
             back = tables.backward[r, b] - tables.backward[r, a]
@@ -136,8 +164,8 @@ class Arranger:
             firsts.append(int(self.borders[a]))
             again.append(bool(second))
             i, a = after, b
-        period = max(busiest, around / min(depth + ahead, micro_batches))
-        seconds = around + (micro_batches - 1) * period + synced
+        period = max(busiest, around / min(depth + solved.ahead, solved.micro_batches))
+        seconds = around + (solved.micro_batches - 1) * period + synced
         if depth > 1 and self._tied:  # what the first block and the last share is synced at the very end
             per_byte, waits = self.ring(tuple(group[0] for group in (*stages[0], *stages[-1])))
             seconds += self._tied * per_byte + waits
@@ -146,27 +174,33 @@ class Arranger:
     def recut(
         self, arranged: Arranged, samples: int, micro_batches: int, state: Layout, ahead: int = 0, others: int = 0
     ) -> Arranged:
-        """The same stages with the best cut at any border, as far as computing, syncs and memory go."""
+        """The same stages with the best cut at any border (`cut`), where not all borders were looked at."""
         if len(self.borders) == len(self.problem.graph.blocks) + 1 or len(arranged.stages) == 1:
             return arranged
-        depth, costs, whole = len(arranged.stages), [], []
-        for s, groups in enumerate(arranged.stages):
+        found = self.cut(arranged.stages, samples, micro_batches, state, ahead, others)
+        return arranged if found is None else found._replace(seconds=arranged.seconds)
+
+    def cut(
+        self, stages: tuple[Groups, ...], samples: int, micro_batches: int, state: Layout, ahead: int, others: int
+    ) -> Arranged | None:
+        """Settled stages with the best cut at any border, as far as computing, syncs and memory go; None: none fits."""
+        self.problem.effort += _CUT
+        depth, rows = len(stages), [self._row(groups, samples, state, others) for groups in stages]
+        flight = [min(depth - s + (ahead if s < depth - 1 else 0), micro_batches) for s in range(depth)]
+        seconds, fits, rings = (np.array(column) for column in zip(*rows, strict=True))
+        firsts, again = settled_cut(seconds, fits, rings, self._weights, np.array(flight), micro_batches)
+        return Arranged(stages, tuple(firsts.tolist()), tuple(again.tolist()), 0.0) if len(firsts) else None
+
+    def _row(
+        self, groups: Groups, samples: int, state: Layout, others: int
+    ) -> tuple[Floats, Shorts, tuple[float, float]]:
+        """Of a stage: seconds before each block, micro-batches that fit, and what its sync takes."""
+        key = (groups, samples, state, others if state != "replicated" else min(others, 1))
+        if key not in self._rows:
             shared = self.sharing.of(groups, samples)
-            ahead_of, behind = (row[None, :] - row[:-1, None] for row in shared.seconds)
-            plain, second = self._fitting(groups, shared, state, others)
-            flight = min(depth - s + (ahead if s < depth - 1 else 0), micro_batches)
-            again = plain < flight
-            per_byte, waits = self.ring(tuple(group[0] for group in groups))
-            sync = per_byte * (self._weights[None, :] - self._weights[:-1, None]) + waits - behind
-            cost = micro_batches * (ahead_of * (1 + again) + behind) + np.maximum(0.0, sync)
-            costs.append(np.where((second >= flight) & self.room.ordered, cost, np.inf))
-            whole.append(again)
-        firsts = best_cut(costs)
-        if firsts is None:
-            return arranged
-        ends = (*firsts[1:], len(self.problem.graph.blocks))
-        recompute = tuple(bool(whole[s][a, b]) for s, (a, b) in enumerate(zip(firsts, ends, strict=True)))
-        return arranged._replace(firsts=tuple(firsts), recompute=recompute)
+            ring = self.ring(tuple(group[0] for group in groups))
+            self._rows[key] = shared.seconds, self._fitting(groups, shared, state, others), ring
+        return self._rows[key]
 
     def _tables(self, bundles: Sequence[Bundle], samples: int, state: Layout, others: int) -> _Tables:
         count = len(bundles)
@@ -332,6 +366,47 @@ def solve(
         if since >= PATIENCE and least < np.inf:  # deeper ones only take longer to fill
             break
     return best, picks
+
+
+@compiled
+def settled_cut(
+    seconds: Floats, fits: Shorts, rings: Floats, weights: Floats, flight: Ints, micro_batches: int
+) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """The cut of settled stages whose slowest is as fast as can be: first blocks, and who recomputes; empty: none fits.
+
+    `seconds` [stages, 2, blocks + 1], `fits` [stages, 2, blocks, blocks + 1], `rings` [stages, 2], `flight` [stages].
+    """
+    stages, blocks = seconds.shape[0], seconds.shape[2] - 1
+    best = np.full((stages + 1, blocks + 1), np.inf)
+    picks = np.zeros((stages, blocks + 1), np.int32)
+    best[0, 0] = 0.0
+    for s in range(stages):
+        if not rings[s, 0] < np.inf:
+            return np.empty(0, np.int32), np.empty(0, np.bool_)
+        for a in range(s, blocks):
+            if not best[s, a] < np.inf:
+                continue
+            for b in range(a + 1, blocks + 1):
+                if fits[s, 1, a, b] < flight[s]:
+                    continue
+                ahead_of = seconds[s, 0, b] - seconds[s, 0, a]
+                behind = seconds[s, 1, b] - seconds[s, 1, a]
+                cost = micro_batches * (ahead_of + behind)
+                if fits[s, 0, a, b] < flight[s]:
+                    cost += micro_batches * ahead_of
+                cost += max(0.0, rings[s, 0] * (weights[b] - weights[a]) + rings[s, 1] - behind)
+                cost = max(cost, best[s, a])
+                if cost < best[s + 1, b]:
+                    best[s + 1, b] = cost
+                    picks[s, b] = a
+    if not best[stages, blocks] < np.inf:
+        return np.empty(0, np.int32), np.empty(0, np.bool_)
+    firsts, again, end = np.zeros(stages, np.int32), np.zeros(stages, np.bool_), blocks
+    for s in range(stages - 1, -1, -1):
+        firsts[s] = picks[s, end]
+        again[s] = fits[s, 0, firsts[s], end] < flight[s]
+        end = firsts[s]
+    return firsts, again
 
 
 @compiled

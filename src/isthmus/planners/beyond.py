@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from isthmus.planners import exact as branching
 from isthmus.planners.budget import Search
 from isthmus.planners.improve import improve, one_lane
 from isthmus.planners.lanes import Lanes
@@ -28,4 +29,9 @@ def auto(problem: Problem, room: Room, search: Search, given: Sequence[Candidate
     return improve(problem, Lanes(problem, room), search, given)
 
 
-BEYOND: dict[str, Planner] = {"auto": auto, "split": split}
+def exact(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+    """Every layout that could be faster than the best plan: proven, on a handful of devices and blocks."""
+    return branching.exact(problem, Lanes(problem, room), search, given)
+
+
+BEYOND: dict[str, Planner] = {"auto": auto, "split": split, "exact": exact}

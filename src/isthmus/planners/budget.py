@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
+from isthmus.cost.runnable import check_runnable
 from isthmus.errors import PlanError
 from isthmus.plan.types import Plan
 from isthmus.plan.validate import check
 from isthmus.planners.pieces import sync_messages
 from isthmus.planners.problem import Candidate, Problem
 
-__all__ = ["Progress", "Search", "sound"]
+__all__ = ["Limits", "Progress", "Search", "sound", "usual_effort"]
 
 Progress = Callable[[str, int], None]  # what is being tried, plans priced so far
 
@@ -21,12 +23,26 @@ _SCHEME_MESSAGES = 25_000_000  # of all plans of one scheme
 _MESSAGES_A_SECOND = 1e6  # that the simulator plays, at least
 
 
-class Search:
-    """One search: seconds or simulator calls that may be spent, and what was passed over."""
+class Limits(NamedTuple):
+    """What may be spent; None: as much as it takes."""
 
-    def __init__(self, problem: Problem, seconds: float | None, calls: int | None, progress: Progress | None) -> None:
-        self.problem, self.seconds, self.calls, self.progress = problem, seconds, calls, progress
-        self.start, self.first_call = time.monotonic(), problem.calls
+    seconds: float | None = None
+    calls: int | None = None
+    effort: float | None = None  # seconds on a usual machine (`Problem.effort`)
+
+
+def usual_effort(devices: int) -> float:
+    """What a search for so many devices may take where nobody says: seconds on a usual machine."""
+    return min(40.0, max(4.0, devices / 200))
+
+
+class Search:
+    """One search: seconds, simulator calls or effort that may be spent, and what was passed over."""
+
+    def __init__(self, problem: Problem, limits: Limits, progress: Progress | None) -> None:
+        self.problem, self.progress = problem, progress
+        self.seconds, self.calls, self.effort = limits
+        self.start, self.first_call, self.first_effort = time.monotonic(), problem.calls, problem.effort
         self.crowded = 0  # the largest ring that was too much to play
         self.played = 0  # messages of the present scheme's plans
         self.best: Candidate | None = None  # of the present planner's plans
@@ -45,35 +61,49 @@ class Search:
     def spent(self) -> bool:
         """Whether nothing is left."""
         over_time = self.seconds is not None and self.left() <= 0
-        return self.interrupted or over_time or (self.calls is not None and self.made >= self.calls)
+        over_effort = self.effort is not None and self.worked >= self.effort
+        return self.interrupted or over_time or over_effort or (self.calls is not None and self.made >= self.calls)
 
     @property
     def made(self) -> int:
         """Plans priced so far."""
         return self.problem.calls - self.first_call
 
+    @property
+    def worked(self) -> float:
+        """Effort so far."""
+        return self.problem.effort - self.first_effort
+
     def left(self) -> float:
         """Seconds."""
         return float("inf") if self.seconds is None else self.seconds - (time.monotonic() - self.start)
 
-    def limits(self, part: float) -> tuple[float | None, int | None]:
-        """A part of what is left, in seconds and in calls: one call at least, if there is one."""
+    def calls_left(self) -> int | None:
+        """Plans that may still be priced; None where only the clock counts, or nothing does."""
+        left = [self.calls - self.made] if self.calls is not None else []
+        left += [int((self.effort - self.worked) / self.problem.price_effort)] if self.effort is not None else []
+        return max(0, min(left)) if left else None
+
+    def limits(self, part: float) -> Limits:
+        """A part of what is left, in all that is counted: one call at least, if there is one."""
         seconds = None if self.seconds is None else max(0.0, self.left() * part)
         left = None if self.calls is None else max(0, self.calls - self.made)
-        return seconds, None if left is None else max(min(1, left), round(left * part))
+        effort = None if self.effort is None else max(0.0, (self.effort - self.worked) * part)
+        return Limits(seconds, None if left is None else max(min(1, left), round(left * part)), effort)
 
     @contextmanager
     def within(self, part: float) -> Iterator[None]:
         """Meanwhile no more than a part of what is left may be spent; its plans' messages are counted anew."""
-        before, (seconds, calls) = (self.seconds, self.calls), self.limits(part)
+        before, (seconds, calls, effort) = Limits(self.seconds, self.calls, self.effort), self.limits(part)
         self.seconds = None if seconds is None else time.monotonic() - self.start + seconds
         self.calls = None if calls is None else self.made + calls
+        self.effort = None if effort is None else self.worked + effort
         self.played = 0
         try:
             yield
         finally:
             self.cut_short |= self.spent()
-            self.seconds, self.calls = before
+            self.seconds, self.calls, self.effort = before
 
     def tell(self, what: str) -> None:
         """Says what is being tried."""
@@ -93,9 +123,9 @@ class Search:
 
 
 def sound(problem: Problem, plan: Plan) -> bool:
-    """Whether a plan keeps every rule."""
+    """Whether a plan keeps every rule, and can be run."""
     try:
-        check(plan, problem.cluster, {problem.job.name: problem.graph})
+        check_runnable(check(plan, problem.cluster, {problem.job.name: problem.graph}), problem.simulator)
     except PlanError:
         return False
     return True

@@ -3,22 +3,23 @@
 Hosts of one region and shape, with no links of their own, form a class; of its N hosts each copy has N // F, the others
 stay idle. A copy gets an F-th of the batch, and of every trunk an F-th, as all copies use it at the same time. Beside
 each other the copies train data parallel: the ring of a bucket has, for every participant of the small plan, its F
-copies in a row, so that a region is crossed as often as in the small plan.
+copies in a row, so that a region is crossed as often as in the small plan. While one copy is planned, every plan of it
+is priced as all copies together: what is best alone need not be best with syncs between copies.
 
 The cost of planning so grows with the number of classes, and hardly with that of devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from isthmus.cluster.spec import Cluster
 from isthmus.plan.types import How, Pipeline, Plan, Replica, Stage
-from isthmus.planners.pieces import make_plan
-from isthmus.planners.problem import Problem
+from isthmus.planners.pieces import make_plan, only_pipeline
+from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.shares import divisors
 from isthmus.units import BytesPerSecond
 
@@ -27,6 +28,7 @@ __all__ = ["COPIED", "LARGE", "Copies", "copied_plan", "small_problem"]
 LARGE = 64  # devices: what is planned whole
 COPIED: tuple[How, ...] = ("ring", "tree")  # how gradients of copies may become equal: both are priced by a few copies
 _WORTH = 0.02  # part of the cluster's speed that may stay idle for each halving of the small problem
+_PRICE = 3e-3  # seconds to price a plan of many copies
 _SLOW = 0.1  # the same, for each `LARGE` devices too many
 
 
@@ -52,10 +54,29 @@ def small_problem(problem: Problem) -> Copies | None:
     regions = {problem.cluster.hosts[host].region for host in hosts}
     if count == 1 or any(target not in hosts and target not in regions for _, target, _ in problem.places):
         return None
-    small = _cluster(problem.cluster, hosts, count)
-    job = replace(problem.job, batch=problem.job.batch // count)
-    made = Problem(small, job, problem.graph, problem.precision, problem.seed, problem.profile)
-    return Copies(made, count, hosts)
+    return _Copied(problem, hosts, count).copies
+
+
+class _Copied(Problem):
+    """The problem of one copy. Its plans are priced as all copies side by side: with the syncs between them."""
+
+    copied = True
+
+    def __init__(self, problem: Problem, hosts: Mapping[str, tuple[str, ...]], count: int) -> None:
+        job = replace(problem.job, batch=problem.job.batch // count)
+        small = _cluster(problem.cluster, hosts, count)
+        super().__init__(small, job, problem.graph, problem.precision, problem.seed, problem.profile)
+        self.whole, self.copies = problem, Copies(self, count, hosts)
+
+    @property
+    def price_effort(self) -> float:
+        """Of pricing one plan, beside what its tasks take."""
+        return _PRICE
+
+    def price(self, plan: Plan) -> Candidate:
+        """The plan of one copy with the price of all."""
+        how: How = "tree" if any(sync.how == "tree" for sync in only_pipeline(plan).syncs) else "ring"
+        return Candidate(plan, self.priced(self.whole.simulator, copied_plan(self.whole, self.copies, plan, how)))
 
 
 def _classes(problem: Problem) -> list[list[str]]:
@@ -84,7 +105,7 @@ def _rating(problem: Problem, classes: list[list[str]], count: int) -> float:
     return used / whole - _WORTH * max(0, devices.bit_length() - 5) - _SLOW * (too_large - 1.0)
 
 
-def _cluster(cluster: Cluster, hosts: Mapping[str, object], count: int) -> Cluster:
+def _cluster(cluster: Cluster, hosts: Collection[str], count: int) -> Cluster:
     """Some of the hosts, with trunks as narrow as one copy finds them."""
     regions = {cluster.hosts[name].region for name in hosts}
     links = tuple(
@@ -97,12 +118,10 @@ def _cluster(cluster: Cluster, hosts: Mapping[str, object], count: int) -> Clust
 
 def copied_plan(problem: Problem, copies: Copies, plan: Plan, how: How) -> Plan:
     """The small plan as often as there are copies, for the whole problem; rings go from copy to copy of each device."""
-    (part,) = plan.parts
-    assert isinstance(part, Pipeline)
+    part = only_pipeline(plan)
     stages = [_copied_stage(copies, stage) for stage in part.stages]
     made = make_plan(problem, stages, part.micro_batches, schedule=part.schedule, how=how, ahead=part.ahead)
-    (whole,) = made.parts
-    assert isinstance(whole, Pipeline)
+    whole = only_pipeline(made)
     place = {device: (at, copy) for at, copy, device in _places(copies, part)}
     syncs = (replace(s, participants=tuple(sorted(s.participants, key=place.__getitem__))) for s in whole.syncs)
     return replace(made, parts=(replace(whole, syncs=tuple(syncs)),))

@@ -81,17 +81,19 @@ def pipeline_seconds(
     flights: Sequence[int],
     least: Floats | None = None,
     hops: Floats | None = None,
-) -> float:
+) -> Floats:
     """What a pipeline by 1f1b needs at least (`staged` says why); a row that must wait for nothing has no `hops`.
 
     `most` and `least` are the seconds of each stage's slowest and quickest replica for a micro-batch, both ways;
-    `hops` those of messages to the next stage and back.
+    `hops` those of messages to the next stage and back. Stages are the last axis; there may be others before it.
     """
     least = most if least is None else least
-    after = np.append(np.zeros(len(most) - 1) if hops is None else hops, 0.0)
-    way = np.concatenate(([0.0], np.cumsum(least + after)))  # to each stage and back; then to the end and back
-    if not way[-1] < np.inf:
-        return float("inf")
-    around = most - least + way[-1] - way[:-1]
+    start = np.zeros((*most.shape[:-1], 1))
+    after = np.concatenate((np.zeros_like(most[..., 1:]) if hops is None else hops, start), axis=-1)
+    way = np.concatenate((start, np.cumsum(least + after, axis=-1)), axis=-1)  # to each stage and back; then to the end
+    ends, way = way[..., -1:], way[..., :-1]
+    with np.errstate(invalid="ignore"):  # stages that cannot talk
+        around = most - least + ends - way
     busy = np.maximum(micro_batches * most, -(-micro_batches // np.asarray(flights)) * around)
-    return float(max(way[-1], (way[:-1] + busy).max()))
+    longest = np.maximum(ends[..., 0], (way + busy).max(axis=-1))
+    return np.where(ends[..., 0] < np.inf, longest, np.inf)

@@ -7,7 +7,8 @@ layouts are polished: one cut, one share, one stage that recomputes at a time, j
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -15,20 +16,31 @@ from isthmus.plan.types import How, Pipeline, Plan, Sync
 from isthmus.planners.budget import Search, sound
 from isthmus.planners.bundles import Bundle, all_bundles, bundle_of, tensor_degrees
 from isthmus.planners.lanes import BUCKETS, Lanes, Layout, Pace, lanes_plan
-from isthmus.planners.moves import FIRST_AHEAD, Setting, first_settings, layout_moves, setting_moves
+from isthmus.planners.moves import (
+    FIRST_AHEAD,
+    Setting,
+    Stages,
+    first_settings,
+    layout_moves,
+    paces,
+    setting_moves,
+    stage_moves,
+)
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.shares import micro_batch_counts
 from isthmus.planners.sync_ilp import best_syncs
 
-__all__ = ["hows", "improve", "one_lane"]
+__all__ = ["Found", "Pool", "hows", "improve", "one_lane", "polish", "resync"]
 
 _FIRST = 6  # first settings of one way to form lanes that are priced
 _STEP = 24  # changed settings that are priced, of one setting
+_KEPT = 1000  # plans that are remembered
+_SHAPED = 4  # layouts whose replicas change places
 _POOL = 10  # settings whose changes are tried before the search gives up
 _WORTH = 0.999  # times the best: what counts as a gain
 _SYNC_CALLS = 12  # that choosing syncs takes at least, about
 _DEGREES = 3  # sizes of tensor groups
-_FIRST_PART, _CLIMB_PART, _POLISH_PART = 0.4, 0.6, 0.6  # of what is left of the budget then
+_FIRST_PART, _CLIMB_PART, _SHAPE_PART, _POLISH_PART = 0.3, 0.4, 0.5, 0.6  # of what is left of the budget then
 _LANE_PART = 0.8  # the same, of `split`
 
 
@@ -48,13 +60,15 @@ class Found(NamedTuple):
         return self.candidate.price.step_seconds
 
 
-class _Pool:
+class Pool:
     """What was tried, and the best of it."""
 
     def __init__(self, problem: Problem, lanes: Lanes, search: Search, best: Candidate | None) -> None:
         self.problem, self.lanes, self.search, self.best = problem, lanes, search, best
         search.best = best
         self.found: list[Found] = []
+        self.climbed: set[object] = set()  # settings whose changes were tried
+        self.shaped: set[object] = set()  # stages that were looked at
         self._seen: set[object] = set()
 
     @property
@@ -76,15 +90,22 @@ class _Pool:
                 made.append((setting, layout))
         return sorted(made, key=lambda pair: pair[1].seconds)
 
-    def price(self, setting: Setting, bundles: tuple[Bundle, ...], layout: Layout) -> None:
-        """Keeps what fits and keeps every rule."""
-        for how, buckets in product(hows(self.problem, layout), BUCKETS if _replicated(layout) else BUCKETS[:1]):
+    def price(self, setting: Setting, bundles: tuple[Bundle, ...], layout: Layout) -> frozenset[str]:
+        """Keeps what fits and keeps every rule; devices that always fall short of memory, none where something fits."""
+        short: frozenset[str] | None = None
+        sizes = BUCKETS if _replicated(layout) and not self.problem.copied else BUCKETS[:1]
+        for how, buckets in product(hows(self.problem, layout), sizes):
             if self.search.spent():
                 break
             candidate = self.search.price(lanes_plan(self.problem, layout, how, buckets))
-            if candidate is not None and self.keep(candidate):
+            if candidate is None:
+                continue
+            if self.keep(candidate):
                 self.found.append(Found(setting, bundles, layout, how, buckets, candidate))
-        self.found.sort(key=lambda found: found.seconds)
+            missing = frozenset(shortage.where for shortage in candidate.price.shortages)
+            short = missing if short is None else short & missing
+        self.found = sorted(self.found, key=lambda found: found.seconds)[:_KEPT]
+        return short or frozenset()
 
     def take(self, candidate: Candidate) -> None:
         """Keeps a plan that somebody else made, where it has the form of a lane, to go on from it."""
@@ -99,31 +120,38 @@ class _Pool:
         self.found.append(Found(Setting((used,), layout.pace), (*used, *rest), layout, how, BUCKETS[-1], candidate))
 
     def keep(self, candidate: Candidate) -> bool:
-        """Whether it fits and keeps every rule; makes it the best so far if it is."""
-        if not candidate.price.fits or not sound(self.problem, candidate.plan):
+        """Whether it fits; makes it the best so far if it is, and keeps every rule."""
+        if not candidate.price.fits:
             return False
         if candidate.price.step_seconds < self.limit:
+            if not sound(self.problem, candidate.plan):
+                return False
             self.best = self.search.best = candidate
         return True
 
 
 def improve(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """The best plan so far, or a faster one."""
-    pool = _Pool(problem, lanes, search, given[0] if given else None)
+    pool = Pool(problem, lanes, search, given[0] if given else None)
     for candidate in given:
         pool.take(candidate)
     with search.within(_FIRST_PART):
         for degree in tensor_degrees(problem)[:_DEGREES]:
             _first(pool, all_bundles(problem, degree))
-    with search.within(_CLIMB_PART):
-        _climb(pool)
-    with search.within(_POLISH_PART):
-        _polish(pool)
-    _resync(pool)
+    before = float("inf")
+    while pool.limit < _WORTH * before and not search.spent():
+        before = pool.limit
+        with search.within(_CLIMB_PART):
+            _climb(pool)
+        with search.within(_SHAPE_PART):
+            _reshape(pool)
+        with search.within(_POLISH_PART):
+            polish(pool)
+    resync(pool)
     return pool.best
 
 
-def _first(pool: _Pool, bundles: tuple[Bundle, ...]) -> None:
+def _first(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
     """Prices pipelines of everything, and the usual ways to form lanes."""
     _one_lane(pool, bundles)
     for settings in first_settings(pool.problem, bundles) if bundles else ():
@@ -136,15 +164,15 @@ def _first(pool: _Pool, bundles: tuple[Bundle, ...]) -> None:
 
 def one_lane(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """The best plan so far, or a faster one that is one pipeline of all devices (some may stay idle)."""
-    pool = _Pool(problem, lanes, search, given[0] if given else None)
+    pool = Pool(problem, lanes, search, given[0] if given else None)
     with search.within(_LANE_PART):
         for degree in tensor_degrees(problem)[:_DEGREES]:
             _one_lane(pool, all_bundles(problem, degree))
-    _resync(pool)
+    resync(pool)
     return pool.best
 
 
-def _one_lane(pool: _Pool, bundles: tuple[Bundle, ...]) -> None:
+def _one_lane(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
     """Prices pipelines of all bundles, those of the most promising paces first."""
     batch, made = pool.problem.job.batch, []
     for count in micro_batch_counts(batch, 1) if bundles else ():
@@ -162,8 +190,10 @@ def _one_lane(pool: _Pool, bundles: tuple[Bundle, ...]) -> None:
             pool.search.tell("split")
 
 
-def _resync(pool: _Pool) -> None:
-    """How each bucket is synchronised, for the best few plans: an integer programme."""
+def resync(pool: Pool) -> None:
+    """How each bucket is synchronised, for the best few plans: an integer programme. Copies are synced all alike."""
+    if pool.problem.copied:
+        return
     starts = list({id(found.candidate): found.candidate for found in _distinct(pool.found)[:3]}.values())
     if pool.best is not None and pool.best not in starts:
         starts.insert(0, pool.best)
@@ -171,7 +201,7 @@ def _resync(pool: _Pool) -> None:
         if pool.search.spent():
             return
         pool.search.tell("syncs")
-        calls = None if pool.search.calls is None else pool.search.calls - pool.search.made
+        calls = pool.search.calls_left()
         if calls is not None and calls < _SYNC_CALLS:
             return
         seconds = min(0.5, pool.search.left()) if calls is None else float("inf")
@@ -179,15 +209,14 @@ def _resync(pool: _Pool) -> None:
         pool.keep(Candidate(choice.plan, choice.price))
 
 
-def _climb(pool: _Pool) -> None:
+def _climb(pool: Pool) -> None:
     """Tries changes of the best settings, best first, until those of the whole pool have been tried."""
-    tried: set[object] = set()
     while not pool.search.spent():
-        fresh = [found for found in _distinct(pool.found) if found.setting.signature not in tried]
+        fresh = [found for found in _distinct(pool.found) if found.setting.signature not in pool.climbed]
         if not fresh:
             return
         start = fresh[0]
-        tried.add(start.setting.signature)
+        pool.climbed.add(start.setting.signature)
         made = pool.completed(setting_moves(pool.problem, start.setting, start.bundles))
         for setting, layout in made[:_STEP]:
             if pool.search.spent():
@@ -204,7 +233,78 @@ def _distinct(found: Sequence[Found]) -> list[Found]:
     return list(first.values())[:_POOL]
 
 
-def _polish(pool: _Pool) -> None:
+def _reshape(pool: Pool) -> None:
+    """Replicas change places in the best few layouts, each cut anew, as long as that gains."""
+    for start in _distinct(pool.found)[:_SHAPED]:
+        found: Found | None = start
+        while found is not None and not pool.search.spent():
+            found = _reshaped(pool, found)
+
+
+def _reshaped(pool: Pool, found: Found) -> Found | None:
+    """The first layout that gains of all that differ in where one or two replicas stand, or in their pace."""
+    made = [layout for layout in _shapes(pool, found) if max(lane.least for lane in layout.lanes) < found.seconds]
+    for layout in sorted(made, key=lambda layout: layout.seconds)[:_STEP]:
+        if pool.search.spent():
+            return None
+        candidate = pool.search.price(lanes_plan(pool.problem, layout, found.how, found.buckets))
+        pool.search.tell("stages")
+        gains = candidate is not None and candidate.price.step_seconds < _WORTH * found.seconds
+        if candidate is not None and gains and pool.keep(candidate):
+            parts = tuple(
+                tuple(bundle_of(pool.problem, (group,)) for stage in lane.stages for group, _ in stage)
+                for lane in layout.lanes
+            )
+            changed = found._replace(setting=Setting(parts, layout.pace), layout=layout, candidate=candidate)
+            pool.found = sorted([*pool.found, changed], key=lambda one: one.seconds)
+            return changed
+    return None
+
+
+def _shapes(pool: Pool, found: Found) -> Iterator[Layout]:
+    """Layouts one step away that nobody has looked at."""
+    lanes, pace = found.layout.lanes, found.layout.pace
+    staged = [tuple(tuple(group for group, _ in stage) for stage in lane.stages) for lane in lanes]
+    used = {group for stages in staged for stage in stages for group in stage}
+    idle = [group for bundle in found.bundles for group in bundle.groups if group not in used]
+    for other in paces(pool.problem, pace):
+        if len(lanes) == 1 and _fresh(pool.shaped, staged, other):
+            yield from _settled(pool, found, 0, staged[0], other)
+    for i, stages in enumerate(staged):
+        for moved in stage_moves(stages, idle):
+            if pool.search.spent():
+                return
+            if moved and _fresh(pool.shaped, [*staged[:i], moved, *staged[i + 1 :]], pace):
+                yield from _settled(pool, found, i, moved, pace)
+
+
+def _fresh(seen: set[object], staged: Sequence[Stages], pace: Pace) -> bool:
+    """Whether stages of these sorts of devices were not looked at before; they are now."""
+    key = (
+        pace,
+        frozenset(
+            Counter(
+                tuple(tuple(sorted((group[0].rpartition("/")[0], len(group)) for group in stage)) for stage in stages)
+                for stages in staged
+            ).items()
+        ),
+    )
+    if key in seen:
+        return False
+    seen.add(key)
+    return True
+
+
+def _settled(pool: Pool, found: Found, i: int, stages: Stages, pace: Pace) -> Iterator[Layout]:
+    """The layout with lane i made of these stages, if it can hold the model."""
+    lanes = found.layout.lanes
+    samples = lanes[i].samples if len(lanes) > 1 else pool.problem.job.batch // pace.micro_batches
+    lane = pool.lanes.settled(stages, samples, pace, len(lanes) - 1)
+    if lane is not None:
+        yield pool.lanes.layout((*lanes[:i], lane, *lanes[i + 1 :]), pace)
+
+
+def polish(pool: Pool) -> None:
     """One change of a finished layout at a time, as long as one gains."""
     for start in _distinct(pool.found)[:4]:
         current, seconds = start.layout, start.seconds
@@ -234,7 +334,8 @@ def hows(problem: Problem, layout: Layout) -> tuple[How, ...]:
     regions = {
         problem.cluster.host_of(group[0]).region for lane in layout.lanes for stage in lane.stages for group, _ in stage
     }
-    trees = len(regions) > 1 and _replicated(layout) and layout.pace.state != "sharded-all"
+    several = _replicated(layout) or problem.copied
+    trees = len(regions) > 1 and several and layout.pace.state != "sharded-all"
     return ("ring", "tree") if trees else ("ring",)
 
 

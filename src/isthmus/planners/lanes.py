@@ -21,7 +21,7 @@ from isthmus.plan.types import How, Pipeline, Plan, Replica
 from isthmus.plan.types import Layout as State
 from isthmus.plan.types import Stage as PlanStage
 from isthmus.planners.arrange import Arranged, Arranger
-from isthmus.planners.bundles import Bundle, orders
+from isthmus.planners.bundles import Bundle, Groups, orders
 from isthmus.planners.pieces import make_plan
 from isthmus.planners.problem import Problem
 from isthmus.planners.room import BUCKET, Room, Way
@@ -31,8 +31,10 @@ from isthmus.planners.staged import Stage, Staged, cut_times
 
 __all__ = ["BUCKETS", "Lane", "Lanes", "Layout", "Pace", "lanes_plan"]
 
+_TRACED = 4  # orders whose slowest stage is quickest: of each depth only these are looked at
 _SAME, _SHALLOW, _DEEP = 2, 3, 3  # pipelines of one depth, depths that are always tried, pipelines of other depths
 BUCKETS = (12, 1)  # of all gradients, at least: many are sent while the backward pass goes on, few wait less
+_TIMED = 3e-4  # seconds that timing a lane takes
 _NEAR = 0.1  # part of a lane's samples that may change without arranging its bundles anew
 
 
@@ -115,16 +117,22 @@ class Lanes:
     def pipelines(self, part: tuple[Bundle, ...], samples: int, pace: Pace, others: int = 0) -> list[Lane]:
         """Pipelines of these bundles, of each depth one or two, with their best cuts; most promising first."""
         fixed = samples, pace.micro_batches, pace.state, pace.ahead, others
-        made: dict[int, dict[tuple[object, ...], Arranged]] = {}
         if part not in self._orders:
             self._orders[part] = orders(self.problem, part)
-        for order in self._orders[part]:
-            for arranged in self.arranger.arrange(order, *fixed):
-                made.setdefault(len(arranged.stages), {})[arranged[:3]] = arranged
-        few = 1 if others else _SAME
-        rough = [one for same in made.values() for one in heapq.nsmallest(few, same.values(), key=_seconds)]
+        solved = [self.arranger.solved(order, *fixed) for order in self._orders[part]]
+        rough = []
+        for depth in range(1, max(len(one.slowest) for one in solved)):
+            able = [one for one in solved if one.slowest[depth] < float("inf")]
+            quick = heapq.nsmallest(_TRACED, able, key=lambda one: float(one.slowest[depth]))
+            made = {found[:3]: found for found in (self.arranger.traced(one, depth) for one in quick)}
+            rough += heapq.nsmallest(1 if others else _SAME, made.values(), key=_seconds)
         cuts = [cut for one in _likely(rough) for cut in dict.fromkeys((one, self.arranger.recut(one, *fixed)))]
         return sorted((self._lane(cut, samples, pace, not others) for cut in cuts), key=lambda lane: lane.seconds)
+
+    def settled(self, stages: tuple[Groups, ...], samples: int, pace: Pace, others: int) -> Lane | None:
+        """The pipeline of these stages with its best cut; None where it cannot hold the model."""
+        found = self.arranger.cut(stages, samples, pace.micro_batches, pace.state, pace.ahead, others)
+        return None if found is None else self._lane(found, samples, pace, not others)
 
     def _lane(self, arranged: Arranged, samples: int, pace: Pace, alone: bool) -> Lane:
         stages = tuple(self.sharing.stage(groups, samples) for groups in arranged.stages)
@@ -141,6 +149,7 @@ class Lanes:
         """With what it needs at least, and what it takes. `alone`: there is no other lane."""
         key = (lane.stages, lane.firsts, lane.recompute, pace, alone)
         if key not in self._seconds:
+            self.problem.effort += _TIMED
             staged = Staged(lane.stages, pace.micro_batches, pace.ahead)
             ways = [Way(again, pace.state) for again in lane.recompute]
             rings = alone and pace.state != "sharded-all" and len(self._regions(lane)) == 1

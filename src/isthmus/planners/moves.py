@@ -12,16 +12,27 @@ from itertools import combinations
 from typing import NamedTuple
 
 from isthmus.plan.types import Layout as State
-from isthmus.planners.bundles import Bundle
+from isthmus.planners.bundles import Bundle, Groups
 from isthmus.planners.lanes import Lane, Layout, Pace
 from isthmus.planners.problem import Problem
 from isthmus.planners.shares import micro_batch_counts
 
-__all__ = ["FIRST_AHEAD", "STATES", "Setting", "first_settings", "layout_moves", "setting_moves"]
+__all__ = [
+    "AHEAD",
+    "FIRST_AHEAD",
+    "STATES",
+    "Setting",
+    "first_settings",
+    "layout_moves",
+    "paces",
+    "setting_moves",
+    "stage_moves",
+]
 
 Part = tuple[Bundle, ...]
+Stages = tuple[Groups, ...]  # the replicas of each stage
 STATES: tuple[State, ...] = ("replicated", "sharded-optimizer", "sharded-all")
-_AHEAD = (0, 1, 2, 4, 8, 16)
+AHEAD = (0, 1, 2, 4, 8, 16)
 FIRST_AHEAD = (0, 4, 12)  # for pipelines over several hosts: links take their time
 _MOST_MERGES = 40  # pairs of lanes
 
@@ -59,9 +70,9 @@ def first_settings(problem: Problem, bundles: Sequence[Bundle]) -> Iterator[list
     for parts in dict.fromkeys(tuple(parts) for parts in ways):
         far = any(len({bundle.host for bundle in part}) > 1 for part in parts)
         counts = micro_batch_counts(problem.job.batch, min(len(parts), problem.job.batch))
-        paces = [Pace(count, ahead) for count in counts for ahead in (FIRST_AHEAD if far and count > 1 else (0,))]
-        paces += [Pace(count, 0, state) for count in counts[:3] for state in STATES[1:] if len(parts) == 1]
-        yield [Setting(parts, pace) for pace in paces]
+        usual = [Pace(count, ahead) for count in counts for ahead in (FIRST_AHEAD if far and count > 1 else (0,))]
+        usual += [Pace(count, 0, state) for count in counts[:3] for state in STATES[1:] if len(parts) == 1]
+        yield [Setting(parts, pace) for pace in usual]
 
 
 def _grouped(bundles: Sequence[Bundle], key: Callable[[Bundle], object]) -> list[Part]:
@@ -73,19 +84,19 @@ def _grouped(bundles: Sequence[Bundle], key: Callable[[Bundle], object]) -> list
 
 def setting_moves(problem: Problem, setting: Setting, bundles: Sequence[Bundle]) -> Iterator[Setting]:
     """All settings one step away; a step between lanes that are alike may lead nowhere, and is left out."""
-    yield from (Setting(setting.parts, pace) for pace in _paces(problem, setting))
+    yield from (Setting(setting.parts, pace) for pace in paces(problem, setting.pace))
     moved = (Setting(parts, setting.pace) for parts in _regrouped(setting.parts, bundles))
     yield from (other for other in moved if other.signature != setting.signature)
 
 
-def _paces(problem: Problem, setting: Setting) -> Iterator[Pace]:
+def paces(problem: Problem, pace: Pace) -> Iterator[Pace]:
     """One more or fewer micro-batches of the usual numbers, more of them in flight, other state."""
-    pace, counts = setting.pace, micro_batch_counts(problem.job.batch, 1, most=12)
+    counts = micro_batch_counts(problem.job.batch, 1, most=12)
     near = sorted(counts, key=lambda count: abs(count - pace.micro_batches))
     for count in near[:5]:
         if count != pace.micro_batches:
             yield pace._replace(micro_batches=count)
-    for ahead in _AHEAD:
+    for ahead in AHEAD:
         if ahead != pace.ahead:
             yield pace._replace(ahead=ahead)
     for state in STATES:
@@ -137,6 +148,52 @@ def _splits(part: Part) -> Iterator[tuple[Part, ...]]:
 
 def _one_of_each(part: Sequence[Bundle]) -> list[Bundle]:
     return list({_sort(bundle): bundle for bundle in part}.values())
+
+
+def stage_moves(stages: Stages, idle: Sequence[tuple[str, ...]]) -> Iterator[Stages]:
+    """Pipelines that differ in where one or two replicas stand; of replicas of one host and kind only one is moved.
+
+    Two change places, or two stages do; one goes to another stage, to a stage of its own, or stays idle; an idle one
+    takes its place, or joins.
+    """
+    at = [(s, group) for s, stage in enumerate(stages) for group in _different(stage)]
+    for (s, group), (t, other) in combinations(at, 2):
+        if s != t and _device_sort(group) != _device_sort(other):
+            yield _put(_put(stages, s, group, other), t, other, group)
+    for s, t in combinations(range(len(stages)), 2):
+        order = list(stages)
+        order[s], order[t] = order[t], order[s]
+        yield tuple(order)
+    for s, group in at:
+        left = _put(stages, s, group)
+        yield left
+        yield from _joins(left, group)
+        for other in _different(idle):
+            yield _put(stages, s, group, other)
+    for group in _different(idle):
+        yield from _joins(stages, group)
+
+
+def _joins(stages: Stages, group: tuple[str, ...]) -> Iterator[Stages]:
+    """With one replica more, in any stage or in one of its own."""
+    for s in range(len(stages)):
+        yield (*stages[:s], (*stages[s], group), *stages[s + 1 :])
+    for s in range(len(stages) + 1):
+        yield (*stages[:s], (group,), *stages[s:])
+
+
+def _put(stages: Stages, s: int, group: tuple[str, ...], *others: tuple[str, ...]) -> Stages:
+    """With others, or nobody, where a replica stood; a stage that nobody is left in is none."""
+    changed = (*(member for member in stages[s] if member != group), *others)
+    return tuple(stage for stage in (*stages[:s], changed, *stages[s + 1 :]) if stage)
+
+
+def _device_sort(group: tuple[str, ...]) -> tuple[str, int]:
+    return group[0].rpartition("/")[0], len(group)
+
+
+def _different(groups: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    return list({_device_sort(group): group for group in groups}.values())
 
 
 def layout_moves(layout: Layout, blocks: int) -> Iterator[Layout]:

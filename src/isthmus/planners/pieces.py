@@ -22,6 +22,7 @@ __all__ = [
     "least_update",
     "make_plan",
     "make_syncs",
+    "only_pipeline",
     "sync_messages",
     "unit_bytes",
 ]
@@ -142,6 +143,13 @@ def build_stages(problem: Problem, firsts: Sequence[int], replicas: Members, way
 def _rounds(gathers: int) -> int:
     """How often a ring of n goes round, in n - 1 steps: to reduce and to gather or, each time, to gather twice too."""
     return 3 * gathers or 2
+
+
+def only_pipeline(plan: Plan) -> Pipeline:
+    """The one part of a plan, which must be a pipeline."""
+    (part,) = plan.parts
+    assert isinstance(part, Pipeline)
+    return part
 
 
 def sync_messages(plan: Plan) -> int:

@@ -17,12 +17,13 @@ from isthmus.cost.timeline import Timeline, timeline
 from isthmus.errors import NoPlanError, UsageError
 from isthmus.plan.types import Plan
 from isthmus.planners.beyond import BEYOND
-from isthmus.planners.budget import Progress, Search, sound
+from isthmus.planners.bound import lower_bound
+from isthmus.planners.budget import Limits, Progress, Search, sound, usual_effort
 from isthmus.planners.copies import COPIED, Copies, copied_plan, small_problem
 from isthmus.planners.grid import Fix, parse_fix
 from isthmus.planners.ideas import Idea
 from isthmus.planners.notes import missing_bytes, notes_on, nothing_fits
-from isthmus.planners.problem import Candidate, Problem, lower_bound
+from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.room import Room
 from isthmus.planners.schemes import SCHEMES
 
@@ -34,7 +35,7 @@ _MOST_IDEAS = 400  # of one scheme
 _MOST_NEAREST = 24  # plans priced only to say what is missing
 _NEAR = 1.05  # times the best plan so far: how far apart an idea's versions are taken to be
 _SCHEMES_PART = 0.4  # of the budget, where planners come after the schemes
-_COPY_PART = 0.7  # of the budget of a large cluster, to plan one copy of it
+_COPY_PART = 0.9  # of the budget of a large cluster, to plan one copy of it
 
 
 class Choice(NamedTuple):
@@ -74,7 +75,9 @@ def choose_plan(
         raise UsageError(
             "--fix pins degrees of the planner grid", found=f"--planner {planner}", expected="--planner grid"
         )
-    search = Search(problem, budget, calls, progress)
+    usual = budget is None and calls is None and planner in ("auto", "split")
+    effort = usual_effort(len(problem.usable)) if usual else None
+    search = Search(problem, Limits(budget, calls, effort), progress)
     copies = small_problem(problem) if fix is None else None
     asked = (*_wanted(planner, fix), planner)
     found = _of_copies(search, copies, planner, beside) if copies is not None else {}
@@ -110,7 +113,7 @@ def _wanted(planner: str, fix: Fix | None) -> tuple[str, ...]:
     """The schemes whose plans are an answer; others are priced beside them."""
     if fix is not None:
         return ("grid",)
-    return tuple(SCHEMES) if planner == "auto" else (planner,) if planner in SCHEMES else ()
+    return tuple(SCHEMES) if planner in ("auto", "exact") else (planner,) if planner in SCHEMES else ()
 
 
 def _found(search: Search, planner: str, fix: Fix | None, beside: bool) -> dict[str, Candidate | None]:
@@ -122,11 +125,13 @@ def _found(search: Search, planner: str, fix: Fix | None, beside: bool) -> dict[
     beyond, wanted = BEYOND.get(planner) if fix is None else None, _wanted(planner, fix)
     first = search
     if beyond is not None:
-        first = Search(problem, *search.limits(_SCHEMES_PART), search.progress)
-    for name in dict.fromkeys((*wanted, *(SCHEMES if beside else ()))):
+        first = Search(problem, search.limits(_SCHEMES_PART), search.progress)
+    names = tuple(dict.fromkeys((*wanted, *(SCHEMES if beside else ()))))
+    for i, name in enumerate(names):
         kept = ideas if name in wanted or beyond is not None else []
-        found[name] = first.ended(partial(_scheme, first, room, name, fix, kept))
-    search.crowded, search.interrupted, search.cut_short = first.crowded, first.interrupted, first.spent()
+        with first.within(1 / (len(names) - i)):
+            found[name] = first.ended(partial(_scheme, first, room, name, fix, kept))
+    search.crowded, search.interrupted, search.cut_short = first.crowded, first.interrupted, first.cut_short
     fitting = [candidate for name in wanted if (candidate := found[name]) is not None]
     fitting.sort(key=lambda candidate: candidate.price.step_seconds)
     if beyond is not None and not search.interrupted:
@@ -141,7 +146,7 @@ def _found(search: Search, planner: str, fix: Fix | None, beside: bool) -> dict[
 
 def _of_copies(search: Search, copies: Copies, planner: str, beside: bool) -> dict[str, Candidate | None]:
     """The same for a large cluster, by plans for a copy of it: empty where none of them fits as a whole."""
-    inner = Search(copies.problem, *search.limits(_COPY_PART), search.progress)
+    inner = Search(copies.problem, search.limits(_COPY_PART), search.progress)
     try:
         found = _found(inner, planner, None, beside)
     except NoPlanError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Mapping
 from functools import cached_property
 from typing import NamedTuple, TypeVar
@@ -22,12 +21,13 @@ from isthmus.model.profile import Profile
 from isthmus.plan.rules.stages import placed_blocks
 from isthmus.plan.types import Plan
 
-__all__ = ["Candidate", "Fact", "Problem", "build_problem", "divided_work", "lower_bound", "pick_precision"]
+__all__ = ["Candidate", "Fact", "Problem", "build_problem", "divided_work", "pick_precision"]
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Fact = tuple[str, Group]  # what a replica's time depends on besides its samples: kind and links of its devices
 _Sort = TypeVar("_Sort", bound=Hashable)
+_PRICE, _PRICE_DEVICE, _TASK = 4e-4, 2e-5, 2.5e-7  # seconds to price a plan: at least, a device, and a task
 
 
 class Candidate(NamedTuple):
@@ -38,7 +38,13 @@ class Candidate(NamedTuple):
 
 
 class Problem:
-    """One job on one cluster, with the simulator that judges plans for it; counts its calls."""
+    """One job on one cluster, with the simulator that judges plans for it.
+
+    Counts its calls and, as `effort`, the seconds that planning takes on a usual machine: each piece of work adds what
+    it takes there, about. So a search that ends by its effort gives the same plan on every machine.
+    """
+
+    copied = False  # whether plans are priced as several copies side by side
 
     def __init__(
         self,
@@ -52,7 +58,7 @@ class Problem:
         self.cluster, self.job, self.graph, self.precision, self.seed = cluster, job, graph, precision, seed
         self.profile = profile
         self.simulator = Simulator(cluster, {job.name: graph}, profile=profile)
-        self.calls = 0
+        self.calls, self.effort = 0, 0.0
         able = {name for name, kind in cluster.kinds.items() if kind.computes_in(precision, job.mixed) is not None}
         self.usable = tuple(device.name for device in cluster.devices.values() if device.kind in able)
         self.places = placed_blocks(job, graph, cluster, f"job {job.name}")
@@ -91,13 +97,18 @@ class Problem:
         return all((b, b + 1) in steps for b in range(len(self.graph.blocks) - 1))
 
     @cached_property
-    def thinnest(self) -> float:
-        """Bytes a sample that at least pass between neighbouring blocks, each way; 0 where they are not serial."""
+    def steps(self) -> Floats:
+        """Bytes a sample that at least pass from each block to the next, and back."""
         steps, table = np.zeros(len(self.graph.blocks) - 1), self.table.tensors
         for i, source in enumerate(table.source):
             if source + 1 in table.target[table.first[i] : table.first[i + 1]] and table.grad[i]:
                 steps[source] += table.per_sample[i]
-        return float(steps.min(initial=np.inf)) if len(steps) else 0.0
+        return steps
+
+    @property
+    def thinnest(self) -> float:
+        """Bytes a sample that at least pass between neighbouring blocks, each way; 0 where they are not serial."""
+        return float(self.steps.min(initial=np.inf)) if len(self.steps) else 0.0
 
     @cached_property
     def _speeds(self) -> Mapping[str, float]:
@@ -135,10 +146,22 @@ class Problem:
                 allowed[blocks] = False
         return allowed
 
+    @property
+    def price_effort(self) -> float:
+        """Of pricing one plan, beside what its tasks take."""
+        return _PRICE + _PRICE_DEVICE * len(self.usable)
+
     def price(self, plan: Plan) -> Candidate:
         """The plan with its price."""
+        return Candidate(plan, self.priced(self.simulator, plan))
+
+    def priced(self, simulator: Simulator, plan: Plan) -> Price:
+        """A plan's price; counts the call and its effort."""
+        before = simulator.tasks
+        price = simulator.price(plan)
         self.calls += 1
-        return Candidate(plan, self.simulator.price(plan))
+        self.effort += self.price_effort + _TASK * (simulator.tasks - before)
+        return price
 
 
 def pick_precision(cluster: Cluster, job: Job) -> Precision:
@@ -185,10 +208,3 @@ def divided_work(seconds: Mapping[_Sort, Floats], counts: Mapping[_Sort, int]) -
         return 0.0
     speed = sum(count / totals[sort] for sort, count in counts.items())
     return float(np.min([seconds[sort] / totals[sort] for sort in counts], axis=0).sum()) / speed
-
-
-def lower_bound(problem: Problem) -> float:
-    """Seconds that no plan for these devices can go below: perfectly divided computing, nothing else."""
-    counts = Counter(problem.cluster.devices[name].kind for name in problem.usable)
-    least = {kind: problem.table.least(kind, problem.job.batch) for kind in counts}
-    return problem.job.batch * divided_work(least, counts)

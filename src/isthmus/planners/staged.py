@@ -22,11 +22,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from isthmus.cost.compute import Group
 from isthmus.cost.tables import stage_links
+from isthmus.plan.types import Layout as State
 from isthmus.plan.types import Plan
-from isthmus.planners.cuts import balanced_cut, best_cut, pipeline_seconds, stage_sums
+from isthmus.planners.cuts import balanced_cut, best_cut, pipeline_seconds, span_sums, stage_sums
 from isthmus.planners.ideas import Idea, Version
 from isthmus.planners.pieces import Ring, build_stages, last_bucket, least_ring, least_update, make_plan
 from isthmus.planners.problem import Bools, Floats, Problem, divided_work
@@ -36,6 +38,7 @@ __all__ = [
     "Cut",
     "Stage",
     "Staged",
+    "cut_bounds",
     "cut_times",
     "flights",
     "least_seconds",
@@ -47,6 +50,7 @@ __all__ = [
     "way_seconds",
 ]
 
+_IDEA, _VERSIONS = 1.5e-4, 2e-3  # seconds that making them takes
 _HIDDEN = 0.8  # part of a stage's last backward in which its gradients are being sent, about
 Stage = tuple[tuple[tuple[str, ...], int], ...]  # devices and share of each replica
 _Timed = tuple[str, Group, int]  # kind and links of a replica, and its share
@@ -76,6 +80,7 @@ def staged_idea(
 
     `borders`: stages after which messages are slow, so that the idea's bound should count them.
     """
+    problem.effort += _IDEA
     devices = [device for stage in staged.stages for group, _ in stage for device in group]
     return Idea(
         seconds=least_seconds(problem, staged, borders),
@@ -95,6 +100,7 @@ def versions(
     allowed: Bools | None = None,
 ) -> list[Version]:
     """Each way to hold the state, with each cut that fits so. `allowed`: runs of blocks that a stage may have."""
+    problem.effort += _VERSIONS
     needs, found = list(_needs(problem, staged)), dict[tuple[Way, tuple[int, ...]], Version]()
     crossings = [_crossing(problem, a, b) for a, b in pairwise(staged.stages)]
     for way in ways:
@@ -220,6 +226,39 @@ def cut_times(
     return least, max(least, _about(parts, staged) + _tied_ends(problem, staged))
 
 
+def cut_bounds(
+    problem: Problem, room: Room, staged: Staged, state: State, firsts: npt.NDArray[np.intp]
+) -> tuple[Floats, Bools]:
+    """Of many cuts, [cuts, stages]: what the pipeline needs at least, and which stages must recompute to fit at all.
+
+    Infinite where they do not fit even so. Syncs and updates are not counted, of messages those between neighbours.
+    """
+    count, blocks = staged.micro_batches, len(problem.graph.blocks)
+    ends = np.column_stack((firsts[:, 1:], np.full(len(firsts), blocks)))
+    again = np.zeros(firsts.shape, np.bool_)
+    most, least = np.zeros(firsts.shape), np.zeros(firsts.shape)
+    for s, (stage, needs) in enumerate(zip(staged.stages, _needs(problem, staged), strict=True)):
+        a, b = firsts[:, s], ends[:, s]
+        plain, second = (_fits(room, needs, Way(recompute, state), None)[a, b] for recompute in (False, True))
+        again[:, s] = ~plain
+        rows = [problem.block_seconds(*fact) for fact in _facts(problem, stage)]
+        times = [span_sums(row.sum(axis=0))[a, b] + again[:, s] * span_sums(row[0])[a, b] for row in rows]
+        most[:, s], least[:, s] = np.max(times, axis=0), np.min(times, axis=0)
+        most[~(plain | second), s] = np.inf
+    seconds = count * most.max(axis=1)
+    if problem.serial and len(staged.stages) > 1:
+        crossings = [_crossing(problem, a, b) for a, b in pairwise(staged.stages)]
+        size = problem.steps[firsts[:, 1:] - 1]
+        hops = 2 * (np.array([c.latency for c in crossings]) + np.array([c.message for c in crossings]) * size)
+        seconds = np.maximum(seconds, (count * np.array([c.total for c in crossings]) * size).max(axis=1))
+        fits = np.isfinite(seconds)
+        seconds[fits] = np.maximum(
+            seconds[fits],
+            pipeline_seconds(most[fits], count, flights(problem, staged), least=least[fits], hops=hops[fits]),
+        )
+    return seconds, again
+
+
 class _Parts(NamedTuple):
     """Seconds and bytes of each stage, and of what passes between it and the next."""
 
@@ -271,7 +310,7 @@ def _seconds(parts: _Parts, staged: Staged, ways: Sequence[Way]) -> float:
         return float(seconds)
     pairs = zip(parts.crossings, parts.there, parts.home, strict=True)
     hops = np.array([2 * c.latency + c.message * (to + fro) for c, to, fro in pairs])
-    return max(seconds, pipeline_seconds(parts.most, count, parts.flights, least=least, hops=hops))
+    return max(seconds, float(pipeline_seconds(parts.most, count, parts.flights, least=least, hops=hops)))
 
 
 def _about(parts: _Parts, staged: Staged) -> float:

@@ -17,10 +17,11 @@ from msgspec.structs import replace
 
 from isthmus.cost.network import Fabric
 from isthmus.plan.types import How, Pipeline, Plan, Sync
+from isthmus.planners.pieces import only_pipeline
 from isthmus.planners.problem import Problem
 from isthmus.planners.ring_order import NO_WAY, pass_seconds, ring_order
 
-__all__ = ["GIVEN", "Offer", "Offers", "make_offers", "only_pipeline"]
+__all__ = ["GIVEN", "Offer", "Offers", "make_offers"]
 
 GIVEN = "given"  # the way that the plan has
 _ROOTS = 3
@@ -63,13 +64,6 @@ class Offers(NamedTuple):
         part = only_pipeline(self.plan)
         kept = tuple(_joined(self.offers, syncs)) if joined else tuple(syncs)
         return replace(self.plan, parts=(replace(part, syncs=kept + self.fixed),))
-
-
-def only_pipeline(plan: Plan) -> Pipeline:
-    """The one part of a plan, which must be a pipeline."""
-    (part,) = plan.parts
-    assert isinstance(part, Pipeline)
-    return part
 
 
 def make_offers(problem: Problem, plan: Plan) -> Offers:

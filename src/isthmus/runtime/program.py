@@ -20,8 +20,7 @@ from isthmus.errors import PlanError
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
 from isthmus.plan.resolve import Resolved, ResolvedPipeline, ResolvedReplica, resolve, suppliers
-from isthmus.plan.types import How, Layout, Pipeline, Plan, Spill
-from isthmus.runtime.mixing import check_mixing
+from isthmus.plan.types import How, Layout, Plan, Spill
 
 __all__ = ["Action", "BucketSpec", "Flow", "Program", "Run", "programs", "samples_of_slice"]
 
@@ -129,19 +128,17 @@ def samples_of_slice(run: Run | Flow, k: int) -> tuple[int, int]:
 
 def programs(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> dict[str, Program]:
     """The program of each worker of a checked plan, by device."""
-    from isthmus.cost.simulate import Prepared, Simulator  # compiled code, which workers do without
+    from isthmus.cost.runnable import check_runnable  # compiled code, which workers do without
+    from isthmus.cost.simulate import Prepared, Simulator
     from isthmus.runtime.turns import can_play  # programs
 
-    _check_runnable(plan, cluster)
-    resolved = resolve(plan, cluster, models)
     simulator = Simulator(cluster, models)
-    net = simulator.fabric(plan)
+    resolved, net = resolve(plan, cluster, models), simulator.fabric(plan)
+    check_runnable(resolved, simulator)
     found: dict[str, Program] = {}
     for part in resolved.pipelines:
-        check_mixing(part)
         prepared = simulator.prepare(part.pipeline, net)
         assert isinstance(prepared, Prepared)
-        _check_side_by_side(part, prepared)
         made = _Compiler(resolved, part, prepared).programs()
         shared = any(bucket.layout == "sharded-all" for program in made.values() for bucket in program.buckets)
         found |= made if not shared or can_play(made, part.graph) else _late(made)
@@ -156,61 +153,6 @@ def _late(programs: Mapping[str, Program]) -> dict[str, Program]:
         )
         for device, program in programs.items()
     }
-
-
-def _check_runnable(plan: Plan, cluster: Cluster) -> None:
-    """What can be priced and not run yet is refused by name."""
-    if plan.via:
-        raise PlanError(
-            "run",
-            "messages over a relay cannot be run yet",
-            where="plan, via",
-            found=" - ".join(plan.via[0].between),
-            expected="direct links between all hosts that talk",
-        )
-    for part in plan.parts:
-        if not isinstance(part, Pipeline):
-            raise PlanError("run", "a pool cannot be run yet", where="plan", found="a pool", expected="pipelines")
-        for stage in part.stages:
-            for replica in stage.replicas:
-                hosts = dict.fromkeys(cluster.devices[device].host for device in replica.devices)
-                if len(hosts) > 1:
-                    raise PlanError(
-                        "run",
-                        "a tensor group that spans hosts can be priced, not run",
-                        where=f"pipeline {part.job.name}, stage {stage.first} .. {stage.last}",
-                        found=", ".join(hosts),
-                        expected="the devices of a group on one host",
-                        next="Ask for smaller groups: --fix tp=N with N devices of one host",
-                    )
-
-
-def _check_side_by_side(part: ResolvedPipeline, prepared: Prepared) -> None:
-    """Replicas that add up batch statistics must go through their micro-batches in the same order."""
-    orders, of, at = prepared.orders, prepared.runs.of, 0
-    for stage, told in zip(part.stages, part.pipeline.stages, strict=True):
-        runs = [int(run) for run in of[at : at + len(stage.replicas)]]
-        at += len(stage.replicas)
-        mixes = any(block.mixes_samples for block in part.graph.blocks[stage.first : stage.last + 1])
-        if not mixes or stage.duplicate:
-            continue
-        walks = {
-            tuple(
-                (int(m), bool(back))
-                for u, m, back in zip(orders.run, orders.micro_batch, orders.backward, strict=True)
-                if u == run
-            )
-            for run in runs
-        }
-        if len(walks) > 1:
-            raise PlanError(
-                "run",
-                "replicas that share batch statistics would wait for each other",
-                where=f"pipeline {part.pipeline.job.name}, stage {told.first} .. {told.last}",
-                found="pipelines of different depth side by side, which take their micro-batches in different orders",
-                expected="one order for all replicas of the stage",
-                next="Use schedule fill-drain, or one micro-batch",
-            )
 
 
 class _Compiler:
@@ -459,22 +401,6 @@ class _Compiler:
             return []
         equal = len({len(group) for group in groups}) == 1
         layouts = self.layouts[number]
-        if not equal and layouts != {"replicated"}:
-            raise PlanError(
-                "run",
-                "state that is sharded over tensor groups of different sizes cannot be run",
-                where=f"pipeline {self.part.pipeline.job.name}, sync {plain.bucket}",
-                found=" and ".join(" + ".join(group) for group in groups),
-                expected="groups of one size, or replicated state",
-            )
-        if root is not None and any(len(group) > 1 for group in groups):
-            raise PlanError(
-                "run",
-                "a server for tensor groups can be priced, not run",
-                where=f"pipeline {self.part.pipeline.job.name}, sync {plain.bucket}",
-                found=f"root {root}",
-                expected="ring or tree among tensor groups",
-            )
         member = holders[0].index(device) if holders and equal else 0
         members = tuple(group[member] for group in groups)
         stages = [self.part.pipeline.stages[s] for s, _ in self.part.holders[sync.parameters[0]]]

@@ -25,8 +25,8 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from isthmus.errors import ModelError
+from isthmus.model.graph import NORMS
 from isthmus.model.trace import kind_of
-from isthmus.runtime.mixing import NORMS
 
 __all__ = ["synchronised", "unchanged"]
 

@@ -1,0 +1,138 @@
+"""What can be priced and not run: refused by name by the runtime, and never the answer of a planner.
+
+Relays, pools and tensor groups over hosts; servers for tensor groups; state sharded over groups of different sizes; a
+micro-batch that is split where samples are mixed. Batch norm is summed up over replicas, if these go through their
+micro-batches in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from isthmus.cost.simulate import Prepared, Simulator
+from isthmus.errors import PlanError
+from isthmus.model.graph import NORMS
+from isthmus.plan.resolve import Resolved, ResolvedPipeline, ResolvedStage, ResolvedSync
+
+__all__ = ["check_mixing", "check_runnable"]
+
+
+def check_runnable(resolved: Resolved, simulator: Simulator) -> None:
+    """Raises PlanError for what the runtime cannot do yet."""
+    via = resolved.plan.via
+    if via:
+        raise PlanError(
+            "run",
+            "messages over a relay cannot be run yet",
+            where="plan, via",
+            found=" - ".join(via[0].between),
+            expected="direct links between all hosts that talk",
+        )
+    if any(resolved.pools):
+        raise PlanError("run", "a pool cannot be run yet", where="plan", found="a pool", expected="pipelines")
+    for part in resolved.pipelines:
+        _check_groups(resolved, part)
+        _check_group_syncs(resolved, part)
+        check_mixing(part)
+        _check_side_by_side(resolved, part, simulator)
+
+
+def _check_groups(resolved: Resolved, part: ResolvedPipeline) -> None:
+    for stage, told in zip(part.stages, part.pipeline.stages, strict=True):
+        for replica in stage.replicas:
+            hosts = dict.fromkeys(resolved.devices[device].host for device in replica.devices)
+            if len(hosts) > 1:
+                raise PlanError(
+                    "run",
+                    "a tensor group that spans hosts can be priced, not run",
+                    where=f"pipeline {part.pipeline.job.name}, stage {told.first} .. {told.last}",
+                    found=", ".join(hosts),
+                    expected="the devices of a group on one host",
+                    next="Ask for smaller groups: --fix tp=N with N devices of one host",
+                )
+
+
+def _check_group_syncs(resolved: Resolved, part: ResolvedPipeline) -> None:
+    group_of = {replica.devices[0]: replica.devices for stage in part.stages for replica in stage.replicas}
+    if all(len(group) == 1 for group in group_of.values()):
+        return
+    for sync, told in zip(part.syncs, part.pipeline.syncs, strict=True):
+        groups = [group_of[lead] for lead in sync.participants]
+        where = f"pipeline {part.pipeline.job.name}, sync {told.bucket}"
+        if len({len(group) for group in groups}) > 1 and _sharded(part, sync):
+            raise PlanError(
+                "run",
+                "state that is sharded over tensor groups of different sizes cannot be run",
+                where=where,
+                found=" and ".join(" + ".join(resolved.devices[d].name for d in group) for group in groups),
+                expected="groups of one size, or replicated state",
+            )
+        if sync.root is not None and any(len(group) > 1 for group in groups):
+            raise PlanError(
+                "run",
+                "a server for tensor groups can be priced, not run",
+                where=where,
+                found=f"root {resolved.devices[sync.root].name}",
+                expected="ring or tree among tensor groups",
+            )
+
+
+def _sharded(part: ResolvedPipeline, sync: ResolvedSync) -> bool:
+    stages = {stage for name in sync.parameters for stage, _ in part.holders[name]}
+    return any(part.pipeline.stages[stage].state != "replicated" for stage in stages)
+
+
+def check_mixing(part: ResolvedPipeline) -> None:
+    """Refuses a plan that splits a micro-batch where samples are mixed. Batch norm is synchronised over replicas."""
+    for stage in part.stages:
+        split = len(stage.replicas) > 1 and not stage.duplicate
+        sliced = any(replica.slices > 1 for replica in stage.replicas)
+        for block in part.graph.blocks[stage.first : stage.last + 1]:
+            for operation in block.mixes_samples:
+                if sliced or (split and operation not in NORMS):
+                    raise _mixes(part, stage, block.name, operation, "slices" if sliced else "replicas")
+
+
+def _mixes(part: ResolvedPipeline, stage: ResolvedStage, block: str, operation: str, how: str) -> PlanError:
+    first, last = (part.graph.blocks[number].name for number in (stage.first, stage.last))
+    normed = operation in NORMS
+    return PlanError(
+        "mixes-samples",
+        f"block {block} mixes samples ({operation}), and the plan splits its micro-batch into {how}",
+        where=f"pipeline {part.pipeline.job.name}, stage {first} .. {last}",
+        expected="one slice" if normed else "the whole micro-batch on one replica, in one slice",
+        next="Give the stage one slice for each replica" if normed else "Let one replica take the whole micro-batch",
+    )
+
+
+def _check_side_by_side(resolved: Resolved, part: ResolvedPipeline, simulator: Simulator) -> None:
+    """Replicas that add up batch statistics must go through their micro-batches in the same order."""
+    if not any(block.mixes_samples for block in part.graph.blocks):
+        return
+    walks = dict(_walks(resolved, part, simulator))
+    for s, (stage, told) in enumerate(zip(part.stages, part.pipeline.stages, strict=True)):
+        mixes = any(block.mixes_samples for block in part.graph.blocks[stage.first : stage.last + 1])
+        if mixes and not stage.duplicate and len({walks[s, r] for r in range(len(stage.replicas))}) > 1:
+            raise PlanError(
+                "run",
+                "replicas that share batch statistics would wait for each other",
+                where=f"pipeline {part.pipeline.job.name}, stage {told.first} .. {told.last}",
+                found="pipelines of different depth side by side, which take their micro-batches in different orders",
+                expected="one order for all replicas of the stage",
+                next="Use schedule fill-drain, or one micro-batch",
+            )
+
+
+def _walks(
+    resolved: Resolved, part: ResolvedPipeline, simulator: Simulator
+) -> Iterator[tuple[tuple[int, int], tuple[tuple[int, bool], ...]]]:
+    """Of every (stage, replica) the micro-batches in its order, forward and backward."""
+    prepared = simulator.prepare(part.pipeline, simulator.fabric(resolved.plan))
+    assert isinstance(prepared, Prepared)
+    orders = prepared.orders
+    by_run: dict[int, list[tuple[int, bool]]] = {}
+    for run, m, back in zip(orders.run, orders.micro_batch, orders.backward, strict=True):
+        by_run.setdefault(int(run), []).append((int(m), bool(back)))
+    replicas = [(s, r) for s, stage in enumerate(part.stages) for r in range(len(stage.replicas))]
+    for key, run in zip(replicas, prepared.runs.of, strict=False):
+        yield key, tuple(by_run[int(run)])
