@@ -1,14 +1,14 @@
-"""Planners beside each other: every usual scheme, `split`, `auto`, and on small cases `exact`.
+"""Planners beside each other: every usual scheme, `split` and `auto`. (`exact.py` has what is proven on small cases.)
 
 The cases are those of `_planner_cases`: files that were committed before the planner, and clusters of up to 10,000
 devices made from a seed. Schemes are searched to their end, without a budget. Speed-ups are those of `auto`; the best
 usual scheme is chosen for each case among all but `classes`, which is the space of the best published planner.
 
 `scale` runs the command in a fresh process, with the model captured and the simulator compiled before: `planning` is
-what the command says it spent searching, `command` all of it, `memory` its largest resident set. `sync` has one plan
-with the whole model on every device, its buckets synced in different ways.
+what the command says it spent searching, `command` all of it, `memory` its largest resident set; as it is, and for some
+sizes with a `--budget`. `sync` has one plan with the whole model on every device, its buckets synced in different ways.
 
-    python benchmarks/planner.py --only tag,small     those parts alone; written to build/benchmarks
+    python benchmarks/planner.py --only tag,geo     those parts alone; written to build/benchmarks
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ from isthmus.api import prepare_simulator
 from isthmus.cluster.write import cluster_yaml
 from isthmus.errors import NoPlanError
 from isthmus.model.source import load_graph
-from isthmus.planners.portfolio import PLANNERS, Choice, choose_plan
+from isthmus.planners.portfolio import Choice, choose_plan
 from isthmus.planners.problem import Problem, build_problem
 from isthmus.planners.schemes import SCHEMES
 
-PARTS = ("scale", *GROUPS, "sync")  # scale first: a new process counts what its parent holds as its own
-PLANNED = ("split", "auto", "exact")  # beside the schemes
+JUDGED = tuple(group for group in GROUPS if group != "small")
+PARTS = ("scale", *JUDGED, "sync")  # scale first: a new process counts what its parent holds as its own
+PLANNED = ("split", "auto")  # beside the schemes
 USUAL = tuple(name for name in SCHEMES if name != "classes")
 BUDGETS = {"large": 60.0}  # seconds of `split` and `auto`
-BUDGET, QUICK_BUDGET, EXACT_BUDGET = 10.0, 3.0, 300.0
+BUDGET, QUICK_BUDGET = 10.0, 3.0
 SCALE_LIMITS = {16: 1.0, 128: 2.0, 1024: 10.0, 10_000: 60.0}  # seconds
+_SPENT = 0.8  # of a limit: what is given as a budget, which the last plan being priced may overrun
 SCALE_STOP, QUICK_STOP = 180.0, 20.0  # seconds after which a command is ended
 QUICK = {
     "tag": ("vgg19", "bert-large"),
@@ -50,7 +52,6 @@ QUICK = {
     "geo": ("geo-02", "geo-05"),
     "large": (),
     "equal": ("gpt2-medium",),
-    "small": ("small-01", "small-02", "small-03"),
 }
 # Whole models on every device: few rows for the size of the weights and slow links, or many rows, or fast links.
 FACTORS_PAY = ("tag/vgg19", "unequal/unequal-02", "small/small-25")
@@ -62,15 +63,15 @@ Row = dict[str, Any]
 def main() -> int:
     given = options("planner", __doc__, parts=PARTS)
     prepare_simulator()
-    missing = [name for name in PLANNED if name not in PLANNERS]
-    others: Row = {"left out, not there yet": ", ".join(missing)} if missing else {}
+    others: Row = {}
     claims: list[Claim] = []
     if "scale" in given.parts:
         stop, sizes = (QUICK_STOP, SCALES[:2]) if given.quick else (SCALE_STOP, SCALES)
         scales = [scaled(scale, stop) for scale in sizes]
-        others |= {f"scale, {row.pop('size')}": row for row in scales}
-        claims += scale_claims(scales)
-    rows = [judged(case, given) for group in GROUPS if group in given.parts for case in chosen(group, given)]
+        within = [scaled(scale, stop, SCALE_LIMITS[scale.devices]) for scale in sizes if usual(scale)]
+        others |= {f"scale, {row.pop('size')}": row for row in (*scales, *within)}
+        claims += scale_claims(scales, within)
+    rows = [judged(case, given) for group in JUDGED if group in given.parts for case in chosen(group, given)]
     others |= distributions(rows)
     claims += speed_claims(rows)
     if "sync" in given.parts:
@@ -87,15 +88,12 @@ def chosen(group: str, given: Options) -> Iterable[Case]:
 def judged(case: Case, given: Options) -> Row:
     """What every planner makes of a case: seconds per step, None where nothing fits."""
     budget = QUICK_BUDGET if given.quick else BUDGETS.get(case.group, BUDGET)
-    names = [name for name in PLANNED if name in PLANNERS and (name != "exact" or case.group == "small")]
-    made = {name: attempt(case, given.seed, name, EXACT_BUDGET if name == "exact" else budget) for name in names}
+    made = {name: attempt(case, given.seed, name, budget) for name in PLANNED}
     row: Row = {"case": f"{case.group}/{case.name}", "devices": len(case.cluster.devices)}
     row |= schemes(case, given.seed)
     row |= {name: choice.price.step_seconds if choice else None for name, choice in made.items()}
     if (auto := made.get("auto")) is not None:
         row |= {"bound": auto.lower_bound, "planning": auto.seconds, "calls": auto.calls}
-    if (exact := made.get("exact")) is not None:
-        row |= {"exact_planning": exact.seconds, "proven": exact.seconds < EXACT_BUDGET}
     print(" ".join(f"{key} {text(value)}" for key, value in row.items()), flush=True)
     return row
 
@@ -128,7 +126,7 @@ def schemes(case: Case, seed: int) -> dict[str, float | None]:
 
 def distributions(rows: Sequence[Row]) -> Row:
     """How much faster `auto` is, and how far from the bound: for every group, and for unequal and geo together."""
-    groups = {group: [row for row in rows if in_groups(row, group)] for group in GROUPS}
+    groups = {group: [row for row in rows if in_groups(row, group)] for group in JUDGED}
     groups = {"unequal and geo": [*groups["unequal"], *groups["geo"]], **groups, "all": list(rows)}
     found: Row = {}
     for group, members in groups.items():
@@ -148,7 +146,6 @@ def speedups(rows: Sequence[Row]) -> dict[str, list[float]]:
         "over the best usual scheme": lambda row: least(row, USUAL),
         "over classes": lambda row: row["classes"],
         "over data-even": lambda row: row["data-even"],
-        "over exact": lambda row: row.get("exact"),
     }
     planned = [row for row in rows if row.get("auto") is not None]
     ratios = {f"auto {name}": ratio_of(planned, other) for name, other in others.items()}
@@ -187,33 +184,23 @@ def speed_claims(rows: Sequence[Row]) -> list[Claim]:
         claims.append(at_least("auto over the best of all others, least of all cases", min(every), 1.0))
     if tag:
         claims.append(at_least("auto over data-even, best of TAG's models on its testbed", max(tag), 4.56))
-    return claims + exact_claims([row for row in rows if row.get("exact") is not None and row.get("auto") is not None])
+    return claims
 
 
-def exact_claims(rows: Sequence[Row]) -> list[Claim]:
-    """How far `auto` and the bound are from what is proven to be best."""
-    proven = [row for row in rows if row["proven"]]
-    if not proven:
-        return []
-    return [
-        at_least("small cases solved exactly", len(proven), min(50, len(rows))),
-        at_most(
-            "auto as a multiple of exact, most of all small cases", max(r["auto"] / r["exact"] for r in proven), 1.03
-        ),
-        at_most(
-            "lower bound as a part of exact, most of all small cases", max(r["bound"] / r["exact"] for r in proven), 1.0
-        ),
-    ]
+def usual(scale: Scale) -> bool:
+    return scale.devices in SCALE_LIMITS and (scale.kinds, scale.regions) == (3, 5)
 
 
-def scaled(scale: Scale, stop: float) -> Row:
+def scaled(scale: Scale, stop: float, budget: float | None = None) -> Row:
     """Planning for a made cluster by the command, in a process of its own that is ended after `stop` seconds."""
     job, row = scale_job(scale), {"size": f"{scale.devices} devices, {scale.kinds} kinds, {scale.regions} regions"}
+    row["size"] += f", --budget {budget:g}" if budget is not None else ""
     load_graph(job.model, sequence=job.sequence)
     with tempfile.TemporaryDirectory() as folder:
         cluster, answer = Path(folder) / "cluster.yaml", Path(folder) / "answer.json"
         cluster.write_text(cluster_yaml(scale_cluster(scale)))
         words = ["plan", job.model, "--batch", job.batch, "--sequence", job.sequence, "--precision", job.precision]
+        words += [] if budget is None else ["--budget", _SPENT * budget]
         seconds, peak = measured([*words, "--cluster", cluster, "--json"], answer, stop)
         told = json.loads(answer.read_text() or "{}")
     row |= {"devices": scale.devices, "kinds": scale.kinds, "regions": scale.regions}
@@ -238,17 +225,21 @@ def measured(words: Sequence[object], answer: Path, stop: float) -> tuple[float,
     return time.monotonic() - start, usage.ru_maxrss * 1024.0
 
 
-def scale_claims(rows: Sequence[Row]) -> list[Claim]:
+def scale_claims(rows: Sequence[Row], within: Sequence[Row]) -> list[Claim]:
     """Limits for each number of devices, and how planning grows."""
-    usual = {row["devices"]: row["planning"] for row in rows if (row["kinds"], row["regions"]) == (3, 5)}
-    claims = [
-        at_most(f"seconds to plan {devices:,} devices of three kinds in five regions", usual[devices], limit)
-        for devices, limit in SCALE_LIMITS.items()
-        if devices in usual
-    ]
+    spent = {row["devices"]: row["planning"] for row in rows if (row["kinds"], row["regions"]) == (3, 5)}
+    steps = {row["devices"]: row["step"] for row in rows if (row["kinds"], row["regions"]) == (3, 5)}
+    claims = []
+    for row in within:
+        devices, limit = row["devices"], SCALE_LIMITS[row["devices"]]
+        of = f"{devices:,} devices of three kinds in five regions"
+        claims.append(at_most(f"seconds to plan {of}, no budget given", spent[devices], limit))
+        claims.append(at_most(f"seconds to plan {of}, --budget {_SPENT * limit:g}", row["planning"], limit))
+        if row["step"] and steps[devices]:
+            claims.append(at_most(f"its step over that without, {of}", row["step"] / steps[devices], 1.1))
     claims.append(at_most("bytes of the largest planning process", max(row["memory"] for row in rows), 4e9))
-    if 10_000 in usual:
-        power = math.log(usual[10_000] / usual[128]) / math.log(10_000 / 128)
+    if 10_000 in spent:
+        power = math.log(spent[10_000] / spent[128]) / math.log(10_000 / 128)
         claims.append(at_most("planning seconds from 128 to 10,000 devices, power of the devices", power, 1.1))
         most = max(row["planning"] for row in rows if row["devices"] == 128)
         claims.append(at_most("seconds to plan 128 devices, most of 1-6 kinds and 1-8 regions", most, 2.0))

@@ -48,7 +48,7 @@ RUN = (
     ROOT / "README.md",
     *(
         DOCS / f"{name}.md"
-        for name in ("tutorial", "models", "profiles", "python", "errors", "explain", "planner-from-scratch")
+        for name in ("tutorial", "models", "jobs", "profiles", "python", "errors", "explain", "planner-from-scratch")
     ),
 )
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")

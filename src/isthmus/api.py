@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from isthmus.cluster.load import load_cluster, parse_cluster
 from isthmus.cluster.spec import Cluster, Precision
@@ -32,6 +33,7 @@ from isthmus.plan.schedule import render_orders
 from isthmus.plan.types import Pipeline, Plan, Replica, Stage
 from isthmus.plan.validate import check
 from isthmus.planners.bundles import all_bundles
+from isthmus.planners.cuts import balanced_cut
 from isthmus.planners.lanes import Lanes, Pace
 from isthmus.planners.portfolio import Choice, choose_plan, parse_fix
 from isthmus.planners.problem import build_problem
@@ -318,6 +320,7 @@ def prepare_simulator(compiling: Callable[[], None] = lambda: None) -> None:
         problem.price(Plan(cluster="one", parts=(pipeline,)))
         lanes = Lanes(problem, Room(problem))
         lanes.complete([all_bundles(problem)], Pace(1))
+        balanced_cut([np.ones(1)])
         lanes.settled(((("a/CPU/0",),),), 1, Pace(1), 0)
 
 

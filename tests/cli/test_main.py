@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from isthmus.cli import console
 from isthmus.cli.arguments import Parser, build_parser
 from isthmus.cli.console import Progress
 from tests.cli.conftest import Isthmus
@@ -193,6 +194,15 @@ def test_output_that_a_terminal_cannot_show_is_escaped(root: Path, tmp_path: Pat
     command = [sys.executable, "-m", "isthmus.cli.main", "cluster", "show", str(file)]
     done = subprocess.run(command, capture_output=True, check=False, env={"PYTHONIOENCODING": "ascii"}, cwd=root)
     assert done.returncode == 1 and b"cin\\xe9.yaml: cannot read the file" in done.stderr
+
+
+def test_where_no_line_lives_long_phases_are_told_of_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Progress(stream := io.StringIO()) as progress:
+        progress.phase("Planning")
+        progress.detail("3 plans priced")
+        monkeypatch.setattr(console, "_QUIET", -1.0)
+        progress.detail("900 plans priced")
+    assert stream.getvalue() == "Planning ...\nPlanning: 900 plans priced ...\n"
 
 
 def test_what_others_say_is_no_markup_of_the_living_line(monkeypatch: pytest.MonkeyPatch) -> None:

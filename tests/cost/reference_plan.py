@@ -300,12 +300,18 @@ class PipelineWriter:
                             self.gather(copies, [dict(self.parts[u.number, way, m, k])[a] for u in copies], range(a, b))
 
     def gather(self, copies: list[Run], parts: list[Task], blocks: range) -> None:
-        """All who asked get a piece from everybody else, on connections of their own."""
-        size = self.weight_bytes(blocks, len(copies[0].devices)) / len(copies)
+        """All who asked get a piece from everybody else, on connections of their own.
+
+        First devices of tensor groups stand for all: between hosts their messages have the bytes of every member's.
+        """
+        degree = len(copies[0].devices)
+        size = self.weight_bytes(blocks, degree) / len(copies)
         for run, task in zip(copies, parts, strict=True):
             for other in copies if task in self.gates else ():
                 if other is not run:
-                    got = self.w.message("load", None, other.device, run.device, size, self.gates[task])
+                    near = other.device.split("/")[0] == run.device.split("/")[0]
+                    sent = size if near else degree * size
+                    got = self.w.message("load", None, other.device, run.device, sent, self.gates[task])
                     task.after.append(got)
 
     def sync(self, sync: ResolvedSync) -> None:

@@ -16,9 +16,10 @@ Group = tuple[str, ...]
 
 
 def random_pace(problem: Problem, random: Random) -> Pace:
-    """Any number of micro-batches that divides the batch; state is sharded now and then."""
+    """Any number of micro-batches that divides the batch; state is sharded or spilled now and then."""
     state = random.choice(("replicated", "replicated", "sharded-optimizer", "sharded-all"))
-    return Pace(random.choice(divisors(problem.job.batch)), random.choice((0, 0, 1, 3)), state)
+    counts = random.choice(divisors(problem.job.batch)), random.choice((0, 0, 1, 3))
+    return Pace(*counts, state, random.random() < 0.2)
 
 
 def random_parts(bundles: Sequence[Bundle], random: Random) -> tuple[tuple[Bundle, ...], ...]:

@@ -32,8 +32,8 @@ Groups = Sequence[tuple[str, ...]]
 class Plain:
     """The formula of `arrange`, without tables: seconds of a stage, and of what passes between two."""
 
-    def __init__(self, task: Problem, samples: int, count: int, state: Layout, ahead: int) -> None:
-        self.task, self.samples, self.count, self.state, self.ahead = task, samples, count, state, ahead
+    def __init__(self, task: Problem, samples: int, count: int, held: Way, ahead: int) -> None:
+        self.task, self.samples, self.count, self.held, self.ahead = task, samples, count, held, ahead
         self.room, self.sharing = Room(task), Sharing(task)
         self._stages: dict[object, tuple[float, bool]] = {}
         blocks = list(enumerate(task.graph.blocks))
@@ -54,7 +54,7 @@ class Plain:
         everyone = tuple(device for group in groups for device in group)
         for again in (False, True):
             needs = [Need(group, len(group), len(groups), share, flight) for group, share in stage]
-            roomy = all(self.room.fits(need, Way(again, self.state))[a, b] for need in needs)
+            roomy = all(self.room.fits(need, self.held._replace(recompute=again))[a, b] for need in needs)
             fits[again] = roomy and bool(self.room.allowed(everyone)[a, b])
         if not fits[True]:
             return float("inf"), True
@@ -131,8 +131,9 @@ def test_the_best_of_all_stages_and_cuts(cluster: Cluster, graph: BlockGraph, se
     bundles = bundles[start : start + 4]
     count, ahead = random.choice((1, 4, 12)), random.choice((0, 2))
     state: Layout = random.choice(("replicated", "sharded-optimizer"))
+    held = Way(False, state, random.random() < 0.3)
     arranger = Arranger(task, Room(task), Sharing(task))
-    fixed = 24 // count, count, state, ahead
+    fixed = 24 // count, count, held, ahead
     found = {len(one.stages): one for one in arranger.arrange(bundles, *fixed)}
     plain, blocks = Plain(task, *fixed), len(graph.blocks)
     for depth in range(1, min(len(bundles), blocks) + 1):
@@ -172,7 +173,7 @@ def test_models_of_many_blocks_are_cut_at_some_borders_first() -> None:
     task = problem(two_regions(), chain(60, width=256, rows=64))
     arranger = Arranger(task, Room(task), Sharing(task))
     assert arranger.borders[0] == 0 and arranger.borders[-1] == 60 and len(arranger.borders) <= 30
-    plain, fixed = Plain(task, 2, 12, "replicated", 0), (2, 12, "replicated", 0)
+    plain, fixed = Plain(task, 2, 12, Way(), 0), (2, 12, Way(), 0)
     for one in arranger.arrange(all_bundles(task), *fixed):
         assert set(one.firsts) <= set(arranger.borders.tolist())
         recut = arranger.recut(one, *fixed)

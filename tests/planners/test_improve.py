@@ -106,3 +106,11 @@ def test_interrupted_before_anything_fits(monkeypatch: pytest.MonkeyPatch) -> No
     interrupt(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt):
         choose_plan(problem(two_regions("0.7 GB"), chain(4, width=4096)))
+
+
+def test_what_fits_nowhere_is_spilled() -> None:
+    """Devices too small for the optimizer's state: it goes to the hosts' memory, and no scheme has a plan."""
+    task = problem(two_regions("1.0 GB"), chain(6, width=4096, rows=8), batch=24)
+    choice = choose_plan(task)
+    assert set(choice.schemes.values()) == {None} and choice.price.fits
+    assert {stage.spill for stage in pipeline_of(choice).stages} == {"optimizer"}

@@ -11,7 +11,7 @@ from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.planners.bundles import all_bundles, orders
 from isthmus.planners.lanes import Layout, Pace, lanes_plan
-from isthmus.planners.moves import Setting, first_settings, layout_moves, setting_moves
+from isthmus.planners.moves import Setting, Stages, first_settings, layout_moves, setting_moves, stage_moves
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.random_layouts import random_lanes, random_pace, random_parts
@@ -85,3 +85,28 @@ def test_layouts_one_step_away(cluster: Cluster, graph: BlockGraph, seed: int) -
             assert len(lane.stages) == len(lane.firsts) == len(lane.recompute)
     for layout in random.sample(moves, min(3, len(moves))):
         keeps_rules(lanes_plan(task, layout), task)
+
+
+def test_replicas_can_get_anywhere() -> None:
+    """From one device alone, single steps lead to all rows of sets of some of three different devices: 25."""
+    groups = tuple((f"{host}/card/0",) for host in "abc")
+    found: set[Stages] = set()
+    fresh: list[Stages] = [((groups[0],),)]
+    while fresh:
+        stages = fresh.pop()
+        found.add(stages)
+        used = {group for stage in stages for group in stage}
+        for moved in stage_moves(stages, [group for group in groups if group not in used]):
+            placed = [group for stage in moved for group in stage]
+            assert len(placed) == len(set(placed)) and set(placed) <= set(groups) and all(moved)
+            ordered = tuple(tuple(sorted(stage)) for stage in moved)
+            if moved and ordered not in found:
+                fresh.append(ordered)
+    assert len(found) == 3 * 1 + 3 * 3 + 13  # sets of one, two and three devices, in rows
+
+
+def test_like_replicas_are_moved_once() -> None:
+    stages: Stages = ((("a/card/0",), ("a/card/1",)), (("b/card/0",),))
+    moved = list(stage_moves(stages, [("a/card/2",), ("a/card/3",)]))
+    joined = [one for one in moved if sum(map(len, one)) == 4]
+    assert len(joined) == 2 + 3  # a third card of host a joins one of two stages, or has one of its own in three places

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HUNG_UP", "Answer", "Progress", "check_checkpoints", "check_folder", "hung_up"]
 
+_QUIET = 10.0  # seconds without a line where nobody sees a living one
 HUNG_UP = 141  # 128 + SIGPIPE: how a shell tells of a program that wrote to nobody
 
 
@@ -70,12 +72,15 @@ def _unread(stream: TextIO) -> bool:
 
 
 class Progress:
-    """Phases of long work, on standard error: a living line on a terminal, else one plain line for each phase."""
+    """Phases of long work, on standard error: a living line on a terminal.
+
+    Else one plain line for each phase and, where that goes on for long, another now and then.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._live: Status | None = None
-        self._phase = ""
+        self._phase, self._told = "", 0.0
 
     def __enter__(self) -> Progress:
         if self._stream.isatty():
@@ -97,7 +102,7 @@ class Progress:
             self._live.start()
             self._show(text)
         else:
-            print(f"{text} ...", file=self._stream, flush=True)
+            self._line(text)
 
     def compiling(self) -> None:
         """The simulator is being compiled: the one thing that is slow only once."""
@@ -109,9 +114,15 @@ class Progress:
             self._live.stop()
 
     def detail(self, text: str) -> None:
-        """How the present phase goes on; shown only where the line lives."""
+        """How the present phase goes on."""
         if self._live is not None:
             self._show(f"{self._phase}: {text}")
+        elif time.monotonic() - self._told > _QUIET:
+            self._line(f"{self._phase}: {text}")
+
+    def _line(self, text: str) -> None:
+        self._told = time.monotonic()
+        print(f"{text} ...", file=self._stream, flush=True)
 
     def _show(self, text: str) -> None:
         """As it is: names and what others say may look like markup."""

@@ -333,13 +333,17 @@ def updates(out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs,
 def gathers(
     out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs, state: State, micro_batches: int
 ) -> None:
-    """State `sharded-all`: before each part every replica gets the others' pieces of its weights, all at once."""
+    """State `sharded-all`: before each part every replica gets the others' pieces of its weights, all at once.
+
+    First devices of tensor groups stand for the others.
+    """
     lanes, wide = SYNC * len(wires.host_of), by_way(wires, WIDE)
     for s in range(len(shape.first)):
         if shape.stream[s] != GATHERED:
             continue
         a, n = shape.replicas[s], shape.replicas[s + 1] - shape.replicas[s]
         slices, together = shape.slices[a], senders(wires, shape, s)
+        members = float(shape.size[a])  # of a tensor group: each gets its own, between hosts over the same links
         for which in range(2):
             for piece in range(micro_batches * slices):
                 low = shape.first[s]
@@ -353,7 +357,7 @@ def gathers(
                         for i in range(a, a + n):
                             there = shape.device[i]
                             near = wires.host_of[here] == wires.host_of[there]
-                            pieces = 1.0 if near else together[i - a] * flows_of(wires, there, here)
+                            pieces = 1.0 if near else members * together[i - a] * flows_of(wires, there, here)
                             if i != j and pieces > 0.0 and state.gate[which, op, low] >= 0:
                                 lane = beside(lanes + there)
                                 got = message(

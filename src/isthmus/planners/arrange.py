@@ -29,7 +29,6 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.compiled import compiled
-from isthmus.plan.types import Layout
 from isthmus.planners.bundles import Bundle, Groups
 from isthmus.planners.problem import Floats, Problem
 from isthmus.planners.room import Need, Room, Way
@@ -114,12 +113,12 @@ class Arranger:
         bundles: Sequence[Bundle],
         samples: int,
         micro_batches: int,
-        state: Layout,
+        held: Way,
         ahead: int = 0,
         others: int = 0,
     ) -> list[Arranged]:
-        """The best arrangement of each depth that is possible. `others`: replicas beside this pipeline."""
-        solved = self.solved(bundles, samples, micro_batches, state, ahead, others)
+        """The best arrangement of each depth that is possible. `held`: how state is; `others`: replicas beside it."""
+        solved = self.solved(bundles, samples, micro_batches, held, ahead, others)
         return [self.traced(solved, depth) for depth in solved.depths]
 
     def solved(
@@ -127,14 +126,14 @@ class Arranger:
         bundles: Sequence[Bundle],
         samples: int,
         micro_batches: int,
-        state: Layout,
+        held: Way,
         ahead: int = 0,
         others: int = 0,
     ) -> Solved:
         """The seconds of the slowest stage of each depth; `traced` gives the stages."""
-        key = (tuple(bundles), samples, state, others if state != "replicated" else min(others, 1))
+        key = (tuple(bundles), samples, held, others if held.state != "replicated" else min(others, 1))
         if key not in self._known:
-            self._known[key] = self._tables(bundles, samples, state, others)
+            self._known[key] = self._tables(bundles, samples, held, others)
         self.problem.effort += _SOLVED * len(bundles) ** 2
         tables = self._known[key]
         deepest = min(_DEEPEST, len(bundles), len(self.borders) - 1)
@@ -172,37 +171,35 @@ class Arranger:
         return Arranged(tuple(stages), tuple(firsts), tuple(again), float(seconds))
 
     def recut(
-        self, arranged: Arranged, samples: int, micro_batches: int, state: Layout, ahead: int = 0, others: int = 0
+        self, arranged: Arranged, samples: int, micro_batches: int, held: Way, ahead: int = 0, others: int = 0
     ) -> Arranged:
         """The same stages with the best cut at any border (`cut`), where not all borders were looked at."""
         if len(self.borders) == len(self.problem.graph.blocks) + 1 or len(arranged.stages) == 1:
             return arranged
-        found = self.cut(arranged.stages, samples, micro_batches, state, ahead, others)
+        found = self.cut(arranged.stages, samples, micro_batches, held, ahead, others)
         return arranged if found is None else found._replace(seconds=arranged.seconds)
 
     def cut(
-        self, stages: tuple[Groups, ...], samples: int, micro_batches: int, state: Layout, ahead: int, others: int
+        self, stages: tuple[Groups, ...], samples: int, micro_batches: int, held: Way, ahead: int, others: int
     ) -> Arranged | None:
         """Settled stages with the best cut at any border, as far as computing, syncs and memory go; None: none fits."""
         self.problem.effort += _CUT
-        depth, rows = len(stages), [self._row(groups, samples, state, others) for groups in stages]
+        depth, rows = len(stages), [self._row(groups, samples, held, others) for groups in stages]
         flight = [min(depth - s + (ahead if s < depth - 1 else 0), micro_batches) for s in range(depth)]
         seconds, fits, rings = (np.array(column) for column in zip(*rows, strict=True))
         firsts, again = settled_cut(seconds, fits, rings, self._weights, np.array(flight), micro_batches)
         return Arranged(stages, tuple(firsts.tolist()), tuple(again.tolist()), 0.0) if len(firsts) else None
 
-    def _row(
-        self, groups: Groups, samples: int, state: Layout, others: int
-    ) -> tuple[Floats, Shorts, tuple[float, float]]:
+    def _row(self, groups: Groups, samples: int, held: Way, others: int) -> tuple[Floats, Shorts, tuple[float, float]]:
         """Of a stage: seconds before each block, micro-batches that fit, and what its sync takes."""
-        key = (groups, samples, state, others if state != "replicated" else min(others, 1))
+        key = (groups, samples, held, others if held.state != "replicated" else min(others, 1))
         if key not in self._rows:
             shared = self.sharing.of(groups, samples)
             ring = self.ring(tuple(group[0] for group in groups))
-            self._rows[key] = shared.seconds, self._fitting(groups, shared, state, others), ring
+            self._rows[key] = shared.seconds, self._fitting(groups, shared, held, others), ring
         return self._rows[key]
 
-    def _tables(self, bundles: Sequence[Bundle], samples: int, state: Layout, others: int) -> _Tables:
+    def _tables(self, bundles: Sequence[Bundle], samples: int, held: Way, others: int) -> _Tables:
         count = len(bundles)
         run = np.full((count, count + 1), -1, np.int32)
         forward, backward, rooms, rings, hosts = [], [], [], [], []
@@ -216,7 +213,7 @@ class Arranger:
                 shared = self.sharing.of(groups, samples)
                 forward.append(shared.seconds[0])
                 backward.append(shared.seconds[1])
-                fits = self._fitting(groups, shared, state, others)
+                fits = self._fitting(groups, shared, held, others)
                 if id(fits) not in flights:
                     flights[id(fits)] = len(kept)
                     kept.append(fits)
@@ -233,14 +230,14 @@ class Arranger:
             np.array(hosts, np.int32), link, trunk, self._weights[at], self._passed[at], latency,
         )  # fmt: skip
 
-    def _fitting(self, groups: Groups, shared: Shared, state: Layout, others: int) -> Shorts:
+    def _fitting(self, groups: Groups, shared: Shared, held: Way, others: int) -> Shorts:
         """Micro-batches in flight that fit, for every run of blocks, plain and recomputed; 0 where places forbid it."""
         replicas = len(groups) + others
         places = tuple(sorted({group[0] for group in groups})) if self.problem.places else ()
-        key = (shared.most, state, replicas if state != "replicated" else min(replicas, 2), places)
+        key = (shared.most, held, replicas if held.state != "replicated" else min(replicas, 2), places)
         if key not in self._flights:
             both = []
-            for way in (Way(False, state), Way(True, state)):
+            for way in (held._replace(recompute=again) for again in (False, True)):
                 needs = [Need((kind,), group[0], replicas, share, 1) for (kind, group), share in shared.most]
                 both.append(np.min([self.room.flights(need, way) for need in needs], axis=0))
             found = np.where(self.room.allowed(places), both, 0) if places else np.array(both)

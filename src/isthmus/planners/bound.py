@@ -23,15 +23,16 @@ counts. Tensor groups are taken to stay inside a host, as those that can run do.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from isthmus.cluster.spec import Cluster
-from isthmus.planners.problem import Floats, Problem
+from isthmus.planners.lanes import Lane
+from isthmus.planners.problem import Bools, Floats, Problem
 
-__all__ = ["Worth", "lower_bound", "passing_seconds", "worth_of"]
+__all__ = ["Borders", "Worth", "lower_bound", "passing_seconds", "worth_of"]
 
 _PRECISE = 1e-6  # part of the bound by which it may be too low
 
@@ -140,10 +141,8 @@ def _gradient_bytes(problem: Problem) -> float:
     return elements * problem.table.width
 
 
-def passing_seconds(problem: Problem, own: Iterable[str], others: Iterable[str]) -> float:
-    """Seconds in which all gradients pass between some hosts and others, each of which has samples of all blocks."""
-    if problem.profile is not None and problem.profile.collectives:
-        return 0.0
+def _border(problem: Problem, own: Iterable[str], others: Iterable[str]) -> tuple[float, float]:
+    """Bytes a second that can pass between some hosts and others, each way, and the least latency; 0 if nothing can."""
     cluster, own, others = problem.simulator.priced, tuple(own), tuple(others)
     rates: dict[tuple[str, str], float] = {}
     latency = float("inf")
@@ -155,7 +154,52 @@ def passing_seconds(problem: Problem, own: Iterable[str], others: Iterable[str])
                 latency = min(latency, link.latency)
     caps = {regions: trunk for regions in rates if (trunk := cluster.trunk(*regions)) is not None}
     nics = (sum(cluster.hosts[name].nic for name in side) for side in (own, others))
-    rate = min(sum(min(rate, caps.get(regions, rate)) for regions, rate in rates.items()), *nics)
+    return min(sum(min(rate, caps.get(regions, rate)) for regions, rate in rates.items()), *nics), latency
+
+
+class Borders:
+    """What gradients need to pass between hosts and between regions, going around rings or along trees."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._bytes = np.diff(problem.table.sums.elements) * problem.table.width * (problem.kept or 1.0)
+        self._known: dict[tuple[frozenset[str], frozenset[str]], tuple[float, float]] = {}
+
+    def seconds(self, lanes: Sequence[Lane]) -> float:
+        """From the first gradient that is final on: all weights that are held on both sides pass, each way."""
+        if self.problem.profile is not None and self.problem.profile.collectives:
+            return 0.0
+        held: dict[str, Bools] = {}
+        blocks, cluster = len(self._bytes), self.problem.cluster
+        for lane in lanes:
+            for stage, a, b in zip(lane.stages, lane.firsts, (*lane.firsts[1:], blocks), strict=True):
+                for group, _ in stage:
+                    held.setdefault(cluster.devices[group[0]].host, np.zeros(blocks, np.bool_))[a:b] = True
+        regions: dict[str, frozenset[str]] = {}
+        for host in held:
+            region = cluster.hosts[host].region
+            regions[region] = regions.get(region, frozenset()) | {host}
+        islands = {frozenset((host,)) for host in held} | set(regions.values())
+        return max(self._passing(held, own, frozenset(held) - own) for own in islands)
+
+    def _passing(self, held: Mapping[str, Bools], own: frozenset[str], others: frozenset[str]) -> float:
+        if not others:
+            return 0.0
+        here, there = (np.any([held[host] for host in side], axis=0) for side in (own, others))
+        size = float(self._bytes[here & there].sum())
+        if not size:
+            return 0.0
+        if (own, others) not in self._known:
+            self._known[own, others] = _border(self.problem, own, others)
+        rate, latency = self._known[own, others]
+        return latency + size / rate if rate > 0.0 else float("inf")
+
+
+def passing_seconds(problem: Problem, own: Iterable[str], others: Iterable[str]) -> float:
+    """Seconds in which all gradients pass between some hosts and others, each of which has samples of all blocks."""
+    if problem.profile is not None and problem.profile.collectives:
+        return 0.0
+    rate, latency = _border(problem, own, others)
     return latency + _gradient_bytes(problem) / 2.0 / rate if rate > 0.0 else float("inf")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
+from isthmus.compiled import compiled
 from isthmus.planners.problem import Bools, Floats
 
 __all__ = ["balanced_cut", "best_cut", "even_limits", "pipeline_seconds", "span_sums", "stage_sums"]
@@ -45,12 +47,41 @@ def balanced_cut(weights: Sequence[Floats], fits: Sequence[Bools] | None = None)
 
     `fits[s][a, b]` says whether stage s can have blocks a .. b - 1; it can have any where nothing is said.
     """
-    blocks = len(weights[0])
-    ordered = np.arange(blocks)[:, None] < np.arange(blocks + 1)
-    sums = {id(row): span_sums(row) for row in weights}
-    return best_cut(
-        np.where(ordered if fits is None else fits[s], sums[id(row)], np.inf) for s, row in enumerate(weights)
-    )
+    stages, blocks = len(weights), len(weights[0])
+    before = np.zeros((stages, blocks + 1))
+    np.cumsum(np.stack(weights), axis=1, out=before[:, 1:])
+    able = np.ones((1, blocks, blocks + 1), np.bool_) if fits is None else np.stack(fits)
+    firsts: list[int] = _balanced(before, able).tolist()
+    return firsts or None
+
+
+@compiled
+def _balanced(before: Floats, fits: Bools) -> npt.NDArray[np.int32]:
+    """`best_cut` for the seconds before each block on each stage, [stages, blocks + 1]; empty where none is possible.
+
+    `fits` [stages or 1, blocks, blocks + 1].
+    """
+    stages, blocks = before.shape[0], before.shape[1] - 1
+    best = np.full((stages + 1, blocks + 1), np.inf)
+    picks = np.zeros((stages, blocks + 1), np.int32)
+    best[0, 0] = 0.0
+    for s in range(stages):
+        able = fits[min(s, len(fits) - 1)]
+        for a in range(s, blocks):
+            if not best[s, a] < np.inf:
+                continue
+            for b in range(a + 1, blocks + 1):
+                value = max(best[s, a], before[s, b] - before[s, a])
+                if able[a, b] and value < best[s + 1, b]:
+                    best[s + 1, b] = value
+                    picks[s, b] = a
+    if not best[stages, blocks] < np.inf:
+        return np.empty(0, np.int32)
+    firsts, end = np.zeros(stages, np.int32), blocks
+    for s in range(stages - 1, -1, -1):
+        firsts[s] = picks[s, end]
+        end = firsts[s]
+    return firsts
 
 
 def even_limits(row: Floats) -> Floats:

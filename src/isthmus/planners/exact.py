@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from isthmus.planners.bound import Borders
 from isthmus.planners.budget import Search
 from isthmus.planners.bundles import Bundle, all_bundles, tensor_degrees
 from isthmus.planners.forms import Form, Shape, Sorts, forms
@@ -52,7 +53,7 @@ def exact(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candid
         for degree in tensor_degrees(problem):
             bundles = all_bundles(problem, degree, most=len(problem.usable))
             if bundles:
-                _open_all(Sorts(problem, bundles), pool)
+                _Branches(Sorts(problem, bundles), pool).open_all()
     proven = not search.cut_short
     with search.within(0.5):
         polish(pool)
@@ -61,149 +62,151 @@ def exact(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candid
     return pool.best
 
 
-def _open_all(sorts: Sorts, pool: Pool) -> None:
-    """Prices all forms that could be faster than the best plan, most promising first."""
-    for form in sorted(_listed(sorts, pool), key=lambda form: form.seconds):
-        if pool.search.spent() or form.seconds >= pool.limit:
-            return
-        _open(sorts, pool, form.shapes)
-        pool.search.tell("exact")
-
-
-def _listed(sorts: Sorts, pool: Pool) -> list[Form]:
-    """All forms, or as many as there was room and time for."""
-    listed = []
-    try:
-        for form in forms(sorts, pool.limit):
-            listed.append(form)
-            if len(listed) >= _MOST_FORMS or pool.search.spent():
-                raise OverflowError
-    except OverflowError:
-        pool.search.cut_short = True
-    return listed
-
-
-def _open(sorts: Sorts, pool: Pool, shapes: tuple[Shape, ...]) -> None:
-    """Prices a form in every pace, with all cuts that could be faster than the best plan."""
-    parts, batch = sorts.parts(shapes), sorts.problem.job.batch
-    widest = max(len(stage) for part in parts for stage in part)
-    for count in divisors(batch):
-        if batch // count < max(len(parts), widest):
-            continue
-        for ahead, state in product(
-            _aheads(sorts.problem, parts, count), STATES if len(parts) > 1 or widest > 1 else STATES[:1]
-        ):
-            if pool.search.spent():
-                return
-            _price(sorts, pool, shapes, parts, Pace(count, ahead, state))
-
-
-def _aheads(problem: Problem, parts: Sequence[Part], count: int) -> list[int]:
-    """How many more micro-batches may be in flight: none where no link is far, and not more than there are."""
-
-    def most(ahead: int) -> list[list[int]]:
-        stages = (tuple(tuple((b.groups[0], 1) for b in stage) for stage in part) for part in parts)
-        return [flights(problem, Staged(each, count, ahead)) for each in stages]
-
-    far = most(1) != most(0)
-    return [ahead for ahead in AHEAD if ahead == 0 or (far and ahead < count)]
-
-
 class _Cuts(NamedTuple):
     """All cuts of a lane, the most promising first."""
 
     stages: tuple[Stage, ...]
     firsts: npt.NDArray[np.intp]
     again: Bools
-    seconds: Floats
+    seconds: Floats  # at least
+    quickest: Floats  # seconds of a micro-batch on the quickest stage
 
     def lane(self, cut: int) -> Lane:
         """The lane cut so."""
         return Lane(self.stages, tuple(map(int, self.firsts[cut])), tuple(map(bool, self.again[cut])))
 
 
-def _price(sorts: Sorts, pool: Pool, shapes: Sequence[Shape], parts: Sequence[Part], pace: Pace) -> None:
-    """Prices lanes in this pace, with samples that let them be done together."""
-    given = _samples(sorts, pool, shapes, parts, pace)
-    found = [_cuts(pool, part, n, pace) for part, n in zip(parts, given, strict=False)]
-    cuts = [one for one in found if one is not None and one.seconds[0] < pool.limit]
-    if len(cuts) < len(parts):
-        return
-    setting = Setting(tuple(tuple(b for stage in part for b in stage) for part in parts), pace)
-    likely = [range(int(np.searchsorted(one.seconds, pool.limit))) for one in cuts]
-    for chosen in product(*likely):
-        if pool.search.spent():
+class _Branches:
+    """The forms of bundles of one size."""
+
+    def __init__(self, sorts: Sorts, pool: Pool) -> None:
+        self.sorts, self.pool, self.problem, self.search = sorts, pool, pool.problem, pool.search
+        self.borders = Borders(pool.problem)
+        self._lines: dict[tuple[Shape, Pace], tuple[float, float] | None] = {}
+
+    def open_all(self) -> None:
+        """Prices all forms that could be faster than the best plan, most promising first."""
+        for form in sorted(self._listed(), key=lambda form: form.seconds):
+            if self.search.spent() or form.seconds >= self.pool.limit:
+                return
+            self._open(form.shapes)
+            self.search.tell("exact")
+
+    def _listed(self) -> list[Form]:
+        """All forms, or as many as there was room and time for."""
+        listed = []
+        try:
+            for form in forms(self.sorts, self.pool.limit):
+                listed.append(form)
+                if len(listed) >= _MOST_FORMS or self.search.spent():
+                    raise OverflowError
+        except OverflowError:
+            self.search.cut_short = True
+        return listed
+
+    def _open(self, shapes: tuple[Shape, ...]) -> None:
+        """Prices a form in every pace."""
+        parts, batch = self.sorts.parts(shapes), self.problem.job.batch
+        widest = max(len(stage) for part in parts for stage in part)
+        states = STATES if len(parts) > 1 or widest > 1 else STATES[:1]
+        for count in divisors(batch):
+            if batch // count < max(len(parts), widest):
+                continue
+            for ahead, state in product(self._aheads(parts, count), states):
+                if self.search.spent():
+                    return
+                self._price(shapes, parts, Pace(count, ahead, state))
+
+    def _aheads(self, parts: Sequence[Part], count: int) -> list[int]:
+        """How many more micro-batches may be in flight: none where no link is far, and not more than there are."""
+
+        def most(ahead: int) -> list[list[int]]:
+            stages = (tuple(tuple((b.groups[0], 1) for b in stage) for stage in part) for part in parts)
+            return [flights(self.problem, Staged(each, count, ahead)) for each in stages]
+
+        far = most(1) != most(0)
+        return [ahead for ahead in AHEAD if ahead == 0 or (far and ahead < count)]
+
+    def _price(self, shapes: Sequence[Shape], parts: Sequence[Part], pace: Pace) -> None:
+        """Prices lanes in this pace, with samples that let them be done together, and all cuts that could be faster."""
+        pool, given = self.pool, self._samples(shapes, parts, pace)
+        found = [self._cuts(part, n, pace) for part, n in zip(parts, given, strict=False)]
+        cuts = [one for one in found if one is not None and one.seconds[0] < pool.limit]
+        if len(cuts) < len(parts):
             return
-        if max(one.seconds[cut] for one, cut in zip(cuts, chosen, strict=True)) < pool.limit:
-            made = [one.lane(cut) for one, cut in zip(cuts, chosen, strict=True)]
-            _fit(pool, setting, sorts.bundles, pool.lanes.layout(made, pace))
+        setting = Setting(tuple(tuple(b for stage in part for b in stage) for part in parts), pace)
+        waits = 0 if pace.state == "sharded-all" else pace.micro_batches - 1  # before a gradient is final
+        for chosen in product(*(range(int(np.searchsorted(one.seconds, pool.limit))) for one in cuts)):
+            picked = list(zip(cuts, chosen, strict=True))
+            if self.search.spent():
+                return
+            if max(one.seconds[cut] for one, cut in picked) >= pool.limit:
+                continue
+            made = [one.lane(cut) for one, cut in picked]
+            start = waits * min(float(one.quickest[cut]) for one, cut in picked)
+            if start + self.borders.seconds(made) < pool.limit:
+                self._fit(setting, pool.lanes.layout(made, pace))
 
+    def _fit(self, setting: Setting, layout: Layout) -> None:
+        """Prices a layout; stages on devices that fall short of memory recompute, until it fits or none is left."""
+        limit = self.pool.limit
+        while max(lane.least for lane in layout.lanes) < limit and self._bare(layout) < limit:
+            short = self.pool.price(setting, self.sorts.bundles, layout)
+            changed = [_again(lane, short) for lane in layout.lanes]
+            if not short or changed == list(layout.lanes):
+                return
+            layout = self.pool.lanes.layout(changed, layout.pace)
 
-def _fit(pool: Pool, setting: Setting, bundles: tuple[Bundle, ...], layout: Layout) -> None:
-    """Prices a layout; stages on devices that fall short of memory recompute, until it fits or none is left."""
-    while max(lane.least for lane in layout.lanes) < pool.limit and _bare(pool, layout) < pool.limit:
-        short = pool.price(setting, bundles, layout)
-        changed = [_again(lane, short) for lane in layout.lanes]
-        if not short or changed == list(layout.lanes):
-            return
-        layout = pool.lanes.layout(changed, layout.pace)
+    def _bare(self, layout: Layout) -> float:
+        """Seconds without any sync: however gradients are synced, it takes no less."""
+        plan = lanes_plan(self.problem, layout)
+        bare = self.search.price(replace(plan, parts=(replace(only_pipeline(plan), syncs=()),)))
+        return 0.0 if bare is None else bare.price.step_seconds
 
+    def _samples(self, shapes: Sequence[Shape], parts: Sequence[Part], pace: Pace) -> list[int]:
+        """Of every lane, as many as let all be done together; nothing where some lane cannot hold the model."""
+        samples = self.problem.job.batch // pace.micro_batches
+        if len(parts) == 1:
+            return [samples]
+        for shape, part in zip(shapes, parts, strict=True):
+            if (shape, pace) not in self._lines:
+                self._lines[shape, pace] = self._line(part, samples, pace)
+        known = [line for shape in shapes if (line := self._lines[shape, pace]) is not None]
+        return fair_shares(samples, [partial(_along, *line) for line in known]) if len(known) == len(parts) else []
 
-def _bare(pool: Pool, layout: Layout) -> float:
-    """Seconds without any sync: however gradients are synced, it takes no less."""
-    plan = lanes_plan(pool.problem, layout)
-    bare = pool.search.price(replace(plan, parts=(replace(only_pipeline(plan), syncs=()),)))
-    return 0.0 if bare is None else bare.price.step_seconds
+    def _line(self, part: Part, samples: int, pace: Pace) -> tuple[float, float] | None:
+        """Seconds of a lane as `a + c n` for n samples, through all of them and half of them."""
+        least = [(n, cuts.seconds[0]) for n, cuts in self._known(part, samples, pace) if cuts.seconds[0] < np.inf]
+        if not least:
+            return None
+        (n, here), (other, there) = least[0], least[-1]
+        slope = max((here - there) / (n - other), 1e-12) if n > other else here / n
+        return max(here - slope * n, 0.0), slope
+
+    def _known(self, part: Part, samples: int, pace: Pace) -> Iterator[tuple[int, _Cuts]]:
+        for n in dict.fromkeys((samples, max(samples // 2, *map(len, part)))):
+            found = self._cuts(part, n, pace)
+            if found is not None:
+                yield n, found
+
+    def _cuts(self, part: Part, samples: int, pace: Pace) -> _Cuts | None:
+        """None where some replica would have nothing to do: that is another form."""
+        lanes, blocks = self.pool.lanes, len(self.problem.graph.blocks)
+        stages = tuple(lanes.sharing.stage([b.groups[0] for b in stage], samples) for stage in part)
+        if any(len(stage) < len(members) for stage, members in zip(stages, part, strict=True)):
+            return None
+        inner = list(combinations(range(1, blocks), len(part) - 1))
+        firsts = np.column_stack((np.zeros(len(inner), np.intp), np.array(inner, np.intp).reshape(len(inner), -1)))
+        staged = Staged(stages, pace.micro_batches, pace.ahead)
+        seconds, again, quickest = cut_bounds(self.problem, lanes.room, staged, pace.held, firsts)
+        order = np.argsort(seconds, kind="stable")
+        return _Cuts(stages, firsts[order], again[order], seconds[order], quickest[order])
 
 
 def _again(lane: Lane, short: frozenset[str]) -> Lane:
     needy = [any(device in short for group, _ in stage for device in group) for stage in lane.stages]
     recompute = tuple(a or b for a, b in zip(lane.recompute, needy, strict=True))
     return lane if recompute == lane.recompute else lane._replace(recompute=recompute)
-
-
-def _samples(sorts: Sorts, pool: Pool, shapes: Sequence[Shape], parts: Sequence[Part], pace: Pace) -> list[int]:
-    """Of every lane, as many as let all be done together; nothing where some lane cannot hold the model."""
-    samples = pool.problem.job.batch // pace.micro_batches
-    if len(parts) == 1:
-        return [samples]
-    for shape, part in zip(shapes, parts, strict=True):
-        if (shape, pace) not in sorts.lines:
-            sorts.lines[shape, pace] = _line(pool, part, samples, pace)
-    lines = [sorts.lines[shape, pace] for shape in shapes]
-    known = [line for line in lines if line is not None]
-    return fair_shares(samples, [partial(_along, *line) for line in known]) if len(known) == len(parts) else []
-
-
-def _cuts(pool: Pool, part: Part, samples: int, pace: Pace) -> _Cuts | None:
-    """None where some replica would have nothing to do: that is another form."""
-    problem, blocks = pool.problem, len(pool.problem.graph.blocks)
-    stages = tuple(pool.lanes.sharing.stage([b.groups[0] for b in stage], samples) for stage in part)
-    if any(len(stage) < len(members) for stage, members in zip(stages, part, strict=True)):
-        return None
-    inner = list(combinations(range(1, blocks), len(part) - 1))
-    firsts = np.column_stack((np.zeros(len(inner), np.intp), np.array(inner, np.intp).reshape(len(inner), -1)))
-    staged = Staged(stages, pace.micro_batches, pace.ahead)
-    seconds, again = cut_bounds(problem, pool.lanes.room, staged, pace.state, firsts)
-    order = np.argsort(seconds, kind="stable")
-    return _Cuts(stages, firsts[order], again[order], seconds[order])
-
-
-def _line(pool: Pool, part: Part, samples: int, pace: Pace) -> tuple[float, float] | None:
-    """Seconds of a lane as `a + c n` for n samples, through all of them and half of them."""
-    least = [(n, found.seconds[0]) for n, found in _known(pool, part, samples, pace) if found.seconds[0] < np.inf]
-    if not least:
-        return None
-    (n, here), (other, there) = least[0], least[-1]
-    slope = max((here - there) / (n - other), 1e-12) if n > other else here / n
-    return max(here - slope * n, 0.0), slope
-
-
-def _known(pool: Pool, part: Part, samples: int, pace: Pace) -> Iterator[tuple[int, _Cuts]]:
-    for n in dict.fromkeys((samples, max(samples // 2, *map(len, part)))):
-        found = _cuts(pool, part, n, pace)
-        if found is not None:
-            yield n, found
 
 
 def _along(start: float, slope: float, samples: int) -> float:

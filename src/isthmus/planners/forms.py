@@ -21,7 +21,6 @@ import numpy as np
 from isthmus.planners.bound import passing_seconds, worth_of
 from isthmus.planners.bundles import Bundle
 from isthmus.planners.cuts import span_sums
-from isthmus.planners.lanes import Pace
 from isthmus.planners.problem import Floats, Problem
 
 __all__ = ["Form", "Shape", "Sorts", "forms"]
@@ -49,7 +48,6 @@ class Sorts:
         self.sorts = list(sorts.values())
         self.counts: Counts = tuple(len(members) for members in self.sorts)
         self._speeds: dict[Shape, float] = {}
-        self.lines: dict[tuple[Shape, Pace], tuple[float, float] | None] = {}  # seconds a + c n of a lane, once known
         self._passing: dict[tuple[frozenset[str], frozenset[str]], float] = {}
 
     @cached_property

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from isthmus.plan.types import How, Pipeline, Plan, Sync
 from isthmus.planners.budget import Search, sound
 from isthmus.planners.bundles import Bundle, all_bundles, bundle_of, tensor_degrees
-from isthmus.planners.lanes import BUCKETS, Lanes, Layout, Pace, lanes_plan
+from isthmus.planners.lanes import BUCKETS, Lane, Lanes, Layout, Pace, lanes_plan
 from isthmus.planners.moves import (
     FIRST_AHEAD,
     Setting,
@@ -174,20 +174,28 @@ def one_lane(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Can
 
 def _one_lane(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
     """Prices pipelines of all bundles, those of the most promising paces first."""
-    batch, made = pool.problem.job.batch, []
-    for count in micro_batch_counts(batch, 1) if bundles else ():
-        for ahead in FIRST_AHEAD if count > 1 else (0,):
-            if pool.search.spent():
-                return
-            pace = Pace(count, ahead)
-            made += [(lane, pace) for lane in pool.lanes.pipelines(bundles, batch // count, pace)]
-            pool.search.tell("split")
+    made = _pipelines(pool, bundles, spill=False)
+    if not made and pool.best is None:
+        made = _pipelines(pool, bundles, spill=True)
     for lane, pace in sorted(made, key=lambda pair: pair[0].seconds)[:_STEP]:
         if pool.search.spent():
             return
         if lane.least < pool.limit:
             pool.price(Setting((bundles,), pace), bundles, pool.lanes.layout([lane], pace))
             pool.search.tell("split")
+
+
+def _pipelines(pool: Pool, bundles: tuple[Bundle, ...], *, spill: bool) -> list[tuple[Lane, Pace]]:
+    """Pipelines of all bundles in the usual paces. `spill`: the optimizer's state is in the hosts' memory."""
+    batch, made = pool.problem.job.batch, []
+    for count in micro_batch_counts(batch, 1) if bundles else ():
+        for ahead in FIRST_AHEAD if count > 1 else (0,):
+            if pool.search.spent():
+                return made
+            pace = Pace(count, ahead, spill=spill)
+            made += [(lane, pace) for lane in pool.lanes.pipelines(bundles, batch // count, pace)]
+            pool.search.tell("split")
+    return made
 
 
 def resync(pool: Pool) -> None:

@@ -44,6 +44,12 @@ class Pace(NamedTuple):
     micro_batches: int
     ahead: int = 0
     state: State = "replicated"
+    spill: bool = False  # the optimizer's state is in the host's memory
+
+    @property
+    def held(self) -> Way:
+        """How a stage is held that does not recompute."""
+        return Way(False, self.state, self.spill)
 
 
 class Lane(NamedTuple):
@@ -116,7 +122,7 @@ class Lanes:
 
     def pipelines(self, part: tuple[Bundle, ...], samples: int, pace: Pace, others: int = 0) -> list[Lane]:
         """Pipelines of these bundles, of each depth one or two, with their best cuts; most promising first."""
-        fixed = samples, pace.micro_batches, pace.state, pace.ahead, others
+        fixed = samples, pace.micro_batches, pace.held, pace.ahead, others
         if part not in self._orders:
             self._orders[part] = orders(self.problem, part)
         solved = [self.arranger.solved(order, *fixed) for order in self._orders[part]]
@@ -131,7 +137,7 @@ class Lanes:
 
     def settled(self, stages: tuple[Groups, ...], samples: int, pace: Pace, others: int) -> Lane | None:
         """The pipeline of these stages with its best cut; None where it cannot hold the model."""
-        found = self.arranger.cut(stages, samples, pace.micro_batches, pace.state, pace.ahead, others)
+        found = self.arranger.cut(stages, samples, pace.micro_batches, pace.held, pace.ahead, others)
         return None if found is None else self._lane(found, samples, pace, not others)
 
     def _lane(self, arranged: Arranged, samples: int, pace: Pace, alone: bool) -> Lane:
@@ -151,7 +157,7 @@ class Lanes:
         if key not in self._seconds:
             self.problem.effort += _TIMED
             staged = Staged(lane.stages, pace.micro_batches, pace.ahead)
-            ways = [Way(again, pace.state) for again in lane.recompute]
+            ways = [pace.held._replace(recompute=again) for again in lane.recompute]
             rings = alone and pace.state != "sharded-all" and len(self._regions(lane)) == 1
             self._seconds[key] = cut_times(self.problem, staged, lane.firsts, ways, rings=rings)
         least, seconds = self._seconds[key]
@@ -183,7 +189,8 @@ class Lanes:
             return None
         devices = [d for stage in part.stages for replica in stage.replicas for d in replica.devices]
         states = {stage.state for stage in part.stages if len(stage.replicas) > 1} or {"replicated"}
-        plain = all(stage.spill == "none" and all(r.slices == 1 for r in stage.replicas) for stage in part.stages)
+        spills = {stage.spill for stage in part.stages}
+        plain = len(spills) == 1 and "all" not in spills and all(r.slices == 1 for s in part.stages for r in s.replicas)
         samples = part.job.batch // part.micro_batches
         shared = all(sum(r.share for r in stage.replicas) == samples for stage in part.stages)
         if len(set(devices)) < len(devices) or len(states) > 1 or not plain or not shared:
@@ -191,7 +198,7 @@ class Lanes:
         stages = tuple(tuple((r.devices, r.share) for r in stage.replicas) for stage in part.stages)
         firsts = tuple(self.problem.graph.by_name[stage.first] for stage in part.stages)
         lane = Lane(stages, firsts, tuple(stage.recompute for stage in part.stages))
-        return self.layout([lane], Pace(part.micro_batches, part.ahead, states.pop()))
+        return self.layout([lane], Pace(part.micro_batches, part.ahead, states.pop(), spills == {"optimizer"}))
 
     def _between(self, lanes: Sequence[Lane]) -> float:
         """Seconds of syncs between lanes that no backward pass hides, about.
@@ -258,6 +265,7 @@ def lanes_plan(problem: Problem, layout: Layout, how: How = "ring", buckets: int
                 replicas=replicas,
                 recompute=any(lane.recompute[s] for lane, s in at),
                 state=pace.state if len(replicas) > 1 else "replicated",
+                spill="optimizer" if pace.spill else "none",
                 kept=problem.kept,
             )
         )

@@ -90,7 +90,7 @@ def setting_moves(problem: Problem, setting: Setting, bundles: Sequence[Bundle])
 
 
 def paces(problem: Problem, pace: Pace) -> Iterator[Pace]:
-    """One more or fewer micro-batches of the usual numbers, more of them in flight, other state."""
+    """One more or fewer micro-batches of the usual numbers, more of them in flight, state held otherwise."""
     counts = micro_batch_counts(problem.job.batch, 1, most=12)
     near = sorted(counts, key=lambda count: abs(count - pace.micro_batches))
     for count in near[:5]:
@@ -102,6 +102,8 @@ def paces(problem: Problem, pace: Pace) -> Iterator[Pace]:
     for state in STATES:
         if state != pace.state:
             yield pace._replace(state=state)
+    if pace.spill:  # for want of memory; not done for speed, which depends on what else a host's cores do
+        yield pace._replace(spill=False)
 
 
 def _regrouped(parts: tuple[Part, ...], bundles: Sequence[Bundle]) -> Iterator[tuple[Part, ...]]:

@@ -24,10 +24,17 @@ _NEEDS = {
 
 
 def notes_on(
-    problem: Problem, plan: Plan, timeline: Timeline, *, spent: bool, crowded: int, interrupted: bool = False
+    problem: Problem,
+    plan: Plan,
+    timeline: Timeline,
+    *,
+    spent: bool,
+    crowded: int,
+    usual: bool = False,
+    interrupted: bool = False,
 ) -> tuple[str, ...]:
-    """What the plan rests on. `spent`: the budget, or somebody, ended the search; `crowded`: size of a ring that was
-    passed over.
+    """What the plan rests on. `spent`: the budget, or somebody, ended the search; `usual`: nobody gave one; `crowded`:
+    size of a ring that was passed over.
     """
     notes = [f"{kind} is left out: it lacks {problem.precision} or is slow in it" for kind in problem.left_out]
     if problem.job.precision is None:
@@ -37,8 +44,10 @@ def notes_on(
     notes.extend(_crowded(plan, crowded))
     if interrupted:
         notes.append("interrupted: this is the best plan so far")
-    elif spent:
+    elif spent and not usual:
         notes.append("the budget ended the search: this is the best plan so far")
+    elif spent:
+        notes.append("the search ended after its usual effort: with a --budget in seconds there may be a faster plan")
     return tuple(notes)
 
 

@@ -92,6 +92,7 @@ def choose_plan(
         best.plan,
         played,
         spent=search.spent() or search.cut_short,
+        usual=usual,
         crowded=search.crowded,
         interrupted=search.interrupted,
     )

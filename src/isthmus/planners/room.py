@@ -31,6 +31,7 @@ class Way(NamedTuple):
 
     recompute: bool = False
     state: Layout = "replicated"
+    spill: bool = False  # the optimizer's state is in the host's memory
 
 
 class Need(NamedTuple):
@@ -130,6 +131,8 @@ class Room:
             whole = np.maximum(spans.elements, 1.0)
             kept = (spans.elements - (1.0 - problem.kept) * spans.pruned) / whole
             gradient, optimizer = kept * masked.gradient, kept * masked.optimizer
+        if way.spill:
+            optimizer = np.zeros(())
         copy = 4.0 if kind in problem.table.wide else 0.0
         if way.state == "sharded-all":
             gathered = 2 * spans.largest_elements / need.degree

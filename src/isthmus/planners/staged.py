@@ -26,7 +26,6 @@ import numpy.typing as npt
 
 from isthmus.cost.compute import Group
 from isthmus.cost.tables import stage_links
-from isthmus.plan.types import Layout as State
 from isthmus.plan.types import Plan
 from isthmus.planners.cuts import balanced_cut, best_cut, pipeline_seconds, span_sums, stage_sums
 from isthmus.planners.ideas import Idea, Version
@@ -227,9 +226,10 @@ def cut_times(
 
 
 def cut_bounds(
-    problem: Problem, room: Room, staged: Staged, state: State, firsts: npt.NDArray[np.intp]
-) -> tuple[Floats, Bools]:
-    """Of many cuts, [cuts, stages]: what the pipeline needs at least, and which stages must recompute to fit at all.
+    problem: Problem, room: Room, staged: Staged, held: Way, firsts: npt.NDArray[np.intp]
+) -> tuple[Floats, Bools, Floats]:
+    """Of many cuts, [cuts, stages]: what the pipeline needs at least, which stages must recompute to fit at all, and
+    the seconds of the quickest stage for a micro-batch.
 
     Infinite where they do not fit even so. Syncs and updates are not counted, of messages those between neighbours.
     """
@@ -239,7 +239,7 @@ def cut_bounds(
     most, least = np.zeros(firsts.shape), np.zeros(firsts.shape)
     for s, (stage, needs) in enumerate(zip(staged.stages, _needs(problem, staged), strict=True)):
         a, b = firsts[:, s], ends[:, s]
-        plain, second = (_fits(room, needs, Way(recompute, state), None)[a, b] for recompute in (False, True))
+        plain, second = (_fits(room, needs, held._replace(recompute=r), None)[a, b] for r in (False, True))
         again[:, s] = ~plain
         rows = [problem.block_seconds(*fact) for fact in _facts(problem, stage)]
         times = [span_sums(row.sum(axis=0))[a, b] + again[:, s] * span_sums(row[0])[a, b] for row in rows]
@@ -256,7 +256,7 @@ def cut_bounds(
             seconds[fits],
             pipeline_seconds(most[fits], count, flights(problem, staged), least=least[fits], hops=hops[fits]),
         )
-    return seconds, again
+    return seconds, again, least.min(axis=1)
 
 
 class _Parts(NamedTuple):
@@ -344,7 +344,7 @@ def _ends(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequenc
         degree, span = max(degrees), problem.table.span(a, b - 1)
         elements = span.elements - span.split_elements * (1.0 - 1.0 / degree)
         parts = 1 if way.state == "replicated" else len(stage)
-        update = min(least_update(problem, kind, elements / parts) for kind in kinds)
+        update = 0.0 if way.spill else min(least_update(problem, kind, elements / parts) for kind in kinds)
         tied = sum(count for users, count in problem.table.tied if any(a <= user < b for user in users))
         synced = max(0.0, elements - tied if len(firsts) > 1 else elements) if len(degrees) == 1 else 0.0
         rings = 1 if any(_spans(problem, devices) for devices, _ in stage) else degree

@@ -1,0 +1,94 @@
+"""`auto` and the lower bound against what is proven to be best, on cases that are small enough.
+
+The cases are the group small of `_planner_cases`: 54 files that were committed before the planner. `exact` has two
+minutes for each; where these do not suffice, the best plan that it found is printed and nothing is proven. Two cases
+are solved at a time.
+
+    python benchmarks/exact.py --quick        three cases
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+from _planner_cases import cases, graph_of
+from _results import Claim, at_least, at_most, finish, options
+
+from isthmus.api import prepare_simulator
+from isthmus.errors import NoPlanError
+from isthmus.planners.portfolio import Choice, choose_plan
+from isthmus.planners.problem import build_problem
+
+AUTO_BUDGET, EXACT_BUDGET = 10.0, 120.0  # seconds
+QUICK = ("small-02", "small-06", "small-11")
+Row = dict[str, Any]
+
+
+def main() -> int:
+    given = options("exact", __doc__)
+    prepare_simulator()
+    names = QUICK if given.quick else tuple(case.name for case in cases("small"))
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        rows = list(pool.map(partial(judged, seed=given.seed), names))
+    solved = [row for row in rows if row["auto"] is not None]
+    return finish(given, rows, claims(solved), others=distances(solved))
+
+
+def judged(name: str, seed: int) -> Row:
+    """What `auto` and `exact` make of a case: seconds per step, None where nothing fits."""
+    auto, exact = attempt(name, seed, "auto", AUTO_BUDGET), attempt(name, seed, "exact", EXACT_BUDGET)
+    if auto is None or exact is None:
+        return {"case": name, "auto": None}
+    row = {
+        "case": name,
+        "best_scheme": min((s for s in exact.schemes.values() if s is not None), default=None),
+        "auto": auto.price.step_seconds,
+        "exact": exact.price.step_seconds,
+        "bound": exact.lower_bound,
+        "proven": not any(note.startswith("the budget ended") for note in exact.notes),
+        "auto_over_exact": auto.price.step_seconds / exact.price.step_seconds,
+        "calls": exact.calls,
+        "seconds": exact.seconds,
+    }
+    print(row, flush=True)
+    return row
+
+
+def attempt(name: str, seed: int, planner: str, budget: float) -> Choice | None:
+    case = next(case for case in cases("small") if case.name == name)
+    prepare_simulator()
+    problem = build_problem(case.cluster, (case.job,), {case.job.name: graph_of(case)}, seed)
+    try:
+        return choose_plan(problem, planner=planner, budget=budget)
+    except NoPlanError:
+        return None
+
+
+def distances(rows: Sequence[Row]) -> Row:
+    over = [row["exact"] / row["bound"] for row in rows]
+    gains = [row["best_scheme"] / row["auto"] for row in rows if row["best_scheme"] is not None]
+    return {
+        "exact over the lower bound": {"least": min(over), "median": statistics.median(over), "most": max(over)},
+        "best scheme over auto": {"geometric mean": statistics.geometric_mean(gains), "most": max(gains)},
+        "auto is exact to 0.1 % in": sum(row["auto_over_exact"] <= 1.001 for row in rows),
+    }
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    proven = [row for row in rows if row["proven"]]
+    return [
+        at_least("small cases that are solved exactly", len(proven), min(50, len(rows))),
+        at_most("auto as a multiple of exact, most of those", max(row["auto_over_exact"] for row in proven), 1.03),
+        at_most("auto as a multiple of the best known, most of all", max(row["auto_over_exact"] for row in rows), 1.03),
+        at_most("lower bound as a part of exact, most", max(row["bound"] / row["exact"] for row in rows), 1.0),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
