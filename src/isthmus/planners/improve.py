@@ -187,7 +187,8 @@ def _one_lane(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
 
 def _pipelines(pool: Pool, bundles: tuple[Bundle, ...], *, spill: bool) -> list[tuple[Lane, Pace]]:
     """Pipelines of all bundles in the usual paces. `spill`: the optimizer's state is in the hosts' memory."""
-    batch, made = pool.problem.job.batch, []
+    batch = pool.problem.job.batch
+    made: list[tuple[Lane, Pace]] = []
     for count in micro_batch_counts(batch, 1) if bundles else ():
         for ahead in FIRST_AHEAD if count > 1 else (0,):
             if pool.search.spent():
