@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ from isthmus.runtime.program import programs
 MODEL = worlds.Model("gpt", "zoo:gpt-tiny", 64)
 BATCH = 24  # shared evenly by 2, 3, 4, 6 and 8
 ROUNDS, WARM, STEPS = 2, 2, 5
+NEAR = 1.05  # times as long: plans that are predicted no further apart may come in either order
 WORKER = ROOT / "benchmarks" / "_ddp_worker.py"
 CONSTANTS = ROOT / "benchmarks" / "results" / "prediction.json"
 
@@ -67,6 +69,7 @@ def main() -> int:
     claims = [
         at_least("rank correlation of predicted and measured times, mean over worlds", statistics.mean(known), 0.95),
         at_least("rank correlation over all worlds together", whole, 0.95),
+        at_least("part of pairs that are predicted 5 % apart, and measured in that order", in_order(rows), 0.95),
         at_least("worlds", len(names), 1 if given.quick else 8),
         at_least(
             "auto over the best scheme, geometric mean over worlds of several regions",
@@ -74,13 +77,31 @@ def main() -> int:
             1.2,
         ),
         at_least("auto over the best scheme, least of all worlds", min(gains.values()), 0.98),
-        at_least(
-            "auto over stock DDP on all devices or on those of data-even, whichever is faster, most",
-            max(row["over_ddp"] for row in rows if "auto" in row["schemes"]),
-            4.56,
-        ),
+        at_least("auto over stock DDP on all devices, most", max(over_all(rows, name) for name in names), 4.56),
     ]
-    return finish(given, rows, claims, others={"rank_by_world": ranks, "auto_over_schemes": gains})
+    others = {
+        "rank_by_world": ranks,
+        "auto_over_schemes": gains,
+        "auto_over_ddp": {name: over_all(rows, name) for name in names},
+        "auto_over_the_better_ddp": {row["world"]: row["over_ddp"] for row in rows if "auto" in row["schemes"]},
+    }
+    return finish(given, rows, claims, others=others)
+
+
+def in_order(rows: list[dict[str, Any]]) -> float:
+    """Of pairs of plans for one world that predictions tell apart: the part that was measured in that order."""
+    plans = [row for row in rows if row["predicted"] is not None]
+    pairs = [sorted(pair, key=lambda row: row["predicted"]) for pair in combinations(plans, 2)]
+    told = [(a, b) for a, b in pairs if a["world"] == b["world"] and b["predicted"] > NEAR * a["predicted"]]
+    return sum(a["measured"] < b["measured"] for a, b in told) / len(told)
+
+
+def over_all(rows: list[dict[str, Any]], name: str) -> float:
+    """How many times as fast as stock DDP on all devices of a world `auto` is."""
+    own = [row for row in rows if row["world"] == name]
+    auto = next(row for row in own if "auto" in row["schemes"].split(", "))
+    ddp = next(row for row in own if row["predicted"] is None)  # that on all devices comes first
+    return float(ddp["measured"] / auto["measured"])
 
 
 def over_schemes(rows: list[dict[str, Any]]) -> float:
