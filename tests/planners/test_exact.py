@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
-from isthmus.planners.bound import lower_bound
+from isthmus.planners.bound import Borders, lower_bound
 from isthmus.planners.bundles import all_bundles
 from isthmus.planners.forms import Sorts, forms
 from isthmus.planners.improve import hows
@@ -141,12 +141,12 @@ def test_nothing_that_can_be_listed_is_faster(link: str) -> None:
 def test_no_plan_is_below_its_form(cluster: Cluster, graph: BlockGraph, batch: int, seed: int) -> None:
     random = Random(seed)
     task = problem(cluster, graph, batch)
-    lanes, sorts = Lanes(task, Room(task)), Sorts(task, all_bundles(task, most=1000))
+    lanes, sorts, borders = Lanes(task, Room(task)), Sorts(task, all_bundles(task, most=1000)), Borders(task)
     for _ in range(4):
         pace = random_pace(task, random)
         layout = lanes.layout(random_lanes(task, random, pace), pace)
         shapes = [shape_of(sorts, lane) for lane in layout.lanes]
-        least = max(batch / sum(map(sorts.speed, shapes)), sorts.gradients(shapes))
+        least = max(batch / sum(map(sorts.speed, shapes)), sorts.gradients(shapes), borders.seconds(layout.lanes))
         for how in hows(task, layout):
             assert least <= task.price(lanes_plan(task, layout, how)).price.step_seconds * (1 + 1e-9)
 

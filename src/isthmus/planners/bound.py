@@ -30,7 +30,7 @@ import numpy as np
 
 from isthmus.cluster.spec import Cluster
 from isthmus.planners.lanes import Lane
-from isthmus.planners.problem import Bools, Floats, Problem
+from isthmus.planners.problem import Floats, Problem
 
 __all__ = ["Borders", "Worth", "lower_bound", "passing_seconds", "worth_of"]
 
@@ -158,41 +158,60 @@ def _border(problem: Problem, own: Iterable[str], others: Iterable[str]) -> tupl
 
 
 class Borders:
-    """What gradients need to pass between hosts and between regions, going around rings or along trees."""
+    """What gradients need to pass between hosts and between regions, going around rings or along trees.
+
+    Blocks that a host has are the bits of a number.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._bytes = np.diff(problem.table.sums.elements) * problem.table.width * (problem.kept or 1.0)
+        self._sizes: dict[int, float] = {}
         self._known: dict[tuple[frozenset[str], frozenset[str]], tuple[float, float]] = {}
+        self._islands: dict[frozenset[str], list[tuple[frozenset[str], frozenset[str]]]] = {}
 
     def seconds(self, lanes: Sequence[Lane]) -> float:
         """From the first gradient that is final on: all weights that are held on both sides pass, each way."""
         if self.problem.profile is not None and self.problem.profile.collectives:
             return 0.0
-        held: dict[str, Bools] = {}
-        blocks, cluster = len(self._bytes), self.problem.cluster
+        held: dict[str, int] = {}
+        blocks, devices = len(self._bytes), self.problem.cluster.devices
         for lane in lanes:
             for stage, a, b in zip(lane.stages, lane.firsts, (*lane.firsts[1:], blocks), strict=True):
                 for group, _ in stage:
-                    held.setdefault(cluster.devices[group[0]].host, np.zeros(blocks, np.bool_))[a:b] = True
-        regions: dict[str, frozenset[str]] = {}
-        for host in held:
-            region = cluster.hosts[host].region
-            regions[region] = regions.get(region, frozenset()) | {host}
-        islands = {frozenset((host,)) for host in held} | set(regions.values())
-        return max(self._passing(held, own, frozenset(held) - own) for own in islands)
+                    host = devices[group[0]].host
+                    held[host] = held.get(host, 0) | (1 << b) - (1 << a)
+        return max((self._passing(held, *sides) for sides in self._sides(frozenset(held))), default=0.0)
 
-    def _passing(self, held: Mapping[str, Bools], own: frozenset[str], others: frozenset[str]) -> float:
-        if not others:
-            return 0.0
-        here, there = (np.any([held[host] for host in side], axis=0) for side in (own, others))
-        size = float(self._bytes[here & there].sum())
+    def _sides(self, hosts: frozenset[str]) -> list[tuple[frozenset[str], frozenset[str]]]:
+        """Every host, and every region, and all the others."""
+        if hosts not in self._islands:
+            regions: dict[str, frozenset[str]] = {}
+            for host in hosts:
+                region = self.problem.cluster.hosts[host].region
+                regions[region] = regions.get(region, frozenset()) | {host}
+            islands = {frozenset((host,)) for host in hosts} | set(regions.values())
+            self._islands[hosts] = [(own, hosts - own) for own in islands if hosts - own]
+        return self._islands[hosts]
+
+    def _passing(self, held: Mapping[str, int], own: frozenset[str], others: frozenset[str]) -> float:
+        here = there = 0
+        for host in own:
+            here |= held[host]
+        for host in others:
+            there |= held[host]
+        size = self._size(here & there)
         if not size:
             return 0.0
         if (own, others) not in self._known:
             self._known[own, others] = _border(self.problem, own, others)
         rate, latency = self._known[own, others]
         return latency + size / rate if rate > 0.0 else float("inf")
+
+    def _size(self, blocks: int) -> float:
+        if blocks not in self._sizes:
+            self._sizes[blocks] = float(sum(size for b, size in enumerate(self._bytes) if blocks >> b & 1))
+        return self._sizes[blocks]
 
 
 def passing_seconds(problem: Problem, own: Iterable[str], others: Iterable[str]) -> float:

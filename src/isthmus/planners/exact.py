@@ -14,7 +14,7 @@ never slower; where the budget ends first, nothing is proven, and the plan's not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import combinations, product
 from typing import NamedTuple
@@ -83,6 +83,7 @@ class _Branches:
         self.sorts, self.pool, self.problem, self.search = sorts, pool, pool.problem, pool.search
         self.borders = Borders(pool.problem)
         self._lines: dict[tuple[Shape, Pace], tuple[float, float] | None] = {}
+        self._bounds: dict[tuple[Shape, int, Pace], _Cuts] = {}
 
     def open_all(self) -> None:
         """Prices all forms that could be faster than the best plan, most promising first."""
@@ -130,7 +131,7 @@ class _Branches:
     def _price(self, shapes: Sequence[Shape], parts: Sequence[Part], pace: Pace) -> None:
         """Prices lanes in this pace, with samples that let them be done together, and all cuts that could be faster."""
         pool, given = self.pool, self._samples(shapes, parts, pace)
-        found = [self._cuts(part, n, pace) for part, n in zip(parts, given, strict=False)]
+        found = [self._cuts(*one, pace) for one in zip(shapes, parts, given, strict=False)]
         cuts = [one for one in found if one is not None and one.seconds[0] < pool.limit]
         if len(cuts) < len(parts):
             return
@@ -170,37 +171,36 @@ class _Branches:
             return [samples]
         for shape, part in zip(shapes, parts, strict=True):
             if (shape, pace) not in self._lines:
-                self._lines[shape, pace] = self._line(part, samples, pace)
+                self._lines[shape, pace] = self._line(shape, part, samples, pace)
         known = [line for shape in shapes if (line := self._lines[shape, pace]) is not None]
         return fair_shares(samples, [partial(_along, *line) for line in known]) if len(known) == len(parts) else []
 
-    def _line(self, part: Part, samples: int, pace: Pace) -> tuple[float, float] | None:
+    def _line(self, shape: Shape, part: Part, samples: int, pace: Pace) -> tuple[float, float] | None:
         """Seconds of a lane as `a + c n` for n samples, through all of them and half of them."""
-        least = [(n, cuts.seconds[0]) for n, cuts in self._known(part, samples, pace) if cuts.seconds[0] < np.inf]
+        counts = dict.fromkeys((samples, max(samples // 2, *map(len, part))))
+        known = [(n, cuts.seconds[0]) for n in counts if (cuts := self._cuts(shape, part, n, pace)) is not None]
+        least = [(n, seconds) for n, seconds in known if seconds < np.inf]
         if not least:
             return None
         (n, here), (other, there) = least[0], least[-1]
         slope = max((here - there) / (n - other), 1e-12) if n > other else here / n
         return max(here - slope * n, 0.0), slope
 
-    def _known(self, part: Part, samples: int, pace: Pace) -> Iterator[tuple[int, _Cuts]]:
-        for n in dict.fromkeys((samples, max(samples // 2, *map(len, part)))):
-            found = self._cuts(part, n, pace)
-            if found is not None:
-                yield n, found
-
-    def _cuts(self, part: Part, samples: int, pace: Pace) -> _Cuts | None:
+    def _cuts(self, shape: Shape, part: Part, samples: int, pace: Pace) -> _Cuts | None:
         """None where some replica would have nothing to do: that is another form."""
-        lanes, blocks = self.pool.lanes, len(self.problem.graph.blocks)
+        lanes = self.pool.lanes
         stages = tuple(lanes.sharing.stage([b.groups[0] for b in stage], samples) for stage in part)
         if any(len(stage) < len(members) for stage, members in zip(stages, part, strict=True)):
             return None
-        inner = list(combinations(range(1, blocks), len(part) - 1))
-        firsts = np.column_stack((np.zeros(len(inner), np.intp), np.array(inner, np.intp).reshape(len(inner), -1)))
-        staged = Staged(stages, pace.micro_batches, pace.ahead)
-        seconds, again, quickest = cut_bounds(self.problem, lanes.room, staged, pace.held, firsts)
-        order = np.argsort(seconds, kind="stable")
-        return _Cuts(stages, firsts[order], again[order], seconds[order], quickest[order])
+        key = shape, samples, pace  # which devices of a sort a lane has makes no difference
+        if key not in self._bounds:
+            inner = list(combinations(range(1, len(self.problem.graph.blocks)), len(part) - 1))
+            firsts = np.column_stack((np.zeros(len(inner), np.intp), np.array(inner, np.intp).reshape(len(inner), -1)))
+            staged = Staged(stages, pace.micro_batches, pace.ahead)
+            seconds, again, quickest = cut_bounds(self.problem, lanes.room, staged, pace.held, firsts)
+            order = np.argsort(seconds, kind="stable")
+            self._bounds[key] = _Cuts((), firsts[order], again[order], seconds[order], quickest[order])
+        return self._bounds[key]._replace(stages=stages)
 
 
 def _again(lane: Lane, short: frozenset[str]) -> Lane:
