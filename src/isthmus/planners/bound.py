@@ -165,7 +165,11 @@ class Borders:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._bytes = np.diff(problem.table.sums.elements) * problem.table.width * (problem.kept or 1.0)
+        users, width = problem.table.users, problem.table.width * (problem.kept or 1.0)
+        self._bytes = [  # of each block; what several blocks share is left out
+            sum(problem.graph.parameter[name].elements for name in block.parameters if len(users[name]) == 1) * width
+            for block in problem.graph.blocks
+        ]
         self._sizes: dict[int, float] = {}
         self._known: dict[tuple[frozenset[str], frozenset[str]], tuple[float, float]] = {}
         self._islands: dict[frozenset[str], list[tuple[frozenset[str], frozenset[str]]]] = {}
