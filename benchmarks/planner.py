@@ -1,8 +1,9 @@
 """Planners beside each other: every usual scheme, `split` and `auto`. (`exact.py` has what is proven on small cases.)
 
 The cases are those of `_planner_cases`: files that were committed before the planner, and clusters of up to 10,000
-devices made from a seed. Schemes are searched to their end, without a budget. Speed-ups are those of `auto`; the best
-usual scheme is chosen for each case among all but `classes`, which is the space of the best published planner.
+devices made from a seed. Schemes are searched to their end, without a budget; `split` and `auto` may price as many
+plans as `CALLS` says, so that a busy machine changes no plan. Speed-ups are those of `auto`; the best usual scheme is
+chosen for each case among all but `classes`, which is the space of the best published planner.
 
 `scale` runs the command in a fresh process, with the model captured and the simulator compiled before: `planning` is
 what the command says it spent searching, `command` all of it, `memory` its largest resident set; as it is, and for some
@@ -41,8 +42,7 @@ JUDGED = tuple(group for group in GROUPS if group != "small")
 PARTS = ("scale", *JUDGED, "sync")  # scale first: a new process counts what its parent holds as its own
 PLANNED = ("split", "auto")  # beside the schemes
 USUAL = tuple(name for name in SCHEMES if name != "classes")
-BUDGETS = {"large": 60.0}  # seconds of `split` and `auto`
-BUDGET, QUICK_BUDGET = 10.0, 3.0
+CALLS, QUICK_CALLS = 3000, 500  # plans that `split` and `auto` may price
 SCALE_LIMITS = {16: 1.0, 128: 2.0, 1024: 10.0, 10_000: 60.0}  # seconds
 _SPENT = 0.8  # of a limit: what is given as a budget, which the last plan being priced may overrun
 SCALE_STOP, QUICK_STOP = 180.0, 20.0  # seconds after which a command is ended
@@ -87,8 +87,8 @@ def chosen(group: str, given: Options) -> Iterable[Case]:
 
 def judged(case: Case, given: Options) -> Row:
     """What every planner makes of a case: seconds per step, None where nothing fits."""
-    budget = QUICK_BUDGET if given.quick else BUDGETS.get(case.group, BUDGET)
-    made = {name: attempt(case, given.seed, name, budget) for name in PLANNED}
+    calls = QUICK_CALLS if given.quick else CALLS
+    made = {name: attempt(case, given.seed, name, calls) for name in PLANNED}
     row: Row = {"case": f"{case.group}/{case.name}", "devices": len(case.cluster.devices)}
     row |= schemes(case, given.seed)
     row |= {name: choice.price.step_seconds if choice else None for name, choice in made.items()}
@@ -102,10 +102,10 @@ def text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def attempt(case: Case, seed: int, planner: str, budget: float | None) -> Choice | None:
+def attempt(case: Case, seed: int, planner: str, calls: int | None) -> Choice | None:
     """The planner's choice, by a problem that no other planner has looked at; None where nothing fits."""
     try:
-        return choose_plan(problem_of(case, seed), planner=planner, budget=budget)
+        return choose_plan(problem_of(case, seed), planner=planner, calls=calls)
     except NoPlanError:
         return None
 

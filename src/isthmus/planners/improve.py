@@ -35,7 +35,8 @@ __all__ = ["Found", "Pool", "hows", "improve", "one_lane", "polish", "resync"]
 _FIRST = 6  # first settings of one way to form lanes that are priced
 _STEP = 24  # changed settings that are priced, of one setting
 _KEPT = 1000  # plans that are remembered
-_SHAPED = 4  # layouts whose replicas change places
+_SHAPED = 4  # layouts whose replicas change places, and that are polished
+_WIDER = 48  # settings that promised too little at first, priced before all is refined again
 _POOL = 10  # settings whose changes are tried before the search gives up
 _WORTH = 0.999  # times the best: what counts as a gain
 _SYNC_CALLS = 12  # that choosing syncs takes at least, about
@@ -69,6 +70,9 @@ class Pool:
         self.found: list[Found] = []
         self.climbed: set[object] = set()  # settings whose changes were tried
         self.shaped: set[object] = set()  # stages that were looked at
+        self.polished: set[Layout] = set()
+        self.rest: list[tuple[Setting, tuple[Bundle, ...], Layout]] = []  # what promised too little to be priced
+        self.width = 1  # times _POOL: settings whose changes are tried
         self._seen: set[object] = set()
 
     @property
@@ -138,17 +142,41 @@ def improve(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Cand
     with search.within(_FIRST_PART):
         for degree in tensor_degrees(problem)[:_DEGREES]:
             _first(pool, all_bundles(problem, degree))
-    before = float("inf")
-    while pool.limit < _WORTH * before and not search.spent():
-        before = pool.limit
-        with search.within(_CLIMB_PART):
-            _climb(pool)
-        with search.within(_SHAPE_PART):
-            _reshape(pool)
-        with search.within(_POLISH_PART):
-            polish(pool)
+    _refine(pool)
     resync(pool)
+    while pool.rest and search.effort is None and not search.spent():  # somebody gave a budget, and some is left
+        before = pool.limit
+        _widen(pool)
+        _refine(pool)
+        if pool.limit < before:
+            resync(pool)
     return pool.best
+
+
+def _refine(pool: Pool) -> None:
+    """Climbs, reshapes and polishes in turns, until none of them gains."""
+    before = float("inf")
+    while pool.limit < _WORTH * before and not pool.search.spent():
+        before = pool.limit
+        with pool.search.within(_CLIMB_PART):
+            _climb(pool)
+        with pool.search.within(_SHAPE_PART):
+            _reshape(pool)
+        with pool.search.within(_POLISH_PART):
+            polish(pool)
+
+
+def _widen(pool: Pool) -> None:
+    """Prices the most promising settings that were passed over; from then on changes of more settings are tried."""
+    pool.width += 1
+    pool.rest.sort(key=lambda one: one[2].seconds)
+    now, pool.rest = pool.rest[:_WIDER], pool.rest[_WIDER:]
+    for setting, bundles, layout in now:
+        if pool.search.spent():
+            return
+        if max(lane.least for lane in layout.lanes) < pool.limit:
+            pool.price(setting, bundles, layout)
+            pool.search.tell("lanes")
 
 
 def _first(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
@@ -157,9 +185,7 @@ def _first(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
     for settings in first_settings(pool.problem, bundles) if bundles else ():
         if pool.search.spent():
             return
-        for setting, layout in pool.completed(settings)[:_FIRST]:
-            pool.price(setting, bundles, layout)
-            pool.search.tell("lanes")
+        _price_first(pool, bundles, pool.completed(settings), _FIRST)
 
 
 def one_lane(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate]) -> Candidate | None:
@@ -221,30 +247,36 @@ def resync(pool: Pool) -> None:
 def _climb(pool: Pool) -> None:
     """Tries changes of the best settings, best first, until those of the whole pool have been tried."""
     while not pool.search.spent():
-        fresh = [found for found in _distinct(pool.found) if found.setting.signature not in pool.climbed]
-        if not fresh:
+        best = _distinct(pool.found, _POOL * pool.width)
+        start = next((found for found in best if found.setting.signature not in pool.climbed), None)
+        if start is None:
             return
-        start = fresh[0]
         pool.climbed.add(start.setting.signature)
         made = pool.completed(setting_moves(pool.problem, start.setting, start.bundles))
-        for setting, layout in made[:_STEP]:
-            if pool.search.spent():
-                return
-            pool.price(setting, start.bundles, layout)
-            pool.search.tell("lanes")
+        _price_first(pool, start.bundles, made, _STEP)
 
 
-def _distinct(found: Sequence[Found]) -> list[Found]:
+def _price_first(pool: Pool, bundles: tuple[Bundle, ...], made: Sequence[tuple[Setting, Layout]], count: int) -> None:
+    """Prices so many of these settings; the rest waits."""
+    pool.rest += [(setting, bundles, layout) for setting, layout in made[count:]]
+    for setting, layout in made[:count]:
+        if pool.search.spent():
+            return
+        pool.price(setting, bundles, layout)
+        pool.search.tell("lanes")
+
+
+def _distinct(found: Sequence[Found], most: int = _POOL) -> list[Found]:
     """The best few, each setting once, as good as its best plan."""
     first: dict[object, Found] = {}
     for one in found:
         first.setdefault(one.setting.signature, one)
-    return list(first.values())[:_POOL]
+    return list(first.values())[:most]
 
 
 def _reshape(pool: Pool) -> None:
     """Replicas change places in the best few layouts, each cut anew, as long as that gains."""
-    for start in _distinct(pool.found)[:_SHAPED]:
+    for start in _distinct(pool.found, _SHAPED * pool.width):
         found: Found | None = start
         while found is not None and not pool.search.spent():
             found = _reshaped(pool, found)
@@ -315,7 +347,10 @@ def _settled(pool: Pool, found: Found, i: int, stages: Stages, pace: Pace) -> It
 
 def polish(pool: Pool) -> None:
     """One change of a finished layout at a time, as long as one gains."""
-    for start in _distinct(pool.found)[:4]:
+    for start in _distinct(pool.found, _SHAPED * pool.width):
+        if start.layout in pool.polished or pool.search.spent():
+            continue
+        pool.polished.add(start.layout)
         current, seconds = start.layout, start.seconds
         moved = True
         while moved and not pool.search.spent():
