@@ -17,7 +17,7 @@ from isthmus.model.graph import BlockGraph
 from isthmus.planners.bound import Borders, lower_bound
 from isthmus.planners.bundles import all_bundles
 from isthmus.planners.forms import Sorts, forms
-from isthmus.planners.improve import hows
+from isthmus.planners.improve import ways
 from isthmus.planners.lanes import BUCKETS, Lane, Lanes, Pace, lanes_plan
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
@@ -129,7 +129,7 @@ def test_nothing_that_can_be_listed_is_faster(link: str) -> None:
                 pace = Pace(micro_batches)
                 for made in listed(task, devices, pace):
                     layout = lanes.layout(made, pace)
-                    plans = [lanes_plan(task, layout, how, n) for how in hows(task, layout) for n in BUCKETS]
+                    plans = [lanes_plan(task, layout, how, n) for how, n in ways(task, layout)]
                     best = min(best, *(task.price(plan).price.step_seconds for plan in plans))
     assert choice.price.step_seconds <= best * (1 + 1e-9)
     assert lower_bound(task) <= choice.price.step_seconds
@@ -147,7 +147,7 @@ def test_no_plan_is_below_its_form(cluster: Cluster, graph: BlockGraph, batch: i
         layout = lanes.layout(random_lanes(task, random, pace), pace)
         shapes = [shape_of(sorts, lane) for lane in layout.lanes]
         least = max(batch / sum(map(sorts.speed, shapes)), sorts.gradients(shapes), borders.seconds(layout.lanes))
-        for how in hows(task, layout):
+        for how in dict.fromkeys(how for how, _ in ways(task, layout)):
             assert least <= task.price(lanes_plan(task, layout, how)).price.step_seconds * (1 + 1e-9)
 
 

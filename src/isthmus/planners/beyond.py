@@ -13,6 +13,7 @@ from isthmus.planners.improve import improve, one_lane
 from isthmus.planners.lanes import Lanes
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.room import Room
+from isthmus.planners.tree import tree_search
 
 __all__ = ["BEYOND"]
 
@@ -34,4 +35,9 @@ def exact(problem: Problem, room: Room, search: Search, given: Sequence[Candidat
     return branching.exact(problem, Lanes(problem, room), search, given)
 
 
-BEYOND: dict[str, Planner] = {"auto": auto, "split": split, "exact": exact}
+def search(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+    """Who works with whom and at what pace, by a tree search that knows nothing beforehand."""
+    return tree_search(problem, Lanes(problem, room), search, given)
+
+
+BEYOND: dict[str, Planner] = {"auto": auto, "split": split, "exact": exact, "search": search}

@@ -30,7 +30,7 @@ from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.shares import micro_batch_counts
 from isthmus.planners.sync_ilp import best_syncs
 
-__all__ = ["Found", "Pool", "hows", "improve", "one_lane", "polish", "resync"]
+__all__ = ["Found", "Pool", "improve", "one_lane", "polish", "resync", "ways"]
 
 _FIRST = 6  # first settings of one way to form lanes that are priced
 _STEP = 24  # changed settings that are priced, of one setting
@@ -97,19 +97,24 @@ class Pool:
     def price(self, setting: Setting, bundles: tuple[Bundle, ...], layout: Layout) -> frozenset[str]:
         """Keeps what fits and keeps every rule; devices that always fall short of memory, none where something fits."""
         short: frozenset[str] | None = None
-        sizes = BUCKETS if _replicated(layout) and not self.problem.copied else BUCKETS[:1]
-        for how, buckets in product(hows(self.problem, layout), sizes):
+        for how, buckets in ways(self.problem, layout):
             if self.search.spent():
                 break
-            candidate = self.search.price(lanes_plan(self.problem, layout, how, buckets))
-            if candidate is None:
-                continue
-            if self.keep(candidate):
-                self.found.append(Found(setting, bundles, layout, how, buckets, candidate))
-            missing = frozenset(shortage.where for shortage in candidate.price.shortages)
-            short = missing if short is None else short & missing
+            candidate = self.price_one(setting, bundles, layout, how, buckets)
+            if candidate is not None:
+                missing = frozenset(shortage.where for shortage in candidate.price.shortages)
+                short = missing if short is None else short & missing
         self.found = sorted(self.found, key=lambda found: found.seconds)[:_KEPT]
         return short or frozenset()
+
+    def price_one(
+        self, setting: Setting, bundles: tuple[Bundle, ...], layout: Layout, how: How, buckets: int
+    ) -> Candidate | None:
+        """The same, of one way to sync; None where playing it would take more than is left."""
+        candidate = self.search.price(lanes_plan(self.problem, layout, how, buckets))
+        if candidate is not None and self.keep(candidate):
+            self.found.append(Found(setting, bundles, layout, how, buckets, candidate))
+        return candidate
 
     def take(self, candidate: Candidate) -> None:
         """Keeps a plan that somebody else made, where it has the form of a lane, to go on from it."""
@@ -373,14 +378,15 @@ def _syncs(plan: Plan) -> tuple[Sync, ...]:
     return tuple(sync for part in plan.parts if isinstance(part, Pipeline) for sync in part.syncs)
 
 
-def hows(problem: Problem, layout: Layout) -> tuple[How, ...]:
-    """How gradients are synchronised first: around rings; where regions share them, along trees too."""
+def ways(problem: Problem, layout: Layout) -> list[tuple[How, int]]:
+    """How gradients are synced first, and in how many buckets: around rings; where regions share them, by trees too."""
     regions = {
         problem.cluster.host_of(group[0]).region for lane in layout.lanes for stage in lane.stages for group, _ in stage
     }
-    several = _replicated(layout) or problem.copied
-    trees = len(regions) > 1 and several and layout.pace.state != "sharded-all"
-    return ("ring", "tree") if trees else ("ring",)
+    several = _replicated(layout)
+    trees = len(regions) > 1 and (several or problem.copied) and layout.pace.state != "sharded-all"
+    hows: tuple[How, ...] = ("ring", "tree") if trees else ("ring",)
+    return list(product(hows, BUCKETS if several and not problem.copied else BUCKETS[:1]))
 
 
 def _replicated(layout: Layout) -> bool:

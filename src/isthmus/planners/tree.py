@@ -1,0 +1,136 @@
+"""Tree search over drafts (PUCT): the simulator's word spreads to all choices that led to a plan.
+
+At a draft that was passed N times the action is taken that has most of
+
+    Q(a) + c P(a) sqrt(N) / (1 + N(a)),        Q = half the mean and half the most of what its leaves were worth
+
+where a leaf is worth (seconds of the best plan at the start) / (its seconds), nothing if it does not fit, and P is the
+prior: even, or a network's (`learned`). Several descents go down side by side, so that priors are asked for many drafts
+at once; until a descent is done it counts as one that was worth nothing, which keeps the others from its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from isthmus.planners.budget import Search
+from isthmus.planners.drafts import Action, Draft, Drafts, Leaves
+from isthmus.planners.improve import Pool, polish, resync
+from isthmus.planners.lanes import Lanes
+from isthmus.planners.problem import Candidate, Floats, Problem
+
+__all__ = ["Asked", "Prior", "Tree", "even", "tree_search"]
+
+Asked = tuple[Draft, Sequence[Action]]
+
+_EXPLORE = 0.7  # c
+_BATCH = 8  # descents side by side
+_MOST_SAME = 40  # batches in a row that bring nothing new: then all that the tree likes is known
+_TREE_PART, _POLISH_PART = 0.7, 0.6  # of what is left of the budget then
+
+
+Prior = Callable[[Pool, Drafts, Sequence[Asked]], list[Floats]]
+"""How likely each action is the best one, for several drafts; those of a draft add up to 1."""
+
+
+def even(pool: Pool, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
+    """The prior of somebody who knows nothing."""
+    return [np.full(len(actions), 1.0 / len(actions)) for _, actions in asked]
+
+
+def tree_search(
+    problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate], prior: Prior = even
+) -> Candidate | None:
+    """The best plan so far, or a faster one that the tree leads to."""
+    pool = Pool(problem, lanes, search, given[0] if given else None)
+    with search.within(_TREE_PART):
+        Tree(pool, prior).grow()
+    with search.within(_POLISH_PART):
+        polish(pool)
+    resync(pool)
+    return pool.best
+
+
+class _Node:
+    """A draft in the tree: its actions, how often each was taken, and what came of it."""
+
+    def __init__(self, actions: Sequence[Action], prior: Floats) -> None:
+        self.actions, self.prior = actions, prior
+        self.taken, self.total, self.most = np.zeros((3, len(actions)))
+
+    def pick(self) -> int:
+        """The action to take; it counts as taken from now on."""
+        seen = self.taken > 0
+        worth = np.where(seen, (self.total / np.maximum(self.taken, 1.0) + self.most) / 2, self._unknown())
+        scores = worth + _EXPLORE * self.prior * np.sqrt(self.taken.sum() + 1.0) / (1.0 + self.taken)
+        action = int(np.argmax(scores))
+        self.taken[action] += 1
+        return action
+
+    def _unknown(self) -> float:
+        """What an action is worth that was never taken: as much as all others on average."""
+        taken = float(self.taken.sum())
+        return float(self.total.sum()) / taken if taken else 0.0
+
+    def learn(self, action: int, worth: float) -> None:
+        """A leaf below the action was worth so much."""
+        self.total[action] += worth
+        self.most[action] = max(self.most[action], worth)
+
+
+class Tree:
+    """The search itself. `told` is called with every whole draft and its seconds."""
+
+    def __init__(
+        self, pool: Pool, prior: Prior, told: Callable[[Draft, float], None] | None = None, batch: int = _BATCH
+    ) -> None:
+        self.pool, self.prior, self.told, self.batch = pool, prior, told, batch
+        self.drafts = Drafts(pool.problem)
+        self.leaves = Leaves(pool, self.drafts)
+        self.scale = pool.limit
+        self._nodes: dict[Draft, _Node] = {}
+
+    def grow(self) -> None:
+        """Goes down to leaves again and again, until the budget ends or nothing new is found."""
+        same = 0
+        while not self.pool.search.spent() and same < _MOST_SAME:
+            before = len(self.leaves.seconds)
+            self._round()
+            same = 0 if len(self.leaves.seconds) > before else same + 1
+            self.pool.search.tell("search")
+
+    def _round(self) -> None:
+        """Some descents side by side."""
+        paths: list[list[tuple[_Node, int]]] = [[] for _ in range(self.batch)]
+        ends = [Draft()] * self.batch
+        going = list(range(self.batch))
+        while going:
+            asked = {ends[i]: self.drafts.actions(ends[i]) for i in going if ends[i] not in self._nodes}
+            self._expand([(draft, actions) for draft, actions in asked.items() if actions])
+            going = [i for i in going if ends[i] in self._nodes]
+            for i in going:
+                node = self._nodes[ends[i]]
+                action = node.pick()
+                paths[i].append((node, action))
+                ends[i] = ends[i].having(node.actions[action])
+        for draft, path in zip(ends, paths, strict=True):
+            worth = 0.0 if self.pool.search.spent() or not draft.whole else self._worth(draft)
+            for node, action in path:
+                node.learn(action, worth)
+
+    def _expand(self, asked: Sequence[Asked]) -> None:
+        choices = [one for one in asked if len(one[1]) > 1]
+        priors = self.prior(self.pool, self.drafts, choices) if choices else []
+        known = {draft: prior for (draft, _), prior in zip(choices, priors, strict=True)}
+        for draft, actions in asked:
+            self._nodes[draft] = _Node(actions, known.get(draft, np.ones(1)))
+
+    def _worth(self, draft: Draft) -> float:
+        seconds = self.leaves.price(draft)
+        if self.told is not None:
+            self.told(draft, seconds)
+        if not self.scale < float("inf"):
+            self.scale = seconds
+        return min(2.0, self.scale / seconds) if seconds < float("inf") else 0.0
