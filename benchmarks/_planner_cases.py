@@ -5,6 +5,7 @@ A folder is a group: its `jobs.yaml` lists jobs, each for the cluster file of it
     tag       TAG's six models on its testbed          equal   eight equal devices: nothing to win, nothing to lose
     unequal   30 random clusters, one job each         large   five large models on clusters that can hold them
     geo       10 random clusters over several regions  small   54 cases small enough for an exact search
+    held      24 cases like nothing that the network of `learned` was trained on
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from isthmus.model.load_job import load_workload
 __all__ = ["GROUPS", "SCALES", "Case", "Scale", "cases", "graph_of", "scale_cluster", "scale_job"]
 
 FOLDER = ROOT / "benchmarks" / "cases" / "planner"
-GROUPS = ("tag", "unequal", "geo", "large", "equal", "small")
+GROUPS = ("tag", "unequal", "geo", "large", "equal", "small", "held")
 SMALL_BLOCKS = 8  # of every model of the group small
 SCALE_MODEL = "zoo:gpt2-xl"  # 98 blocks; sixteen devices hold it, ten thousand are not too many for its batch
 SCALE_KINDS = ("A100-40GB", "V100-16GB", "T4", "RTX-3090", "A10", "V100-32GB")

@@ -38,7 +38,7 @@ from isthmus.planners.portfolio import Choice, choose_plan
 from isthmus.planners.problem import Problem, build_problem
 from isthmus.planners.schemes import SCHEMES
 
-JUDGED = tuple(group for group in GROUPS if group != "small")
+JUDGED = tuple(group for group in GROUPS if group not in ("small", "held"))
 PARTS = ("scale", *JUDGED, "sync")  # scale first: a new process counts what its parent holds as its own
 PLANNED = ("split", "auto")  # beside the schemes
 USUAL = tuple(name for name in SCHEMES if name != "classes")

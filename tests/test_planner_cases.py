@@ -29,7 +29,7 @@ def planner_cases() -> Iterator[ModuleType]:
     sys.path.remove(str(BENCHMARKS))
 
 
-@pytest.mark.parametrize("group", ["unequal", "geo", "small"])
+@pytest.mark.parametrize("group", ["unequal", "geo", "small", "held"])
 def test_files_are_what_their_generator_draws(group: str) -> None:
     made = dict(module(FOLDER / "make.py").files(group))
     found = {f"{group}/{path.name}": path.read_text() for path in (FOLDER / group).glob("*.yaml")}
@@ -44,6 +44,7 @@ STATED = {
     "large": (5, (16, 96), (3, 4), (2, 3)),
     "equal": (1, (8, 8), (1, 1), (1, 1)),
     "small": (54, (6, 8), (3, 3), (2, 2)),
+    "held": (24, (3, 48), (3, 12), (3, 6)),
 }
 
 

@@ -11,6 +11,8 @@ job of the same name in `jobs.yaml` of its folder:
                    between some pairs, the others have trunks; batches 4-4,096
     small     54   6 devices (every tenth case 7 or 8) of 3 kinds in 2 regions, batches 8-64; in every third case some
                    devices cannot hold the model's state. Models are captured in 8 blocks (see `_planner_cases`)
+    held      24   what the network of the planner `learned` never sees in training: other families of models, on stars
+                   (one region reaches all others) and chains (each region reaches the next) of 3-6 regions
 
 A family of models is drawn (vision, encoders, GPT), then one of it whose state (16 bytes a parameter: Adam) is at most
 0.4 of all devices' memory, 0.5 in `small`. Half of the jobs compute in fp32, half in 16 bits: bf16 where every kind has
@@ -29,8 +31,8 @@ from typing import NamedTuple, TypeVar
 from isthmus.cluster.catalog import CATALOG
 
 FOLDER = Path(__file__).resolve().parent
-SEEDS = {"unequal": 6100, "geo": 6200, "small": 6300}  # a case's seed: its group's and its number, from 1
-COUNTS = {"unequal": 30, "geo": 10, "small": 54}
+SEEDS = {"unequal": 6100, "geo": 6200, "small": 6300, "held": 6700}  # a case's seed: its group's and its number, from 1
+COUNTS = {"unequal": 30, "geo": 10, "small": 54, "held": 24}
 
 SERVER = (
     "A100-40GB", "A100-80GB", "A10", "A40", "H100-PCIe", "L4", "L40S", "P100", "T4", "V100-16GB", "V100-32GB",
@@ -75,6 +77,11 @@ SMALL_MODELS = (
     Model("bert-small", 28.8, (128, 256)), Model("bert-large", 335.2, (128, 256)), Model("gpt2", 124.4, (128, 256)),
     Model("gpt2-medium", 354.8, (128, 256)), Model("gpt2-large", 774.0, (128, 256)),
     Model("gpt2-xl", 1557.6, (128, 256)), Model("gpt3-1.3b", 1315.7, (128, 256)),
+)  # fmt: skip
+
+HELD_MODELS = (
+    Model("vgg19", 143.7), Model("inception-v3", 23.8), Model("transformer", 63.0, (64, 256)),
+    Model("xlnet-large", 361.0, (128, 512)), Model("t5-11b", 11307.3, (512,)), Model("llama3-8b", 8030.3, (1024, 2048)),
 )  # fmt: skip
 
 
@@ -166,7 +173,24 @@ def small(draw: Draw, number: int) -> Case:
     return Case(hosts, links, job(draw, hosts, models, SMALL_BATCHES, room=0.5))
 
 
-GROUPS = {"unequal": unequal, "geo": geo, "small": small}
+def held(draw: Draw, number: int) -> Case:
+    """Regions in a star or in a chain: most pairs have no link."""
+    regions = 3 + number % 4
+    hosts = []
+    for region in range(regions):
+        kinds = draw.some(SERVER + DESK, draw.whole(1, 2))
+        hosts += [host._replace(region=region) for host in housed(draw, kinds, [draw.whole(1, 4) for _ in kinds], 1)]
+    links = lan_links(draw, hosts)
+    every = wan_links(draw, hosts, (0.05, 10), draw.log(0.1, 10), draw.log(2, 100), trunks=number % 3 == 0)
+    pairs = [(a, b) for a in range(regions) for b in range(a + 1, regions)]
+    star = number % 2 == 0
+    links += [text for (a, b), text in zip(pairs, every, strict=True) if (a == 0 if star else b == a + 1)]
+    memory = sum(CATALOG[kind].memory * count for host in hosts for kind, count in host.devices.items())
+    fitting = [model for model in HELD_MODELS if model.millions * 16e6 <= 0.4 * memory]
+    return Case(hosts, links, job(draw, hosts, [fitting[-1 - number % len(fitting)]], BATCHES[number % 3], room=0.4))
+
+
+GROUPS = {"unequal": unequal, "geo": geo, "small": small, "held": held}
 
 
 def housed(draw: Draw, kinds: Sequence[str], counts: Sequence[int], regions: int) -> list[Host]:
