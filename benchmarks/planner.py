@@ -2,8 +2,9 @@
 
 The cases are those of `_planner_cases`: files that were committed before the planner, and clusters of up to 10,000
 devices made from a seed. Schemes are searched to their end, without a budget; `split` and `auto` may price as many
-plans as `CALLS` says, so that a busy machine changes no plan. Speed-ups are those of `auto`; the best usual scheme is
-chosen for each case among all but `classes`, which is the space of the best published planner.
+plans as `CALLS` says, so that a busy machine changes no plan, and two cases are planned at a time. Speed-ups are those
+of `auto`; the best usual scheme is chosen for each case among all but `classes`, which is the space of the best
+published planner.
 
 `scale` runs the command in a fresh process, with the model captured and the simulator compiled before: `planning` is
 what the command says it spent searching, `command` all of it, `memory` its largest resident set; as it is, and for some
@@ -24,8 +25,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from _planner_cases import GROUPS, SCALES, Case, Scale, cases, graph_of, scale_cluster, scale_job
 from _results import Claim, Options, at_least, at_most, finish, options
@@ -42,7 +47,7 @@ JUDGED = tuple(group for group in GROUPS if group not in ("small", "held"))
 PARTS = ("scale", *JUDGED, "sync")  # scale first: a new process counts what its parent holds as its own
 PLANNED = ("split", "auto")  # beside the schemes
 USUAL = tuple(name for name in SCHEMES if name != "classes")
-CALLS, QUICK_CALLS = 3000, 500  # plans that `split` and `auto` may price
+CALLS, QUICK_CALLS, LARGE_CALLS = 2000, 500, 600  # plans that `split` and `auto` may price
 SCALE_LIMITS = {16: 1.0, 128: 2.0, 1024: 10.0, 10_000: 60.0}  # seconds
 _SPENT = 0.8  # of a limit: what is given as a budget, which the last plan being priced may overrun
 SCALE_STOP, QUICK_STOP = 180.0, 20.0  # seconds after which a command is ended
@@ -71,7 +76,9 @@ def main() -> int:
         within = [scaled(scale, stop, SCALE_LIMITS[scale.devices]) for scale in sizes if usual(scale)]
         others |= {f"scale, {row.pop('size')}": row for row in (*scales, *within)}
         claims += scale_claims(scales, within)
-    rows = [judged(case, given) for group in JUDGED if group in given.parts for case in chosen(group, given)]
+    names = [(group, case.name) for group in JUDGED if group in given.parts for case in chosen(group, given)]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:  # the clock changes no plan
+        rows = list(pool.map(partial(judged, given=given), names))
     others |= distributions(rows)
     claims += speed_claims(rows)
     if "sync" in given.parts:
@@ -85,10 +92,13 @@ def chosen(group: str, given: Options) -> Iterable[Case]:
     return (case for case in cases(group) if not given.quick or case.name in QUICK[group])
 
 
-def judged(case: Case, given: Options) -> Row:
+def judged(name: tuple[str, str], given: Options) -> Row:
     """What every planner makes of a case: seconds per step, None where nothing fits."""
-    calls = QUICK_CALLS if given.quick else CALLS
+    case = next(case for case in cases(name[0]) if case.name == name[1])
+    calls = QUICK_CALLS if given.quick else LARGE_CALLS if case.group == "large" else CALLS
     made = {name: attempt(case, given.seed, name, calls) for name in PLANNED}
+    with mock.patch("isthmus.planners.beyond.propose", lambda prior, pool: None):
+        made["auto_without_network"] = attempt(case, given.seed, "auto", calls)
     row: Row = {"case": f"{case.group}/{case.name}", "devices": len(case.cluster.devices)}
     row |= schemes(case, given.seed)
     row |= {name: choice.price.step_seconds if choice else None for name, choice in made.items()}
@@ -147,6 +157,7 @@ def speedups(rows: Sequence[Row]) -> dict[str, list[float]]:
         "over classes": lambda row: row["classes"],
         "over data-even": lambda row: row["data-even"],
     }
+    others["over auto without the network"] = lambda row: row["auto_without_network"]
     planned = [row for row in rows if row.get("auto") is not None]
     ratios = {f"auto {name}": ratio_of(planned, other) for name, other in others.items()}
     return ratios | {"auto as a multiple of the lower bound": [row["auto"] / row["bound"] for row in planned]}
@@ -180,6 +191,10 @@ def speed_claims(rows: Sequence[Row]) -> list[Claim]:
     if classes := distant["auto over classes"]:
         name = "auto over classes on unequal and geo cases, geometric mean"
         claims.append(at_least(name, statistics.geometric_mean(classes), 1.15))
+    if network := speedups(rows)["auto over auto without the network"]:
+        claims.append(at_least("auto over auto without the network, least of all cases", min(network), 1.0))
+        name = "auto over auto without the network, geometric mean of all cases"
+        claims.append(at_least(name, statistics.geometric_mean(network), 1.0))
     if every:
         claims.append(at_least("auto over the best of all others, least of all cases", min(every), 1.0))
     if tag:

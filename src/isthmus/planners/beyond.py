@@ -6,14 +6,16 @@ To add a planner, write a function like these in a file of its own, and give it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from isthmus.planners import exact as branching
 from isthmus.planners.budget import Search
 from isthmus.planners.improve import improve, one_lane
 from isthmus.planners.lanes import Lanes
+from isthmus.planners.learned import shipped_prior
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.room import Room
-from isthmus.planners.tree import tree_search
+from isthmus.planners.tree import propose, tree_search
 
 __all__ = ["BEYOND"]
 
@@ -27,7 +29,7 @@ def split(problem: Problem, room: Room, search: Search, given: Sequence[Candidat
 
 def auto(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Pipelines side by side, settled by search; then how each gradient is synchronised."""
-    return improve(problem, Lanes(problem, room), search, given)
+    return improve(problem, Lanes(problem, room), search, given, partial(propose, shipped_prior()))
 
 
 def exact(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
@@ -40,4 +42,9 @@ def search(problem: Problem, room: Room, search: Search, given: Sequence[Candida
     return tree_search(problem, Lanes(problem, room), search, given)
 
 
-BEYOND: dict[str, Planner] = {"auto": auto, "split": split, "exact": exact, "search": search}
+def learned(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+    """The same search, with a network that has seen many others."""
+    return tree_search(problem, Lanes(problem, room), search, given, shipped_prior())
+
+
+BEYOND: dict[str, Planner] = {"auto": auto, "split": split, "exact": exact, "search": search, "learned": learned}

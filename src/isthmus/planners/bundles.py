@@ -105,18 +105,19 @@ def orders(problem: Problem, bundles: Sequence[Bundle]) -> list[tuple[Bundle, ..
 
 
 def _returning(found: Sequence[tuple[Bundle, ...]], regions: int) -> Iterator[tuple[Bundle, ...]]:
-    """Orders that come back to the first region, at the end or after the next one.
+    """Orders that come back to the first region (of one region: to the first host), at the end or after the next one.
 
-    Weights that the first block and the last share are then synced inside a region, and places in between can be kept.
+    Weights that the first block and the last share are then synced inside it, and places in between can be kept.
     """
-    for order in found[:_RETURNING] if regions > 1 else ():
-        home = [bundle for bundle in order if bundle.region == order[0].region]
-        away = [bundle for bundle in order if bundle.region != order[0].region]
-        if len(home) > 1:
+    for order in found[:_RETURNING]:
+        at = [bundle.region if regions > 1 else bundle.host for bundle in order]
+        home = [bundle for bundle, place in zip(order, at, strict=True) if place == at[0]]
+        away = [(bundle, place) for bundle, place in zip(order, at, strict=True) if place != at[0]]
+        if len(home) > 1 and away:
             half = (len(home) + 1) // 2
-            next_one = [bundle for bundle in away if bundle.region == away[0].region]
-            others = [bundle for bundle in away if bundle.region != away[0].region]
-            yield (*home[:half], *away, *home[half:])
+            next_one = [bundle for bundle, place in away if place == away[0][1]]
+            others = [bundle for bundle, place in away if place != away[0][1]]
+            yield (*home[:half], *(bundle for bundle, _ in away), *home[half:])
             yield (*home[:half], *next_one, *home[half:], *others)
 
 

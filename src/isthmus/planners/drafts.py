@@ -5,8 +5,8 @@ then for each sort, the fastest first, whether it stays idle, lets each replica 
 joins a lane that is there; then how many micro-batches there are, how many more are in flight, and how state is held.
 The rest (stages, cuts, shares, who recomputes) follows by the exact pieces (`lanes`), and the simulator prices it.
 
-Equal hosts are interchangeable, so of drafts that differ by such a swap only one can be built: the roles of equal hosts
-never go down, in the order lane 0, lane 1, ..., apart, idle.
+Equal hosts are interchangeable. So their roles never go down, in the order lane 0, lane 1, ..., apart, idle: of all
+drafts that differ by a swap of equal hosts few are left.
 """
 
 from __future__ import annotations
@@ -115,10 +115,14 @@ class Drafts:
             counts = micro_batch_counts(batch, parts) if parts <= batch else []
             return [Action("micro_batches", count) for count in counts]
         if draft.ahead < 0:
-            several = any(len(part) > 1 for part in self.parts(draft))
-            most = draft.micro_batches if several else 1
-            return [Action("ahead", ahead) for ahead in AHEAD if ahead < most]
+            most = self._most_ahead(draft)
+            return [Action("ahead", ahead) for ahead in AHEAD if ahead <= most]
         return [Action("state", state) for state in range(len(STATES))] if draft.state < 0 else []
+
+    def _most_ahead(self, draft: Draft) -> int:
+        """More micro-batches in flight than this change nothing: no lane has several stages, or all are in flight."""
+        several = draft.micro_batches > 1 and any(len(part) > 1 for part in self.parts(draft))
+        return next(ahead for ahead in (*AHEAD, draft.micro_batches) if ahead >= draft.micro_batches) if several else 0
 
     def _roles(self, draft: Draft) -> list[int]:
         sorts, at = self.sorts(draft.degree), len(draft.roles)
@@ -145,6 +149,42 @@ class Drafts:
     def setting(self, draft: Draft) -> Setting:
         """What a whole draft says."""
         return Setting(self.parts(draft), Pace(draft.micro_batches, draft.ahead, STATES[draft.state]))
+
+    def draft_of(self, setting: Setting) -> Draft | None:
+        """The whole draft that says a setting; None where a sort is divided in a way that no draft has."""
+        lane_of = {bundle: i for i, part in enumerate(setting.parts) for bundle in part}
+        pace = setting.pace
+        degree = len(setting.parts[0][0].groups[0])
+        if pace.spill or degree not in self.degrees or pace.ahead not in AHEAD:
+            return None
+        sorts, known = self.sorts(degree), set[Bundle]()
+        roles: list[int] = []  # lanes by their number in the setting
+        for sort in sorts:
+            known |= set(sort)
+            at = [lane_of.get(bundle, IDLE) for bundle in sort]
+            alone = all(lane >= 0 and len(setting.parts[lane]) == 1 for lane in at) and len(set(at)) == len(at)
+            if len(set(at)) > 1 and not alone:
+                return None
+            roles.append(at[0] if len(set(at)) == 1 else APART)
+        if not set(lane_of) <= known:
+            return None
+        numbered = self._numbered(degree, roles)
+        draft = Draft(degree, numbered, pace.micro_batches, pace.ahead, STATES.index(pace.state))
+        return draft._replace(ahead=min(pace.ahead, self._most_ahead(draft)))
+
+    def _numbered(self, degree: int, roles: Sequence[int]) -> tuple[int, ...]:
+        """Lanes numbered as they are opened, roles of equal sorts in their order."""
+        equal, numbers, found = self._equal[degree], dict[int, int](), list[int]()
+        at = 0
+        while at < len(roles):
+            end = next((i for i in range(at + 1, len(roles)) if not equal[i]), len(roles))
+            run = roles[at:end]
+            first = {role: i for i, role in reversed(list(enumerate(run)))}
+            run = sorted(run, key=lambda role: (_RANK.get(role, numbers.get(role, 500)), first[role]))
+            for role in run:
+                found.append(role if role < 0 else numbers.setdefault(role, len(numbers)))
+            at = end
+        return tuple(found)
 
 
 class Leaves:

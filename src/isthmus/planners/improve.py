@@ -8,7 +8,7 @@ layouts are polished: one cut, one share, one stage that recomputes at a time, j
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.shares import micro_batch_counts
 from isthmus.planners.sync_ilp import best_syncs
 
-__all__ = ["Found", "Pool", "improve", "one_lane", "polish", "resync", "ways"]
+__all__ = ["Found", "Pool", "explore", "improve", "one_lane", "polish", "resync", "ways"]
 
 _FIRST = 6  # first settings of one way to form lanes that are priced
 _STEP = 24  # changed settings that are priced, of one setting
@@ -41,7 +41,13 @@ _POOL = 10  # settings whose changes are tried before the search gives up
 _WORTH = 0.999  # times the best: what counts as a gain
 _SYNC_CALLS = 12  # that choosing syncs takes at least, about
 _DEGREES = 3  # sizes of tensor groups
-_FIRST_PART, _CLIMB_PART, _SHAPE_PART, _POLISH_PART = 0.3, 0.4, 0.5, 0.6  # of what is left of the budget then
+_FIRST_PART, _PROPOSE_PART, _CLIMB_PART, _SHAPE_PART, _POLISH_PART = (
+    0.3,
+    0.15,
+    0.4,
+    0.5,
+    0.6,
+)  # of what is left of the budget then
 _LANE_PART = 0.8  # the same, of `split`
 
 
@@ -139,19 +145,36 @@ class Pool:
         return True
 
 
-def improve(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """The best plan so far, or a faster one."""
+def improve(
+    problem: Problem,
+    lanes: Lanes,
+    search: Search,
+    given: Sequence[Candidate],
+    propose: Callable[[Pool], None] | None = None,
+) -> Candidate | None:
+    """The best plan so far, or a faster one. `propose` adds settings to the pool that others think of."""
     pool = Pool(problem, lanes, search, given[0] if given else None)
+    return explore(pool, given, propose)
+
+
+def explore(pool: Pool, given: Sequence[Candidate], propose: Callable[[Pool], None] | None = None) -> Candidate | None:
+    """The same, keeping all that was found in the pool."""
+    problem, search = pool.problem, pool.search
     for candidate in given:
         pool.take(candidate)
+    if propose is not None:
+        with search.within(_PROPOSE_PART):
+            propose(pool)
     with search.within(_FIRST_PART):
         for degree in tensor_degrees(problem)[:_DEGREES]:
             _first(pool, all_bundles(problem, degree))
+    pool.found = sorted(pool.found, key=lambda found: found.seconds)[:_KEPT]
     _refine(pool)
     resync(pool)
-    while pool.rest and search.effort is None and not search.spent():  # somebody gave a budget, and some is left
+    while search.effort is None and not search.spent():  # somebody gave a budget, and some is left
         before = pool.limit
-        _widen(pool)
+        if not _widen(pool):
+            break
         _refine(pool)
         if pool.limit < before:
             resync(pool)
@@ -171,17 +194,23 @@ def _refine(pool: Pool) -> None:
             polish(pool)
 
 
-def _widen(pool: Pool) -> None:
-    """Prices the most promising settings that were passed over; from then on changes of more settings are tried."""
+def _widen(pool: Pool) -> bool:
+    """Prices the most promising settings that were passed over; from then on changes of more settings are tried.
+
+    Whether anything is left to be tried.
+    """
+    if not pool.rest and len(_distinct(pool.found, _KEPT)) <= _SHAPED * pool.width:
+        return False
     pool.width += 1
     pool.rest.sort(key=lambda one: one[2].seconds)
     now, pool.rest = pool.rest[:_WIDER], pool.rest[_WIDER:]
     for setting, bundles, layout in now:
         if pool.search.spent():
-            return
+            break
         if max(lane.least for lane in layout.lanes) < pool.limit:
             pool.price(setting, bundles, layout)
             pool.search.tell("lanes")
+    return True
 
 
 def _first(pool: Pool, bundles: tuple[Bundle, ...]) -> None:

@@ -95,8 +95,8 @@ def paces(problem: Problem, pace: Pace) -> Iterator[Pace]:
     near = sorted(counts, key=lambda count: abs(count - pace.micro_batches))
     for count in near[:5]:
         if count != pace.micro_batches:
-            yield pace._replace(micro_batches=count)
-    for ahead in AHEAD:
+            yield pace._replace(micro_batches=count, ahead=pace.ahead if count > 1 else 0)
+    for ahead in AHEAD if pace.micro_batches > 1 else ():
         if ahead != pace.ahead:
             yield pace._replace(ahead=ahead)
     for state in STATES:

@@ -27,10 +27,12 @@ from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.room import Room
 from isthmus.planners.schemes import SCHEMES
 
-__all__ = ["PLANNERS", "Choice", "Fix", "choose_plan", "parse_fix"]
+__all__ = ["PLANNERS", "Choice", "Fix", "choose_plan", "parse_fix", "scheme_plans"]
 
 PLANNERS = (*BEYOND, *SCHEMES)
 
+_SCHEMES = "schemes"  # all of them, and no planner beyond
+_ALL = ("auto", "exact", "search", "learned", _SCHEMES)  # planners whose answer may be a scheme's plan
 _MOST_IDEAS = 400  # of one scheme
 _MOST_NEAREST = 24  # plans priced only to say what is missing
 _NEAR = 1.05  # times the best plan so far: how far apart an idea's versions are taken to be
@@ -110,11 +112,18 @@ def choose_plan(
     )
 
 
+def scheme_plans(problem: Problem, limits: Limits) -> list[Candidate]:
+    """The best plan of each scheme that has one, the best first; raises NoPlanError where none has."""
+    found = _found(Search(problem, limits, None), _SCHEMES, None, True)
+    fitting = [candidate for candidate in found.values() if candidate is not None]
+    return sorted(fitting, key=lambda candidate: candidate.price.step_seconds)
+
+
 def _wanted(planner: str, fix: Fix | None) -> tuple[str, ...]:
     """The schemes whose plans are an answer; others are priced beside them."""
     if fix is not None:
         return ("grid",)
-    return tuple(SCHEMES) if planner in ("auto", "exact") else (planner,) if planner in SCHEMES else ()
+    return tuple(SCHEMES) if planner in _ALL else (planner,) if planner in SCHEMES else ()
 
 
 def _found(search: Search, planner: str, fix: Fix | None, beside: bool) -> dict[str, Candidate | None]:

@@ -21,13 +21,15 @@ from isthmus.planners.improve import Pool, polish, resync
 from isthmus.planners.lanes import Lanes
 from isthmus.planners.problem import Candidate, Floats, Problem
 
-__all__ = ["Asked", "Prior", "Tree", "even", "tree_search"]
+__all__ = ["Asked", "Prior", "Tree", "even", "propose", "tree_search"]
 
 Asked = tuple[Draft, Sequence[Action]]
 
 _EXPLORE = 0.7  # c
+_NOISE = 1e-3  # part of a prior
 _BATCH = 8  # descents side by side
-_MOST_SAME = 40  # batches in a row that bring nothing new: then all that the tree likes is known
+_MOST_SAME = 40  # rounds in a row that bring nothing new: then all that the tree likes is known
+_FEW = 2  # rounds in a row that bring nothing better, where the tree only proposes
 _TREE_PART, _POLISH_PART = 0.7, 0.6  # of what is left of the budget then
 
 
@@ -51,6 +53,15 @@ def tree_search(
         polish(pool)
     resync(pool)
     return pool.best
+
+
+def propose(prior: Prior, pool: Pool) -> None:
+    """Prices what a prior likes best, for others to go on from: until some rounds in a row find nothing better."""
+    tree, best, same = Tree(pool, prior), float("inf"), 0
+    while not pool.search.spent() and same < _FEW:
+        tree.round()
+        now = min(tree.leaves.seconds.values(), default=best)
+        best, same = min(now, best), 0 if now < best else same + 1
 
 
 class _Node:
@@ -81,15 +92,18 @@ class _Node:
 
 
 class Tree:
-    """The search itself. `told` is called with every whole draft and its seconds."""
+    """The search itself. `told` is called with every whole draft and its seconds; without `noise` the first of actions
+    that are alike is taken.
+    """
 
     def __init__(
-        self, pool: Pool, prior: Prior, told: Callable[[Draft, float], None] | None = None, batch: int = _BATCH
+        self, pool: Pool, prior: Prior, told: Callable[[Draft, float], None] | None = None, noise: float = _NOISE
     ) -> None:
-        self.pool, self.prior, self.told, self.batch = pool, prior, told, batch
+        self.pool, self.prior, self.told, self.noise = pool, prior, told, noise
         self.drafts = Drafts(pool.problem)
         self.leaves = Leaves(pool, self.drafts)
         self.scale = pool.limit
+        self._draw = np.random.default_rng(pool.problem.seed)  # for actions that are otherwise alike
         self._nodes: dict[Draft, _Node] = {}
 
     def grow(self) -> None:
@@ -97,15 +111,15 @@ class Tree:
         same = 0
         while not self.pool.search.spent() and same < _MOST_SAME:
             before = len(self.leaves.seconds)
-            self._round()
+            self.round()
             same = 0 if len(self.leaves.seconds) > before else same + 1
             self.pool.search.tell("search")
 
-    def _round(self) -> None:
+    def round(self) -> None:
         """Some descents side by side."""
-        paths: list[list[tuple[_Node, int]]] = [[] for _ in range(self.batch)]
-        ends = [Draft()] * self.batch
-        going = list(range(self.batch))
+        paths: list[list[tuple[_Node, int]]] = [[] for _ in range(_BATCH)]
+        ends = [Draft()] * _BATCH
+        going = list(range(_BATCH))
         while going:
             asked = {ends[i]: self.drafts.actions(ends[i]) for i in going if ends[i] not in self._nodes}
             self._expand([(draft, actions) for draft, actions in asked.items() if actions])
@@ -125,7 +139,8 @@ class Tree:
         priors = self.prior(self.pool, self.drafts, choices) if choices else []
         known = {draft: prior for (draft, _), prior in zip(choices, priors, strict=True)}
         for draft, actions in asked:
-            self._nodes[draft] = _Node(actions, known.get(draft, np.ones(1)))
+            prior = known.get(draft, np.ones(1))
+            self._nodes[draft] = _Node(actions, prior * (1.0 + self.noise * self._draw.random(len(prior))))
 
     def _worth(self, draft: Draft) -> float:
         seconds = self.leaves.price(draft)

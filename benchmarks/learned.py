@@ -1,0 +1,251 @@
+"""The network of `learned` against searches that know nothing, at equal numbers of simulator calls, on held-out cases.
+
+The cases are the group held of `_planner_cases`: families of models and kinds of topologies that no training problem
+has (`isthmus.planners.training.problems` says what it draws). All searches choose among the same drafts, completed by
+the same exact pieces; all start from the schemes' best plan, which only the network looks at. The best known plan of a
+case is the best that any of them, or `auto`, ever priced. Beside `search` (the same tree without a network) stand:
+
+    ordered     the same, where actions that are alike are taken in their order, not by chance
+    random      choices drawn evenly
+    annealing   one choice changed at a time, worse drafts kept with a chance that falls
+    cross       cross-entropy method: choices drawn by how often the best quarter of the last 40 drafts took them
+
+    python benchmarks/learned.py --quick        four cases, 200 calls
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+from _planner_cases import cases, graph_of
+from _results import Claim, at_least, finish, options
+
+from isthmus.api import prepare_simulator
+from isthmus.planners.budget import Limits, Search
+from isthmus.planners.drafts import Action, Draft, Drafts, Leaves
+from isthmus.planners.improve import Pool, explore
+from isthmus.planners.lanes import Lanes
+from isthmus.planners.learned import shipped_prior
+from isthmus.planners.portfolio import scheme_plans
+from isthmus.planners.problem import Problem, build_problem
+from isthmus.planners.room import Room
+from isthmus.planners.tree import Tree, even
+
+CALLS = (50, 200, 800)
+NEAR = 1.02  # times the best known
+QUICK = ("held-01", "held-06", "held-11", "held-12")
+SCHEMES = Limits(effort=2.0)  # of the plans that all start from
+_MOST_FREE = 30  # drafts for each call: those that cannot hold the model take no call
+Row = dict[str, Any]
+Told = Callable[[Draft, float], None]
+
+
+def main() -> int:
+    given = options("learned", __doc__)
+    prepare_simulator()
+    names = QUICK if given.quick else tuple(case.name for case in cases("held"))
+    calls = CALLS[1] if given.quick else CALLS[-1]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        rows = list(pool.map(partial(judged, seed=given.seed, calls=calls), names))
+    return finish(given, rows, claims(rows), others=summary(rows, calls))
+
+
+def judged(name: str, seed: int, calls: int) -> Row:
+    """Calls that each search takes to come near the best known plan, and the best it has found after so many."""
+    case = next(case for case in cases("held") if case.name == name)
+    graph = graph_of(case)
+    build = partial(build_problem, case.cluster, (case.job,), {case.job.name: graph}, seed)
+    prepare_simulator()
+    found = {method: trace(build(), method, calls, seed) for method in METHODS}
+    reached = [best for steps in found.values() for _, best in steps]
+    known = min((*reached, known_to_auto(build())))
+    row: Row = {"case": name, "devices": len(case.cluster.devices), "sorts": len(Drafts(build()).sorts(1))}
+    for method, steps in found.items():
+        row[f"{method}_calls"] = next((at for at, best in steps if best <= NEAR * known), None)
+        for budget in CALLS:
+            row[f"{method}_at_{budget}"] = min((best for at, best in steps if at <= budget), default=math.inf) / known
+    print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
+    return row
+
+
+def trace(problem: Problem, method: str, calls: int, seed: int) -> list[tuple[int, float]]:
+    """(calls so far, seconds of the best draft so far), each time that it gets better."""
+    given = scheme_plans(problem, SCHEMES)
+    search = Search(problem, Limits(calls=calls), None)
+    pool = Pool(problem, Lanes(problem, Room(problem)), search, given[0])
+    steps: list[tuple[int, float]] = []
+
+    def told(_: Draft, seconds: float) -> None:
+        if seconds < (steps[-1][1] if steps else math.inf):
+            steps.append((search.made, seconds))
+
+    METHODS[method](pool, told, random.Random(f"{method} {seed}"))
+    return steps
+
+
+def known_to_auto(problem: Problem) -> float:
+    """The best draft among all that `auto` prices in ten seconds' effort."""
+    given = scheme_plans(problem, SCHEMES)
+    pool = Pool(problem, Lanes(problem, Room(problem)), Search(problem, Limits(effort=10.0), None), given[0])
+    explore(pool, given)
+    drafts = Drafts(problem)
+    return min((found.seconds for found in pool.found if drafts.draft_of(found.setting) is not None), default=math.inf)
+
+
+def by_tree(pool: Pool, told: Told, draw: random.Random) -> None:
+    Tree(pool, even, told).grow()
+
+
+def by_ordered_tree(pool: Pool, told: Told, draw: random.Random) -> None:
+    Tree(pool, even, told, noise=0.0).grow()
+
+
+def by_network(pool: Pool, told: Told, draw: random.Random) -> None:
+    Tree(pool, shipped_prior(), told).grow()
+
+
+def drafts_until_spent(pool: Pool) -> range:
+    return range(_MOST_FREE * (pool.search.calls or 0))
+
+
+def by_chance(pool: Pool, told: Told, draw: random.Random) -> None:
+    drafts = Drafts(pool.problem)
+    leaves = Leaves(pool, drafts)
+    for _ in drafts_until_spent(pool):
+        if pool.search.spent():
+            return
+        draft = completed(drafts, Draft(), lambda _, actions: draw.choice(actions))
+        if draft is not None:
+            told(draft, leaves.price(draft))
+
+
+def completed(drafts: Drafts, draft: Draft, pick: Callable[[Draft, Sequence[Action]], Action]) -> Draft | None:
+    """A whole draft; None where the choices lead nowhere."""
+    while actions := drafts.actions(draft):
+        draft = draft.having(pick(draft, actions))
+    return draft if draft.whole else None
+
+
+def by_annealing(pool: Pool, told: Told, draw: random.Random) -> None:
+    drafts = Drafts(pool.problem)
+    leaves = Leaves(pool, drafts)
+    current: list[Action] = []
+    seconds = math.inf
+    for _ in drafts_until_spent(pool):
+        if pool.search.spent():
+            return
+        changed = neighbour(drafts, current, draw)
+        draft = whole(changed)
+        if not draft.whole:
+            continue
+        found = leaves.price(draft)
+        told(draft, found)
+        heat = 0.3 * (0.02 / 0.3) ** (pool.search.made / (pool.search.calls or 1))
+        if found <= seconds or (found < math.inf and draw.random() < math.exp(-math.log(found / seconds) / heat)):
+            current, seconds = changed, found
+
+
+def neighbour(drafts: Drafts, choices: Sequence[Action], draw: random.Random) -> list[Action]:
+    """One choice drawn anew; those after it stay as far as they still can."""
+    at, made, draft = draw.randrange(len(choices)) if choices else -1, list[Action](), Draft()
+    while actions := drafts.actions(draft):
+        i = len(made)
+        keep = i < len(choices) and i != at and choices[i] in actions
+        made.append(choices[i] if keep else draw.choice(actions))
+        draft = draft.having(made[-1])
+    return made
+
+
+def whole(choices: Sequence[Action]) -> Draft:
+    draft = Draft()
+    for action in choices:
+        draft = draft.having(action)
+    return draft
+
+
+def by_cross_entropy(pool: Pool, told: Told, draw: random.Random) -> None:
+    drafts = Drafts(pool.problem)
+    leaves = Leaves(pool, drafts)
+    weights: dict[tuple[int, int], Counter[Action]] = {}
+    tried = 0
+    while not pool.search.spent() and tried < len(drafts_until_spent(pool)):
+        drawn: list[tuple[float, list[tuple[tuple[int, int], Action]]]] = []
+        for _ in range(40):
+            path: list[tuple[tuple[int, int], Action]] = []
+            draft = Draft()
+            while actions := drafts.actions(draft):
+                at = (draft.degree, len(path))
+                likely = weights.get(at, Counter())
+                total = sum(likely.values())
+                action = draw.choices(
+                    actions, [likely[a] / total + 0.3 / len(actions) if total else 1.0 for a in actions]
+                )[0]
+                path.append((at, action))
+                draft = draft.having(action)
+            tried += 1
+            seconds = leaves.price(draft) if draft.whole and not pool.search.spent() else math.inf
+            if draft.whole:
+                told(draft, seconds)
+            drawn.append((seconds, path))
+        best = sorted((one for one in drawn if one[0] < math.inf), key=lambda one: one[0])[:10]
+        weights = {at: Counter({a: 0.3 * n for a, n in known.items()}) for at, known in weights.items()}
+        for _, path in best:
+            for at, action in path:
+                weights.setdefault(at, Counter())[action] += 1.0
+
+
+METHODS: dict[str, Callable[[Pool, Told, random.Random], None]] = {
+    "learned": by_network,
+    "search": by_tree,
+    "ordered": by_ordered_tree,
+    "random": by_chance,
+    "annealing": by_annealing,
+    "cross": by_cross_entropy,
+}
+
+
+def summary(rows: Sequence[Row], calls: int) -> Row:
+    """Over all cases: how many come near, after how many calls, and how far the best found is."""
+    found: Row = {}
+    for method in METHODS:
+        near = [row[f"{method}_calls"] for row in rows]
+        row: Row = {"near the best known in": sum(n is not None for n in near), "of": len(near)}
+        row["calls to come near, geometric mean (those that do not count as all)"] = mean_calls(near, calls)
+        for budget in CALLS:
+            best = [row_[f"{method}_at_{budget}"] for row_ in rows if row_[f"{method}_at_{budget}"] < math.inf]
+            if best:
+                row[f"over the best known after {budget}"] = statistics.geometric_mean(best)
+                row[f"nothing after {budget} in"] = len(rows) - len(best)
+        found[method] = row
+    return found
+
+
+def mean_calls(near: Sequence[int | None], calls: int) -> float:
+    return statistics.geometric_mean([max(1, n if n is not None else calls) for n in near])
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    most = max(CALLS)
+    mean = {method: mean_calls([row[f"{method}_calls"] for row in rows], most) for method in METHODS}
+    within = {method: sum(row[f"{method}_at_800"] <= NEAR for row in rows) / len(rows) for method in METHODS}
+    return [
+        at_least(
+            "calls of search over calls of learned to come within 2 % of the best known",
+            min(mean["search"], mean["ordered"]) / mean["learned"],
+            3.0,
+        ),
+        at_least("part of the held-out cases in which learned comes within 2 % in 800 calls", within["learned"], 0.9),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,402 @@
+"""What the network of `learned` sees of a problem: block groups and sorts of devices, in numbers without unit.
+
+Times are parts of the step that all devices could do together if nothing but computing counted; bytes are times over
+the link, bus or nic that would carry them; memory is in parts of the model's state. So all sizes look alike.
+
+    nodes   block groups (at most 12, of about equal work)       sorts (`drafts`)
+    edges   group -> next, group -> the one before (data flow), sort <-> sort (links), group <-> sort (placement)
+
+`Scene` is what stays the same for one size of tensor groups. A draft adds what was chosen so far, and the best plan so
+far adds what the simulator says of it (`Feedback`): who works how long, how full memories are, who has which blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from isthmus.cluster.spec import Host
+from isthmus.cost.timeline import timeline
+from isthmus.plan.types import Pipeline
+from isthmus.planners.drafts import APART, IDLE, KINDS, NEW, Action, Draft, Drafts
+from isthmus.planners.moves import STATES
+from isthmus.planners.problem import Candidate, Problem
+
+__all__ = [
+    "ACTION",
+    "BLOCK",
+    "EDGE",
+    "FEEDBACK",
+    "SORT",
+    "STATE",
+    "WHOLE",
+    "Feedback",
+    "Look",
+    "Looked",
+    "Scene",
+    "feedback_of",
+]
+
+Array = npt.NDArray[np.float32]
+
+_GROUPS = 12  # block groups
+_STATE_BYTES = 16.0  # a parameter: weight, gradient, Adam
+BLOCK, SORT, WHOLE, ACTION = 5, 20, 28, 30  # features of a block group, a sort, the whole, an action
+STATE = slice(9, 16)  # of a sort: what the draft says
+FEEDBACK = slice(16, 20)  # of a sort: what the simulator says
+EDGE = {"next": 1, "before": 1, "link": 8, "place": 4, "serve": 4}
+
+
+class Feedback(msgspec.Struct, frozen=True, array_like=True):
+    """What the simulator says of a plan."""
+
+    seconds: float
+    micro_batches: int
+    ahead: int
+    state: int
+    busy: dict[str, float]  # of the devices that compute: the part of the step that they do
+    memory: dict[str, float]  # part of each device's memory
+    stages: list[tuple[int, int, list[str]]]  # first block, the one after the last, devices
+
+
+def feedback_of(problem: Problem, candidate: Candidate) -> Feedback | None:
+    """Plays the plan once more, and looks; None where it is no pipeline."""
+    (part,) = candidate.plan.parts
+    if not isinstance(part, Pipeline):
+        return None
+    by_name, devices, kinds = problem.graph.by_name, problem.cluster.devices, problem.cluster.kinds
+    played = timeline(problem.simulator.play(candidate.plan))
+    states = [stage.state for stage in part.stages if len(stage.replicas) > 1]
+    return Feedback(
+        candidate.price.step_seconds,
+        part.micro_batches,
+        part.ahead,
+        STATES.index(states[0]) if states else 0,
+        {use.name: use.computing / max(played.step_seconds, 1e-30) for use in played.devices},
+        {
+            name: used / kinds[devices[name].kind].memory
+            for name, used in candidate.price.memory.items()
+            if name in devices
+        },
+        [
+            (by_name[stage.first], by_name[stage.last] + 1, [d for r in stage.replicas for d in r.devices])
+            for stage in part.stages
+        ],
+    )
+
+
+class Scene(NamedTuple):
+    """What does not change while a search goes on; [...] features."""
+
+    blocks: Array  # [groups, BLOCK]
+    sorts: Array  # [sorts, SORT]
+    flow: Array  # [groups - 1, 1]
+    links: Array  # [sorts, sorts, 8]
+    place: Array  # [groups, sorts, 4]
+    whole: Array  # [WHOLE]
+    speeds: Array  # [sorts], parts of all
+    bounds: tuple[int, ...]  # first block of each group, and the number of blocks
+    devices: tuple[tuple[str, ...], ...]  # of each sort
+
+
+class Looked(NamedTuple):
+    """One draft as the network sees it."""
+
+    scene: Scene
+    sorts: Array
+    links: Array
+    place: Array
+    whole: Array
+    actions: Array  # [actions, ACTION]
+    current: int  # the sort whose role is chosen; -1: none is
+    lanes: npt.NDArray[np.int64]  # [actions, sorts] 1 where the action joins the lane of that sort
+
+
+class Look:
+    """Looks at drafts of one problem."""
+
+    def __init__(self, problem: Problem, drafts: Drafts) -> None:
+        self.problem, self.drafts = problem, drafts
+        self._scenes: dict[int, Scene] = {}
+        self._after: dict[tuple[int, int], tuple[Scene, Array]] = {}
+
+    def scene(self, degree: int) -> Scene:
+        """The scene for tensor groups of one size."""
+        if degree not in self._scenes:
+            self._scenes[degree] = _scene(self.problem, self.drafts, degree)
+        return self._scenes[degree]
+
+    def at(self, draft: Draft, actions: Sequence[Action], feedback: Feedback | None) -> Looked:
+        """A draft, its actions, and the best plan so far."""
+        degree = draft.degree if draft.degree > 0 else 1
+        scene, told = self._told(degree, feedback)
+        sorts, links, whole = scene.sorts.copy(), scene.links.copy(), scene.whole.copy()
+        sorts[:, FEEDBACK] = told[: len(sorts), :4]
+        place = scene.place.copy()
+        place[:, :, 3] = told[: len(sorts), 4:].T
+        current = len(draft.roles) if draft.degree > 0 and len(draft.roles) < len(sorts) else -1
+        share = np.zeros(draft.lanes + 1)
+        for i, role in enumerate(draft.roles):
+            sorts[i, 9] = 1.0
+            sorts[i, 11:14] = role == IDLE, role == APART, role >= 0
+            if role >= 0:
+                share[role] += scene.speeds[i]
+        for i, role in enumerate(draft.roles):
+            sorts[i, 14] = share[role] if role >= 0 else 0.0
+        if current >= 0:
+            sorts[current, 10] = 1.0
+        roles = np.array([*draft.roles, *([-9] * (len(sorts) - len(draft.roles)))])
+        joined = roles >= 0
+        links[:, :, 7] = (roles[:, None] == roles[None, :]) & joined[:, None]
+        whole[8:16] = _chosen(draft, share)
+        whole[16:28] = _best(self.problem, feedback, scene)
+        choices = self._choices(scene, draft, actions, feedback, share, current, roles)
+        return Looked(scene, sorts, links, place, whole, *choices)
+
+    def _told(self, degree: int, feedback: Feedback | None) -> tuple[Scene, Array]:
+        """Feedback of each sort: used, busy, memory, stages; then the part of it that has each block group."""
+        key = (degree, id(feedback))
+        if key not in self._after:
+            scene = self.scene(degree)
+            self._after = {at: old for at, old in self._after.items() if at[1] == id(feedback)}
+            self._after[key] = scene, _sort_feedback(scene, feedback)
+            self._kept = feedback  # so that its id stays its own
+        return self._after[key]
+
+    def _choices(
+        self,
+        scene: Scene,
+        draft: Draft,
+        actions: Sequence[Action],
+        feedback: Feedback | None,
+        share: npt.NDArray[np.float64],
+        current: int,
+        roles: npt.NDArray[np.int64],
+    ) -> tuple[Array, int, npt.NDArray[np.int64]]:
+        found = np.zeros((len(actions), ACTION), np.float32)
+        lanes = np.zeros((len(actions), len(roles)), np.int64)
+        batch = self.problem.job.batch
+        parts = max(1, len(self.drafts.parts(draft))) if draft.degree > 0 else 1
+        for i, (kind, value) in enumerate(actions):
+            row = found[i]
+            row[KINDS.index(kind)] = 1.0
+            if kind == "degree":
+                row[5] = np.log2(value)
+            elif kind == "role":
+                row[6:9] = value == NEW, value == APART, value == IDLE
+                row[9] = value >= 0
+                if value >= 0:
+                    members = roles == value
+                    lanes[i] = members
+                    row[10], row[11] = share[value], float(members.sum()) / len(roles)
+                    row[12:19] = scene.links[current, members, :7].min(axis=0)
+                    row[23:25] = scene.links[current, members, :2].max(axis=0)
+            elif kind == "micro_batches":
+                row[19] = _log(value)
+                row[20] = _log(batch / value)
+                row[21] = _log(batch / value / parts)
+                row[22] = feedback is not None and feedback.micro_batches == value
+            elif kind == "ahead":
+                row[25] = np.log2(1 + value) / 4
+                row[26] = value / max(draft.micro_batches, 1)
+                row[22] = feedback is not None and feedback.ahead == value
+            else:
+                row[27 + value] = 1.0
+                row[22] = feedback is not None and feedback.state == value
+        return found, current, lanes
+
+
+def _chosen(draft: Draft, share: npt.NDArray[np.float64]) -> list[float]:
+    lanes = sum(role == APART for role in draft.roles)
+    return [
+        np.log2(max(draft.degree, 1)),
+        float(draft.degree > 0),
+        _log(draft.lanes + 1.0),
+        float(lanes > 0),
+        float(share.sum()),
+        _log(max(draft.micro_batches, 1)),
+        float(draft.micro_batches > 0),
+        np.log2(1 + max(draft.ahead, 0)) / 4,
+    ]
+
+
+def _best(problem: Problem, feedback: Feedback | None, scene: Scene) -> list[float]:
+    if feedback is None:
+        return [0.0] * 12
+    batch, ideal = problem.job.batch, _ideal(problem)
+    return [
+        1.0,
+        _log(feedback.seconds / ideal),
+        _log(feedback.micro_batches),
+        _log(batch / feedback.micro_batches),
+        np.log2(1 + feedback.ahead) / 4,
+        *(float(feedback.state == i) for i in range(3)),
+        _log(len(feedback.stages)),
+        len(feedback.busy) / max(1, len(problem.usable)),
+        float(np.mean(list(feedback.busy.values()) or [0.0])),
+        max(feedback.busy.values(), default=0.0),
+    ]
+
+
+def _sort_feedback(scene: Scene, feedback: Feedback | None) -> Array:
+    told = np.zeros((len(scene.sorts), 4 + len(scene.blocks)), np.float32)
+    if feedback is None:
+        return told
+    holds: dict[str, npt.NDArray[np.float64]] = {}
+    bounds = np.array(scene.bounds)
+    for first, end, devices in feedback.stages:
+        inside = np.minimum(bounds[1:], end) - np.maximum(bounds[:-1], first)
+        part = np.maximum(inside, 0) / np.maximum(np.diff(bounds), 1)
+        for device in devices:
+            holds[device] = holds.get(device, np.zeros(len(part))) + part
+    for i, members in enumerate(scene.devices):
+        used = [device for device in members if device in feedback.busy]
+        if used:
+            told[i, 0] = len(used) / len(members)
+            told[i, 1] = np.mean([feedback.busy[device] for device in used])
+            told[i, 2] = max(feedback.memory.get(device, 0.0) for device in used)
+            told[i, 3] = _log(len({end for _, end, those in feedback.stages if not set(those).isdisjoint(used)}))
+            told[i, 4:] = np.mean([holds.get(device, np.zeros(len(scene.blocks))) for device in used], axis=0)
+    return told
+
+
+def _log(value: float) -> float:
+    return float(np.log(max(value, 1e-9))) / 3.0
+
+
+def _logs(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.clip(np.log(np.maximum(values, 1e-9)) / 3.0, -5.0, 5.0)
+
+
+def _ideal(problem: Problem) -> float:
+    """Seconds of a step if nothing but computing counted."""
+    return 1.0 / sum(problem.speed(device) for device in problem.usable)
+
+
+def _scene(problem: Problem, drafts: Drafts, degree: int) -> Scene:
+    sorts = drafts.sorts(degree)
+    cluster, ideal = problem.cluster, _ideal(problem)
+    weights = problem.graph.elements * problem.table.width
+    state = problem.graph.elements * _STATE_BYTES
+    bounds = _bounds(problem)
+    passed = _passed(problem, bounds) * problem.job.batch
+    speeds = np.array([sum(bundle.speed for bundle in sort) for sort in sorts])
+    memory = np.array([cluster.kinds[sort[0].kind].memory * degree for sort in sorts])
+    hosts = [cluster.hosts[sort[0].host] for sort in sorts]
+    counts = np.array([sum(len(bundle.groups) for bundle in sort) for sort in sorts], float)
+    found = np.zeros((len(sorts), SORT))
+    found[:, 0], found[:, 1] = _logs(speeds * ideal), _logs(speeds / counts * ideal)
+    found[:, 2] = np.log2(counts)
+    found[:, 3], found[:, 4] = _logs(memory / state), _logs(memory * counts / state)
+    found[:, 5] = _logs(np.array([weights / float(host.bandwidth) / ideal for host in hosts]))
+    found[:, 6] = _logs(np.array([weights / float(host.nic) / ideal for host in hosts]))
+    regions = [host.region for host in hosts]
+    found[:, 7] = [regions.count(region) / len(regions) for region in regions]
+    share = {
+        region: sum(speed for speed, at in zip(speeds, regions, strict=True) if at == region) for region in regions
+    }
+    found[:, 8] = [share[region] * ideal for region in regions]
+    whole = np.zeros(WHOLE)
+    every = sum(float(cluster.kinds[cluster.devices[device].kind].memory) for device in problem.usable)
+    whole[:8] = (
+        _log(problem.job.batch), _log(problem.job.batch / len(problem.usable)), _log(state / every),
+        _log(len(problem.usable)), _log(len(sorts)), _log(len(problem.graph.blocks)), _log(len(set(regions))),
+        _log(float(passed.min(initial=1.0)) / max(weights, 1.0)),
+    )  # fmt: skip
+    middle = float(np.median([host.nic for host in hosts]))
+    blocks, place = _blocks(problem, drafts, degree, bounds, passed, middle)
+    return Scene(
+        blocks.astype(np.float32),
+        found.astype(np.float32),
+        _logs(passed / middle / ideal)[:, None].astype(np.float32),
+        _link_features(problem, hosts, weights, float(passed.min(initial=1.0)), ideal).astype(np.float32),
+        place.astype(np.float32),
+        whole.astype(np.float32),
+        (speeds * ideal).astype(np.float32),
+        tuple(bounds),
+        tuple(tuple(device for bundle in sort for device in bundle.devices) for sort in sorts),
+    )
+
+
+def _bounds(problem: Problem) -> list[int]:
+    """Borders of at most so many groups of about equal work."""
+    kind = problem.cluster.devices[problem.usable[0]].kind
+    done = np.append(0.0, np.cumsum(problem.table.work(kind, problem.job.batch)))
+    blocks = len(done) - 1
+    wanted = done[-1] * np.arange(1, min(_GROUPS, blocks)) / min(_GROUPS, blocks)
+    inner = np.clip(np.searchsorted(done, wanted), 1, blocks - 1) if blocks > 1 else []
+    return [0, *sorted({int(border) for border in inner}), blocks]
+
+
+def _passed(problem: Problem, bounds: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Bytes a sample that cross each inner border."""
+    table = problem.table.tensors
+    there = np.zeros(len(problem.graph.blocks) + 1)
+    for i, source in enumerate(table.source):
+        last = int(table.target[table.first[i] : table.first[i + 1]].max(initial=source))
+        there[source + 1 : last + 1] += table.per_sample[i]
+    return there[list(bounds[1:-1])]
+
+
+def _blocks(
+    problem: Problem,
+    drafts: Drafts,
+    degree: int,
+    bounds: Sequence[int],
+    passed: npt.NDArray[np.float64],
+    middle: float,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Features of the groups, and of each group on each sort."""
+    ideal, cluster, batch = _ideal(problem), problem.cluster, problem.job.batch
+    elements, saved = problem.table.sums.elements, problem.table.sums.saved
+    own = np.diff([float(elements[border]) for border in bounds])
+    kept = np.diff([float(saved[border]) for border in bounds])
+    kinds: Mapping[str, npt.NDArray[np.float64]] = {
+        kind: np.add.reduceat(problem.table.work(kind, batch), bounds[:-1])
+        for kind in {sort[0].kind for sort in drafts.sorts(degree)}
+    }
+    some = next(iter(kinds.values()))
+    blocks = np.zeros((len(own), BLOCK))
+    blocks[:, 0] = some / max(float(some.sum()), 1e-30)
+    blocks[:, 1] = own / max(float(own.sum()), 1.0)
+    blocks[:-1, 2] = _logs(passed / middle / ideal)
+    blocks[:, 3] = _logs(own * problem.table.width / middle / ideal)
+    blocks[:, 4] = np.linspace(0.0, 1.0, len(own))
+    place = np.zeros((len(own), len(drafts.sorts(degree)), 4))
+    for i, sort in enumerate(drafts.sorts(degree)):
+        memory = float(cluster.kinds[sort[0].kind].memory) * degree
+        place[:, i, 0] = _logs(kinds[sort[0].kind] / degree / ideal)
+        place[:, i, 1] = _logs(own * _STATE_BYTES / memory)
+        place[:, i, 2] = _logs(kept * batch / memory)
+    return blocks, place
+
+
+def _link_features(
+    problem: Problem, hosts: Sequence[Host], weights: float, passed: float, ideal: float
+) -> npt.NDArray[np.float64]:
+    """Seconds of all weights and of all activations, latency, rate of what all pairs share; where both are."""
+    found = np.zeros((len(hosts), len(hosts), EDGE["link"]))
+    for i, a in enumerate(hosts):
+        for j, b in enumerate(hosts):
+            found[i, j] = _link(problem, a.name, b.name, weights, passed, ideal)
+    return found
+
+
+def _link(problem: Problem, a: str, b: str, weights: float, passed: float, ideal: float) -> list[float]:
+    cluster = problem.cluster
+    here, there = cluster.hosts[a], cluster.hosts[b]
+    if a == b:
+        rate, latency, trunk = float(here.bandwidth), float(here.latency), 0.0
+    else:
+        link = cluster.link(a, b)
+        if link is None:
+            return [5.0, 5.0, 0.0, 0.0, 0.0, float(here.region == there.region), 1.0, 0.0]
+        rate, latency = min(float(link.bandwidth), float(here.nic), float(there.nic)), float(link.latency)
+        cap = cluster.trunk(here.region, there.region)
+        trunk = _log(weights / float(cap) / ideal) if cap else 0.0
+    times = np.array([weights / rate / ideal, passed / rate / ideal, latency / ideal])
+    return [*_logs(times), trunk, float(a == b), float(here.region == there.region), 0.0, 0.0]

@@ -1,0 +1,129 @@
+"""The network: its attention is PyTorch Geometric's, its scores do not depend on who stands beside whom."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from isthmus.planners.drafts import Draft, Drafts
+from isthmus.planners.forward import log_likely
+from isthmus.planners.learned import load_network, save_network, shipped_prior
+from isthmus.planners.network import Attention, Network, batch_of
+from isthmus.planners.scene import ACTION, BLOCK, EDGE, SORT, WHOLE, Look, Looked, feedback_of
+from isthmus.planners.tree import Tree, even
+from tests.plan.small_models import chain
+from tests.planners.test_drafts import pool_of
+from tests.planners.test_portfolio import problem, two_regions
+
+SHIPPED = Path(__file__).resolve().parents[2] / "src" / "isthmus" / "planners" / "planner.safetensors"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_attention_is_that_of_pytorch_geometric(seed: int) -> None:
+    geometric = pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed")
+    torch.manual_seed(seed)
+    sources, targets, edges, width, heads, features = 7, 5, 20, 16, 4, 3
+    own = Attention(width, features, heads)
+    theirs = geometric.GATv2Conv(
+        (width, width), width // heads, heads, edge_dim=features, add_self_loops=False, bias=False, residual=False
+    )
+    with torch.no_grad():
+        for mine, other in ((own.source, theirs.lin_l), (own.target, theirs.lin_r)):
+            other.weight.copy_(mine.weight)
+            mine.bias.zero_()  # theirs has one for all or none
+        theirs.lin_edge.weight.copy_(own.edge.weight)
+        theirs.att.copy_(own.score[None])
+    index = torch.stack([torch.randint(sources, (edges,)), torch.randint(targets - 1, (edges,))])  # one gets nothing
+    x, y, e = torch.randn(sources, width), torch.randn(targets, width), torch.randn(edges, features)
+    with torch.no_grad():
+        torch.testing.assert_close(own(x, y, index, e), theirs((x, y), index, e), rtol=1e-5, atol=1e-6)
+
+
+def looks(seed: int = 0) -> list[Looked]:
+    """Some drafts of one problem, on the way to whole ones."""
+    task = problem(two_regions(), chain(8), 48)
+    drafts, random = Drafts(task), Random(seed)
+    pool = pool_of(task, calls=10)
+    Tree(pool, even).grow()
+    assert pool.best is not None
+    look, told, found = Look(task, drafts), feedback_of(task, pool.best), []
+    draft = Draft()
+    while actions := drafts.actions(draft):
+        found.append(look.at(draft, actions, told))
+        draft = draft.having(random.choice(actions))
+    return found
+
+
+def test_features_have_the_sizes_that_are_stated() -> None:
+    for one in looks():
+        assert one.sorts.shape[1] == SORT and one.whole.shape == (WHOLE,) and one.actions.shape[1] == ACTION
+        assert one.scene.blocks.shape[1] == BLOCK and one.links.shape[2] == EDGE["link"]
+        every = (one.sorts, one.links, one.place, one.whole, one.actions, one.scene.blocks, one.scene.flow)
+        assert all(np.isfinite(values).all() and np.abs(values).max(initial=0) < 50 for values in every)
+
+
+def test_drafts_side_by_side_are_as_alone() -> None:
+    torch.manual_seed(0)
+    network, many = Network(32, 2).eval(), looks()
+    with torch.no_grad():
+        together = network(batch_of(many))
+        alone = torch.cat([network(batch_of([one])) for one in many])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    counts = [len(one.actions) for one in many]
+    assert [float(part.exp().sum()) for part in together.split(counts)] == pytest.approx([1.0] * len(many), rel=1e-5)
+
+
+def test_without_torch_it_says_the_same() -> None:
+    """The forward pass that planning uses against the one that is trained."""
+    torch.manual_seed(2)
+    network, many = Network(32, 2).eval(), looks(seed=3)
+    weights = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+    with torch.no_grad():
+        theirs = network(batch_of(many)).split([len(one.actions) for one in many])
+    for degree in {id(one.scene) for one in many}:
+        same = [i for i, one in enumerate(many) if id(one.scene) == degree]
+        for i, own in zip(same, log_likely(weights, [many[i] for i in same]), strict=True):
+            np.testing.assert_allclose(own, theirs[i].numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_names_and_order_of_sorts_do_not_matter() -> None:
+    """The same scene with its sorts in another order scores the same actions alike."""
+    torch.manual_seed(1)
+    network = Network(32, 2).eval()
+    one = next(look for look in looks() if look.current >= 0)
+    turn = np.arange(len(one.sorts))[::-1]
+    scene = one.scene._replace(sorts=one.scene.sorts[turn])
+    turned = one._replace(
+        scene=scene,
+        sorts=one.sorts[turn],
+        links=one.links[turn][:, turn],
+        place=one.place[:, turn],
+        lanes=one.lanes[:, turn],
+        current=int(np.flatnonzero(turn == one.current)[0]),
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(network(batch_of([one])), network(batch_of([turned])), rtol=1e-4, atol=1e-5)
+
+
+def test_the_shipped_network() -> None:
+    """It loads, is small, and finds what an even prior does not in so few calls."""
+    assert SHIPPED.stat().st_size < 20e6
+    pool = pool_of(problem(two_regions(), chain(8), 48), calls=8)
+    Tree(pool, shipped_prior()).grow()
+    assert pool.best is not None
+
+
+def test_a_network_of_another_cost_model_is_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "network.safetensors"
+    save_network(Network(32, 2), file)
+    assert load_network(file) is not None
+    stamp = {"cost_model": "0", "scene": json.dumps({})}
+    save_file(load_file(file), file, metadata=stamp)
+    with pytest.warns(UserWarning, match="cost model 0"):
+        assert load_network(file) is None
