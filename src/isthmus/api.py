@@ -30,11 +30,11 @@ from isthmus.model.load_job import check_job, load_jobs, named_code
 from isthmus.model.profile import Profile, load_profile
 from isthmus.plan.file import PlanFile, inputs_digest, load_plan
 from isthmus.plan.schedule import render_orders
-from isthmus.plan.types import Pipeline, Plan, Replica, Stage
+from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
 from isthmus.planners.bundles import all_bundles
 from isthmus.planners.cuts import balanced_cut
-from isthmus.planners.lanes import Lanes, Pace
+from isthmus.planners.lanes import Lanes, Pace, lanes_plan
 from isthmus.planners.portfolio import Choice, choose_plan, parse_fix
 from isthmus.planners.problem import build_problem
 from isthmus.planners.room import Room
@@ -304,7 +304,7 @@ def prepare_simulator(compiling: Callable[[], None] = lambda: None) -> None:
 
     `compiling` is called when something has to be compiled.
     """
-    text = "{kind: cluster, version: 1, name: one, hosts: {a: {region: r, devices: {CPU: 1}}}}"
+    text = "{kind: cluster, version: 1, name: one, hosts: {a: {region: r, devices: {CPU: 2}}}}"
     block = Block(
         name="b", digest="", parameters=("w",), forward_flops=1.0, backward_flops=2.0, saved=1.0, moved=1.0,
         weights_moved=1.0, operations=1,
@@ -312,14 +312,13 @@ def prepare_simulator(compiling: Callable[[], None] = lambda: None) -> None:
     graph = BlockGraph(
         name="one", blocks=(block,), tensors=(), parameters=(Parameter(name="w", elements=1, shape=(1,)),)
     )
-    stage = Stage(first="b", last="b", replicas=(Replica(devices=("a/CPU/0",), share=1),))
-    job = Job(name="one", model="one.json", batch=1)
-    pipeline = Pipeline(job=job, model_digest="", precision="fp32", micro_batches=1, stages=(stage,))
+    job = Job(name="one", model="one.json", batch=2)
     with telling(compiling):
         problem = build_problem(parse_cluster(text), (job,), {"one": graph})
-        problem.price(Plan(cluster="one", parts=(pipeline,)))
         lanes = Lanes(problem, Room(problem))
-        lanes.complete([all_bundles(problem)], Pace(1))
+        layout = lanes.complete([(bundle,) for bundle in all_bundles(problem)], Pace(1))
+        assert layout is not None
+        problem.simulator.play(problem.price(lanes_plan(problem, layout)).plan)
         balanced_cut([np.ones(1)])
         lanes.settled(((("a/CPU/0",),),), 1, Pace(1), 0)
 

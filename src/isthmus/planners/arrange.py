@@ -224,9 +224,11 @@ class Arranger:
         latency, link, trunk = _links(self.problem, bundles)
         per_byte, waits = np.array(rings).T
         at = self.borders
+        ahead_of, behind = np.array(forward)[:, at], np.array(backward)[:, at]
         fits = np.array(kept)[:, :, at[:-1, None], at]
+        one = np.ascontiguousarray  # in one order of memory: so `solve` is compiled once
         return _Tables(
-            run, np.array(forward)[:, at], np.array(backward)[:, at], fits, np.array(rooms, np.int32), per_byte, waits,
+            run, one(ahead_of), one(behind), one(fits), np.array(rooms, np.int32), one(per_byte), one(waits),
             np.array(hosts, np.int32), link, trunk, self._weights[at], self._passed[at], latency,
         )  # fmt: skip
 

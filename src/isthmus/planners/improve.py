@@ -162,7 +162,7 @@ def explore(pool: Pool, given: Sequence[Candidate], propose: Callable[[Pool], No
     problem, search = pool.problem, pool.search
     for candidate in given:
         pool.take(candidate)
-    if propose is not None:
+    if propose is not None and not problem.copied:
         with search.within(_PROPOSE_PART):
             propose(pool)
     with search.within(_FIRST_PART):
