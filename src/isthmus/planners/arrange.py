@@ -73,6 +73,16 @@ class _Tables(NamedTuple):
     latency: Floats  # [bundles, bundles] seconds; not read by the programme
 
 
+class _Run(NamedTuple):
+    """Bundles that stand in one stage: a row of the tables."""
+
+    forward: Floats
+    backward: Floats
+    fits: Shorts
+    ring: tuple[float, float]
+    hosts: int
+
+
 class Solved(NamedTuple):
     """What the dynamic programme found for bundles in an order."""
 
@@ -107,6 +117,8 @@ class Arranger:
         self._flights: dict[tuple[object, ...], Shorts] = {}
         self._rings: dict[tuple[str, ...], tuple[float, float]] = {}
         self._rows: dict[tuple[object, ...], _Row] = {}
+        self._numbers: dict[Bundle, int] = {}  # of bundles that were met
+        self._runs: dict[tuple[object, ...], _Run] = {}  # by the numbers of their bundles
 
     def arrange(
         self,
@@ -202,25 +214,23 @@ class Arranger:
     def _tables(self, bundles: Sequence[Bundle], samples: int, held: Way, others: int) -> _Tables:
         count = len(bundles)
         run = np.full((count, count + 1), -1, np.int32)
-        forward, backward, rooms, rings, hosts = [], [], [], [], []
-        flights: dict[int, int] = {}
-        kept: list[Shorts] = []
+        numbers = tuple(self._numbers.setdefault(bundle, len(self._numbers)) for bundle in bundles)
+        runs: list[_Run] = []
         for i in range(count):
+            regions: set[str] = set()
             for j in range(i + 1, count + 1):
-                if len({bundle.region for bundle in bundles[i:j]}) > 2:
+                regions.add(bundles[j - 1].region)
+                if len(regions) > 2:
                     break
-                groups = tuple(group for bundle in bundles[i:j] for group in bundle.groups)
-                shared = self.sharing.of(groups, samples)
-                forward.append(shared.seconds[0])
-                backward.append(shared.seconds[1])
-                fits = self._fitting(groups, shared, held, others)
-                if id(fits) not in flights:
-                    flights[id(fits)] = len(kept)
-                    kept.append(fits)
-                rooms.append(flights[id(fits)])
-                rings.append(self.ring(tuple(group[0] for group in groups)))
-                hosts.append(len({self.problem.cluster.devices[group[0]].host for group in groups}))
-                run[i, j] = len(forward) - 1
+                key = (numbers[i:j], samples, held, others)
+                if key not in self._runs:
+                    self._runs[key] = self._run(bundles[i:j], samples, held, others)
+                run[i, j] = len(runs)
+                runs.append(self._runs[key])
+        forward, backward, found, rings, hosts = zip(*runs, strict=True)
+        different = {id(fits): fits for fits in found}
+        at_row = {which: row for row, which in enumerate(different)}
+        kept, rooms = list(different.values()), [at_row[id(fits)] for fits in found]
         latency, link, trunk = _links(self.problem, bundles)
         per_byte, waits = np.array(rings).T
         at = self.borders
@@ -231,6 +241,15 @@ class Arranger:
             run, one(ahead_of), one(behind), one(fits), np.array(rooms, np.int32), one(per_byte), one(waits),
             np.array(hosts, np.int32), link, trunk, self._weights[at], self._passed[at], latency,
         )  # fmt: skip
+
+    def _run(self, bundles: Sequence[Bundle], samples: int, held: Way, others: int) -> _Run:
+        """Bundles that stand in one stage."""
+        groups = tuple(group for bundle in bundles for group in bundle.groups)
+        shared = self.sharing.of(groups, samples)
+        hosts = len({self.problem.cluster.devices[group[0]].host for group in groups})
+        ring = self.ring(tuple(group[0] for group in groups))
+        forward, backward = shared.seconds
+        return _Run(forward, backward, self._fitting(groups, shared, held, others), ring, hosts)
 
     def _fitting(self, groups: Groups, shared: Shared, held: Way, others: int) -> Shorts:
         """Micro-batches in flight that fit, for every run of blocks, plain and recomputed; 0 where places forbid it."""

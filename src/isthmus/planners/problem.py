@@ -63,6 +63,8 @@ class Problem:
         self.usable = tuple(device.name for device in cluster.devices.values() if device.kind in able)
         self.places = placed_blocks(job, graph, cluster, f"job {job.name}")
         self._seconds: dict[tuple[str, Group, int], Floats] = {}
+        self.crossings: dict[Hashable, tuple[float, float, float]] = {}  # what `staged` has found of pairs of stages
+        self._both: dict[tuple[str, Group, int], Floats] = {}
         self._facts: dict[tuple[str, ...], Fact] = {}
         if not self.usable:
             raise NoPlanError(
@@ -136,6 +138,13 @@ class Problem:
         if key not in self._seconds:
             self._seconds[key] = np.diff(self.table.seconds(kind, group, samples))
         return self._seconds[key]
+
+    def both_seconds(self, kind: str, group: Group, samples: int) -> Floats:
+        """The same, [blocks]: forward and backward together."""
+        key = (kind, group, samples)
+        if key not in self._both:
+            self._both[key] = self.block_seconds(kind, group, samples).sum(axis=0)
+        return self._both[key]
 
     def allowed(self, device: str) -> Bools:
         """Which blocks the job's places let be on a device."""

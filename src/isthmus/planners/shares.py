@@ -25,9 +25,10 @@ def fair_shares(samples: int, times: Sequence[Callable[[int], float]], least: in
     whoever would be done first with it is optimal.
     """
     shares, most = [least] * len(times), [samples] * len(times)
-    low, high = 0.0, max(time(samples) for time in times)
+    different = {id(time): time for time in times}
+    low, high = 0.0, max(time(samples) for time in different.values())
     while samples - sum(shares) > len(times) and low < (middle := (low + high) / 2) < high:
-        within = {id(time): _most_within(time, middle, samples) for time in times}
+        within = {which: _most_within(time, middle, samples) for which, time in different.items()}
         tried = [max(least, within[id(time)]) for time in times]
         if sum(tried) <= samples:
             low, shares = middle, tried

@@ -7,13 +7,12 @@ are, not on which: equal sorts are looked up, not computed again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-from isthmus.cost.compute import Group
 from isthmus.planners.problem import Fact, Floats, Problem
 from isthmus.planners.shares import even_shares, fair_shares
 
@@ -35,7 +34,7 @@ class Sharing:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._times = cache(self._whole)
+        self._times: dict[Fact, Callable[[int], float]] = {}
         self._known: dict[tuple[int, frozenset[tuple[Fact, int]]], Shared] = {}
         self._found: dict[tuple[int, tuple[tuple[str, ...], ...]], Shared] = {}
 
@@ -61,8 +60,7 @@ class Sharing:
         if len(counts) == 1:
             shares = even_shares(samples, len(facts))
         else:
-            times = {fact: partial(self._times, fact) for fact in counts}
-            shares = fair_shares(samples, [times[fact] for fact in facts], least=0)
+            shares = fair_shares(samples, [self._time(fact) for fact in facts], least=0)
         by_fact: dict[Fact, list[int]] = {}
         for fact, share in zip(facts, shares, strict=True):
             by_fact.setdefault(fact, []).append(share)
@@ -71,5 +69,11 @@ class Sharing:
         slowest = max(rows, key=lambda row: float(np.sum(row)))
         return Shared(by_fact, np.cumsum(np.pad(slowest, ((0, 0), (1, 0))), axis=1), most)
 
-    def _whole(self, fact: tuple[str, Group], samples: int) -> float:
-        return float(self.problem.block_seconds(*fact, samples).sum()) if samples else 0.0
+    def _time(self, fact: Fact) -> Callable[[int], float]:
+        """Seconds of the whole model, by the samples; each is looked up once."""
+        if fact not in self._times:
+            kind, group = fact
+            self._times[fact] = cache(
+                lambda samples: float(self.problem.block_seconds(kind, group, samples).sum()) if samples else 0.0
+            )
+        return self._times[fact]

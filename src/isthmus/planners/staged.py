@@ -142,7 +142,7 @@ def least_seconds(problem: Problem, staged: Staged, borders: Sequence[int] = ())
     count = staged.micro_batches
     slowest, quickest, counts = dict[_Timed, Floats](), dict[_Timed, Floats](), dict[_Timed, int]()
     for stage in staged.stages:
-        rows = {fact: problem.block_seconds(*fact).sum(axis=0) for fact in _facts(problem, stage)}
+        rows = {fact: problem.both_seconds(*fact) for fact in _facts(problem, stage)}
         most = max(rows, key=lambda fact: float(rows[fact].sum()))
         slowest[most], counts[most] = rows[most], counts.get(most, 0) + 1
         quickest.update(rows)
@@ -360,6 +360,13 @@ def _spans(problem: Problem, devices: Sequence[str]) -> bool:
 
 def _crossing(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
     """Replicas talk where their samples meet. Inside a host, and for groups of several, only the latency is counted."""
+    key = (senders, receivers)
+    if key not in problem.crossings:
+        problem.crossings[key] = _met(problem, senders, receivers)
+    return _Crossing(*problem.crossings[key])
+
+
+def _met(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
     if any(_spans(problem, devices) for devices, _ in (*senders, *receivers)):
         return _Crossing(0.0, 0.0, 0.0)
     cluster, latency, message = problem.cluster, float("inf"), float("inf")
