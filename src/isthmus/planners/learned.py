@@ -79,15 +79,15 @@ def load_network(file: Path) -> Weights | None:
 class NetworkPrior:
     """Asks a network; remembers what it has looked at of the problem at hand."""
 
-    def __init__(self, weights: Weights) -> None:
-        self.weights = weights
+    def __init__(self, weights: Weights, blind: str = "") -> None:
+        self.weights, self.blind = weights, blind
         self._look: Look | None = None
         self._told: tuple[Candidate | None, Feedback | None] = (None, None)
 
     def __call__(self, pool: Pool, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
         """How likely each action is the best one."""
         if self._look is None or self._look.drafts is not drafts:
-            self._look = Look(pool.problem, drafts)
+            self._look = Look(pool.problem, drafts, self.blind)
         if pool.best is not self._told[0]:
             self._told = pool.best, None if pool.best is None else feedback_of(pool.problem, pool.best)
         pool.problem.effort += _ASKED + _DRAFT * len(asked)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from isthmus.planners.scene import ACTION, BLOCK, EDGE, FEEDBACK, SORT, WHOLE, Looked
+from isthmus.planners.scene import ACTION, BLOCK, EDGE, SORT, WHOLE, Looked
 
 __all__ = ["Attention", "Batch", "Network", "batch_of"]
 
@@ -57,12 +57,8 @@ class Batch(NamedTuple):
         )
 
 
-def batch_of(looked: Sequence[Looked], blind: str = "") -> Batch:
-    """Drafts, of the same problem or of different ones, side by side.
-
-    `blind`, for ablations: what is not seen (feedback, devices, model).
-    """
-    looked = [_without(one, blind) for one in looked] if blind else looked
+def batch_of(looked: Sequence[Looked]) -> Batch:
+    """Drafts, of the same problem or of different ones, side by side."""
     blocks, sorts = [len(one.scene.blocks) for one in looked], [len(one.sorts) for one in looked]
     first_block, first_sort = np.cumsum([0, *blocks]), np.cumsum([0, *sorts])
     index: dict[str, list[np.ndarray]] = {name: [] for name in EDGE}
@@ -103,26 +99,6 @@ def batch_of(looked: Sequence[Looked], blind: str = "") -> Batch:
         _whole(np.concatenate(current)),
         _whole(np.concatenate(joined, axis=1)),
     )
-
-
-def _without(one: Looked, blind: str) -> Looked:
-    """As somebody sees it who does not see one part of it."""
-    sorts, links, place, whole, scene = (
-        one.sorts.copy(),
-        one.links.copy(),
-        one.place.copy(),
-        one.whole.copy(),
-        one.scene,
-    )
-    actions = one.actions.copy()
-    if blind == "feedback":
-        sorts[:, FEEDBACK], place[:, :, 3], whole[16:], actions[:, 22] = 0.0, 0.0, 0.0, 0.0
-    elif blind == "devices":
-        sorts[:, :9], links[:, :, :7], place[:, :, :3], actions[:, 12:19], actions[:, 23:25] = 0.0, 0.0, 0.0, 0.0, 0.0
-    elif blind == "model":
-        scene = scene._replace(blocks=np.zeros_like(scene.blocks), flow=np.zeros_like(scene.flow))
-        place[:, :, :3] = 0.0
-    return one._replace(sorts=sorts, links=links, place=place, whole=whole, scene=scene, actions=actions)
 
 
 def _floats(parts: Sequence[np.ndarray]) -> Tensor:

@@ -116,11 +116,25 @@ class Looked(NamedTuple):
     lanes: npt.NDArray[np.int64]  # [actions, sorts] 1 where the action joins the lane of that sort
 
 
-class Look:
-    """Looks at drafts of one problem."""
+def blinded(one: Looked, blind: str) -> Looked:
+    """As somebody sees it who does not see one part of it (feedback, devices, model), for ablations."""
+    sorts, links, place = one.sorts.copy(), one.links.copy(), one.place.copy()
+    whole, actions, scene = one.whole.copy(), one.actions.copy(), one.scene
+    if blind == "feedback":
+        sorts[:, FEEDBACK], place[:, :, 3], whole[16:], actions[:, 22] = 0.0, 0.0, 0.0, 0.0
+    elif blind == "devices":
+        sorts[:, :9], links[:, :, :7], place[:, :, :3], actions[:, 12:19], actions[:, 23:25] = 0.0, 0.0, 0.0, 0.0, 0.0
+    elif blind == "model":
+        scene = scene._replace(blocks=np.zeros_like(scene.blocks), flow=np.zeros_like(scene.flow))
+        place[:, :, :3] = 0.0
+    return one._replace(sorts=sorts, links=links, place=place, whole=whole, scene=scene, actions=actions)
 
-    def __init__(self, problem: Problem, drafts: Drafts) -> None:
-        self.problem, self.drafts = problem, drafts
+
+class Look:
+    """Looks at drafts of one problem; `blind`: at all but one part of them."""
+
+    def __init__(self, problem: Problem, drafts: Drafts, blind: str = "") -> None:
+        self.problem, self.drafts, self.blind = problem, drafts, blind
         self._scenes: dict[int, Scene] = {}
         self._after: dict[tuple[int, int], tuple[Scene, Array]] = {}
 
@@ -155,7 +169,8 @@ class Look:
         whole[8:16] = _chosen(draft, share)
         whole[16:28] = _best(self.problem, feedback, scene)
         choices = self._choices(scene, draft, actions, feedback, share, current, roles)
-        return Looked(scene, sorts, links, place, whole, *choices)
+        looked = Looked(scene, sorts, links, place, whole, *choices)
+        return blinded(looked, self.blind) if self.blind else looked
 
     def _told(self, degree: int, feedback: Feedback | None) -> tuple[Scene, Array]:
         """Feedback of each sort: used, busy, memory, stages; then the part of it that has each block group."""

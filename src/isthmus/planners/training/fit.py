@@ -60,19 +60,19 @@ class _Samples(IterableDataset[tuple[Batch, Tensor]]):
         for chunk in range(0, len(order), self.recipe.batch):
             for i in order[chunk : chunk + self.recipe.batch]:
                 if i not in self._known:
-                    self._known[i] = Lessons(self.records[i])
+                    self._known[i] = Lessons(self.records[i], self.recipe.blind)
                 waiting += self._known[i].some(self.recipe.samples, draw)
             draw.shuffle(waiting)
             while len(waiting) >= self.recipe.batch:
                 now, waiting = waiting[: self.recipe.batch], waiting[self.recipe.batch :]
-                yield _batched(now, self.recipe.blind)
+                yield _batched(now)
         if waiting:
-            yield _batched(waiting, self.recipe.blind)
+            yield _batched(waiting)
 
 
-def _batched(samples: Sequence[Sample], blind: str) -> tuple[Batch, Tensor]:
+def _batched(samples: Sequence[Sample]) -> tuple[Batch, Tensor]:
     target = torch.from_numpy(np.concatenate([sample.target for sample in samples]).astype(np.float32))
-    return batch_of([sample.looked for sample in samples], blind), target
+    return batch_of([sample.looked for sample in samples]), target
 
 
 def fit(

@@ -48,10 +48,10 @@ class Sample(NamedTuple):
 class Lessons:
     """All lessons of one record."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, blind: str = "") -> None:
         self.record = record
         self.drafts = Drafts(random_problem(record.seed))
-        self.look = Look(self.drafts.problem, self.drafts)
+        self.look = Look(self.drafts.problem, self.drafts, blind)
         self.lessons = list(self._lessons())
 
     def _lessons(self) -> Iterator[Lesson]:
