@@ -10,12 +10,12 @@ from functools import partial
 
 from isthmus.planners import exact as branching
 from isthmus.planners.budget import Search
-from isthmus.planners.improve import improve, one_lane
+from isthmus.planners.improve import Pool, improve, one_lane
 from isthmus.planners.lanes import Lanes
 from isthmus.planners.learned import shipped_prior
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.room import Room
-from isthmus.planners.tree import propose, tree_search
+from isthmus.planners.tree import even, propose, tree_search
 
 __all__ = ["BEYOND"]
 
@@ -29,12 +29,18 @@ def split(problem: Problem, room: Room, search: Search, given: Sequence[Candidat
 
 def auto(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Pipelines side by side, settled by search; then how each gradient is synchronised."""
-    return improve(problem, Lanes(problem, room), search, given, partial(propose, shipped_prior()))
+    return improve(problem, Lanes(problem, room), search, given, _proposals())
+
+
+def _proposals() -> Callable[[Pool], None] | None:
+    """What the network likes; None where there is no network."""
+    prior = shipped_prior()
+    return partial(propose, prior) if prior is not even else None
 
 
 def exact(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Every layout that could be faster than the best plan: proven, on a handful of devices and blocks."""
-    return branching.exact(problem, Lanes(problem, room), search, given)
+    return branching.exact(problem, Lanes(problem, room), search, given, _proposals())
 
 
 def search(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:

@@ -101,15 +101,18 @@ def orders(problem: Problem, bundles: Sequence[Bundle]) -> list[tuple[Bundle, ..
         for turn, chain in enumerate(chains)
     )
     first = list(found)[:_MOST_ORDERS]
-    return list(dict.fromkeys((*first, *_returning(first, len(regions)))))
+    ends = {0, len(problem.graph.blocks) - 1}
+    tied = any(ends <= set(users) for users, _ in problem.table.tied)
+    return list(dict.fromkeys((*first, *(_returning(first, len(regions)) if tied or len(regions) > 1 else ()))))
 
 
 def _returning(found: Sequence[tuple[Bundle, ...]], regions: int) -> Iterator[tuple[Bundle, ...]]:
     """Orders that come back to the first region (of one region: to the first host), at the end or after the next one.
 
-    Weights that the first block and the last share are then synced inside it, and places in between can be kept.
+    Weights that the first block and the last share are then synced inside it; where regions are several, places in
+    between can be kept.
     """
-    for order in found[:_RETURNING]:
+    for order in found[: _RETURNING if regions > 1 else 1]:
         at = [bundle.region if regions > 1 else bundle.host for bundle in order]
         home = [bundle for bundle, place in zip(order, at, strict=True) if place == at[0]]
         away = [(bundle, place) for bundle, place in zip(order, at, strict=True) if place != at[0]]

@@ -30,6 +30,7 @@ IDLE, APART, NEW = -1, -2, -3  # roles of a sort; 0 and more: the lane that it j
 _RANK = {APART: 1000, IDLE: 1001}
 _CLOSE = 1.25  # times the best: where other ways to sync are worth a call
 _MOST_DEGREES = 3
+_MOST_COUNTS = 12  # numbers of micro-batches, as `moves.paces` has them
 
 
 class Action(NamedTuple):
@@ -112,7 +113,7 @@ class Drafts:
             return [Action("role", role) for role in self._roles(draft)]
         if draft.micro_batches < 0:
             batch, parts = self.problem.job.batch, len(self.parts(draft))
-            counts = micro_batch_counts(batch, parts) if parts <= batch else []
+            counts = micro_batch_counts(batch, parts, most=_MOST_COUNTS) if parts <= batch else []
             return [Action("micro_batches", count) for count in counts]
         if draft.ahead < 0:
             most = self._most_ahead(draft)
@@ -126,8 +127,10 @@ class Drafts:
 
     def _roles(self, draft: Draft) -> list[int]:
         sorts, at = self.sorts(draft.degree), len(draft.roles)
-        own = [NEW, APART] if len(sorts[at]) > 1 else [NEW]
-        nobody = at == len(sorts) - 1 and all(role == IDLE for role in draft.roles)
+        left = self.problem.job.batch - len(self.parts(draft))  # lanes that there are samples for
+        own = [NEW] * (left > 0) + [APART] * (1 < len(sorts[at]) <= left)
+        rest = all(self._equal[draft.degree][at + 1 :])  # those that come idle too, if this one does
+        nobody = rest and all(role == IDLE for role in draft.roles)
         roles = [*range(draft.lanes), *own, *([] if nobody else [IDLE])]
         if not self._equal[draft.degree][at]:
             return roles

@@ -14,7 +14,7 @@ never slower; where the budget ends first, nothing is proven, and the plan's not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import combinations, product
 from typing import NamedTuple
@@ -43,10 +43,16 @@ _MOST_FORMS = 1_000_000  # of one size of tensor groups; more are not listed, an
 Part = Sequence[tuple[Bundle, ...]]  # a lane: the bundles of each of its stages
 
 
-def exact(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+def exact(
+    problem: Problem,
+    lanes: Lanes,
+    search: Search,
+    given: Sequence[Candidate],
+    propose: Callable[[Pool], None] | None = None,
+) -> Candidate | None:
     """The fastest plan of all layouts; `search.cut_short` says that the budget ended before that was proven."""
     with search.within(_AUTO_PART):
-        best = improve(problem, lanes, search, given)
+        best = improve(problem, lanes, search, given, propose)
     search.cut_short = False  # what `auto` left out is looked at here
     pool = Pool(problem, lanes, search, best)
     with search.within(1.0 - _END_PART):

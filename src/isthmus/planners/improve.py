@@ -15,7 +15,7 @@ from typing import NamedTuple
 from isthmus.plan.types import How, Pipeline, Plan, Sync
 from isthmus.planners.budget import Search, sound
 from isthmus.planners.bundles import Bundle, all_bundles, bundle_of, tensor_degrees
-from isthmus.planners.lanes import BUCKETS, Lane, Lanes, Layout, Pace, lanes_plan
+from isthmus.planners.lanes import BUCKETS, Lane, Lanes, Layout, Pace, lanes_plan, layout_key
 from isthmus.planners.moves import (
     FIRST_AHEAD,
     Setting,
@@ -39,6 +39,7 @@ _SHAPED = 4  # layouts whose replicas change places, and that are polished
 _WIDER = 48  # settings that promised too little at first, priced before all is refined again
 _POOL = 10  # settings whose changes are tried before the search gives up
 _WORTH = 0.999  # times the best: what counts as a gain
+_SYNCED, _SYNC_GAIN = 3, 1.5  # settings whose syncs are chosen; how far from the best they may be before
 _SYNC_CALLS = 12  # that choosing syncs takes at least, about
 _DEGREES = 3  # sizes of tensor groups
 _FIRST_PART, _PROPOSE_PART, _CLIMB_PART, _SHAPE_PART, _POLISH_PART = (
@@ -80,6 +81,7 @@ class Pool:
         self.rest: list[tuple[Setting, tuple[Bundle, ...], Layout]] = []  # what promised too little to be priced
         self.width = 1  # times _POOL: settings whose changes are tried
         self._seen: set[object] = set()
+        self._priced: dict[object, Candidate] = {}
 
     @property
     def limit(self) -> float:
@@ -110,17 +112,31 @@ class Pool:
             if candidate is not None:
                 missing = frozenset(shortage.where for shortage in candidate.price.shortages)
                 short = missing if short is None else short & missing
-        self.found = sorted(self.found, key=lambda found: found.seconds)[:_KEPT]
+        self.rank()
         return short or frozenset()
 
     def price_one(
         self, setting: Setting, bundles: tuple[Bundle, ...], layout: Layout, how: How, buckets: int
     ) -> Candidate | None:
         """The same, of one way to sync; None where playing it would take more than is left."""
-        candidate = self.search.price(lanes_plan(self.problem, layout, how, buckets))
+        candidate = self.priced(layout, how, buckets)
         if candidate is not None and self.keep(candidate):
             self.found.append(Found(setting, bundles, layout, how, buckets, candidate))
         return candidate
+
+    def priced(self, layout: Layout, how: How, buckets: int) -> Candidate | None:
+        """A layout as a plan with its price; each is priced once."""
+        key = layout_key(self.problem, layout, how, buckets)
+        if key not in self._priced:
+            candidate = self.search.price(lanes_plan(self.problem, layout, how, buckets))
+            if candidate is None:
+                return None
+            self._priced[key] = candidate
+        return self._priced[key]
+
+    def rank(self) -> None:
+        """The best first, and no more than can be of use."""
+        self.found = sorted(self.found, key=lambda found: found.seconds)[:_KEPT]
 
     def take(self, candidate: Candidate) -> None:
         """Keeps a plan that somebody else made, where it has the form of a lane, to go on from it."""
@@ -168,7 +184,9 @@ def explore(pool: Pool, given: Sequence[Candidate], propose: Callable[[Pool], No
     with search.within(_FIRST_PART):
         for degree in tensor_degrees(problem)[:_DEGREES]:
             _first(pool, all_bundles(problem, degree))
-    pool.found = sorted(pool.found, key=lambda found: found.seconds)[:_KEPT]
+    pool.rank()
+    with search.within(_FIRST_PART):
+        resync(pool, count=1)
     _refine(pool)
     resync(pool)
     while search.effort is None and not search.spent():  # somebody gave a budget, and some is left
@@ -259,13 +277,17 @@ def _pipelines(pool: Pool, bundles: tuple[Bundle, ...], *, spill: bool) -> list[
     return made
 
 
-def resync(pool: Pool) -> None:
-    """How each bucket is synchronised, for the best few plans: an integer programme. Copies are synced all alike."""
+def resync(pool: Pool, count: int = _SYNCED) -> None:
+    """How each bucket is synchronised, for the best few plans: an integer programme. Copies are synced all alike.
+
+    Plans that gather sharded state leave little to choose, so that the best ones with whole state are looked at too.
+    """
     if pool.problem.copied:
         return
-    starts = list({id(found.candidate): found.candidate for found in _distinct(pool.found)[:3]}.values())
-    if pool.best is not None and pool.best not in starts:
-        starts.insert(0, pool.best)
+    whole = [found for found in pool.found if found.layout.pace.state == "replicated" and _replicated(found.layout)]
+    likely = [*_distinct(pool.found, count), *_distinct(whole, count)]
+    near = [found.candidate for found in likely if found.seconds < _SYNC_GAIN * pool.limit]
+    starts = list({id(candidate): candidate for candidate in (pool.best, *near) if candidate is not None}.values())
     for start in starts:
         if pool.search.spent():
             return
@@ -322,7 +344,7 @@ def _reshaped(pool: Pool, found: Found) -> Found | None:
     for layout in sorted(made, key=lambda layout: layout.seconds)[:_STEP]:
         if pool.search.spent():
             return None
-        candidate = pool.search.price(lanes_plan(pool.problem, layout, found.how, found.buckets))
+        candidate = pool.priced(layout, found.how, found.buckets)
         pool.search.tell("stages")
         gains = candidate is not None and candidate.price.step_seconds < _WORTH * found.seconds
         if candidate is not None and gains and pool.keep(candidate):
@@ -395,7 +417,7 @@ def polish(pool: Pool) -> None:
                 timed = pool.lanes.layout(changed.lanes, changed.pace)
                 if max(lane.least for lane in timed.lanes) >= seconds:
                     continue
-                candidate = pool.search.price(lanes_plan(pool.problem, timed, start.how, start.buckets))
+                candidate = pool.priced(timed, start.how, start.buckets)
                 pool.search.tell("polish")
                 gains = candidate is not None and candidate.price.step_seconds < _WORTH * seconds
                 if candidate is not None and gains and pool.keep(candidate):

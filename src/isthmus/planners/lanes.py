@@ -29,7 +29,7 @@ from isthmus.planners.shares import fair_shares
 from isthmus.planners.sharing import Sharing
 from isthmus.planners.staged import Stage, Staged, cut_times
 
-__all__ = ["BUCKETS", "Lane", "Lanes", "Layout", "Pace", "lanes_plan"]
+__all__ = ["BUCKETS", "Lane", "Lanes", "Layout", "Pace", "lanes_plan", "layout_key"]
 
 _TRACED = 4  # orders whose slowest stage is quickest: of each depth only these are looked at
 _SAME, _SHALLOW, _DEEP = 2, 3, 3  # pipelines of one depth, depths that are always tried, pipelines of other depths
@@ -246,13 +246,29 @@ def _along(start: float, slope: float, samples: int) -> float:
     return max(0.0, start + slope * samples) if samples else 0.0
 
 
+def layout_key(problem: Problem, layout: Layout, how: How, buckets: int) -> tuple[object, ...]:
+    """Equal for layouts that make the same plan, or plans that differ in nothing that is done."""
+    lanes = tuple((lane.stages, lane.firsts, lane.recompute) for lane in layout.lanes)
+    alone = len(lanes) == 1 and all(len(stage) == 1 for stage in lanes[0][0])
+    waits = layout.pace.micro_batches > 1 and any(len(firsts) > 1 for _, firsts, _ in lanes)
+    pace = layout.pace._replace(
+        state="replicated" if alone else layout.pace.state, ahead=layout.pace.ahead if waits else 0
+    )
+    return lanes, pace, how, _bucket(problem, buckets)
+
+
+def _bucket(problem: Problem, buckets: int) -> float:
+    """Bytes of a bucket, if gradients are cut into so many or more."""
+    return min(BUCKET, problem.graph.elements * problem.table.width / buckets)
+
+
 def lanes_plan(problem: Problem, layout: Layout, how: How = "ring", buckets: int = BUCKETS[0]) -> Plan:
     """The layout as a plan: a stage ends where a stage of some lane ends, and recomputes if one of them must.
 
     Gradients are cut into so many `buckets` or more.
     """
     blocks, pace = problem.graph.blocks, layout.pace
-    bucket = min(BUCKET, problem.graph.elements * problem.table.width / buckets)
+    bucket = _bucket(problem, buckets)
     firsts = sorted({first for lane in layout.lanes for first in lane.firsts})
     stages = []
     for a, b in pairwise((*firsts, len(blocks))):

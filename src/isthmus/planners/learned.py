@@ -19,7 +19,7 @@ from isthmus.planners.drafts import Drafts
 from isthmus.planners.forward import Weights, log_likely
 from isthmus.planners.improve import Pool
 from isthmus.planners.problem import Candidate, Floats
-from isthmus.planners.scene import ACTION, BLOCK, SORT, WHOLE, Feedback, Look, feedback_of
+from isthmus.planners.scene import ACTION, BLOCK, EDGE, SCENE, SORT, WHOLE, Feedback, Look, feedback_of
 from isthmus.planners.tree import Asked, Prior, even
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def _shipped() -> Weights | None:
 
 def _stamp() -> dict[str, str]:
     """What must agree for a network to be of use."""
-    sizes = {"block": BLOCK, "sort": SORT, "whole": WHOLE, "action": ACTION}
-    return {"cost_model": str(COST_MODEL), "scene": json.dumps(sizes)}
+    sizes = {"block": BLOCK, "sort": SORT, "whole": WHOLE, "action": ACTION, **EDGE}
+    return {"cost_model": str(COST_MODEL), "scene": str(SCENE), "features": json.dumps(sizes)}
 
 
 def save_network(network: Network, file: Path) -> None:
@@ -66,12 +66,10 @@ def load_network(file: Path) -> Weights | None:
     """The weights of a file; None, with a warning, where they were trained for another cost model or other features."""
     with safe_open(file, framework="numpy") as opened:
         stamp = opened.metadata() or {}
-        if any(stamp.get(name) != text for name, text in _stamp().items()):
-            warnings.warn(
-                f"{file.name} was trained for cost model {stamp.get('cost_model')}, this is {COST_MODEL}: "
-                "searching without it",
-                stacklevel=2,
-            )
+        other = [name for name, text in _stamp().items() if stamp.get(name) != text]
+        if other:
+            found = ", ".join(f"{name} {stamp.get(name)} (here {_stamp()[name]})" for name in other)
+            warnings.warn(f"{file.name} was trained for {found}: searching without it", stacklevel=2)
             return None
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
 

@@ -77,7 +77,7 @@ def choose_plan(
         raise UsageError(
             "--fix pins degrees of the planner grid", found=f"--planner {planner}", expected="--planner grid"
         )
-    usual = budget is None and calls is None and planner in ("auto", "split")
+    usual = budget is None and calls is None and planner in ("auto", "split", "search", "learned")
     effort = usual_effort(len(problem.usable)) if usual else None
     search = Search(problem, Limits(budget, calls, effort), progress)
     copies = small_problem(problem) if fix is None else None

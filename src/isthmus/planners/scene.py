@@ -22,7 +22,7 @@ import numpy.typing as npt
 from isthmus.cluster.spec import Host
 from isthmus.cost.timeline import timeline
 from isthmus.plan.types import Pipeline
-from isthmus.planners.drafts import APART, IDLE, KINDS, NEW, Action, Draft, Drafts
+from isthmus.planners.drafts import APART, IDLE, KINDS, NEW, Action, Draft, Drafts, Sort
 from isthmus.planners.moves import STATES
 from isthmus.planners.problem import Candidate, Problem
 
@@ -30,9 +30,8 @@ __all__ = [
     "ACTION",
     "BLOCK",
     "EDGE",
-    "FEEDBACK",
+    "SCENE",
     "SORT",
-    "STATE",
     "WHOLE",
     "Feedback",
     "Look",
@@ -44,11 +43,13 @@ __all__ = [
 Array = npt.NDArray[np.float32]
 
 _GROUPS = 12  # block groups
+_MOST = 5.0  # of a feature: e^15 times as much as usual
 _STATE_BYTES = 16.0  # a parameter: weight, gradient, Adam
 BLOCK, SORT, WHOLE, ACTION = 5, 20, 28, 30  # features of a block group, a sort, the whole, an action
-STATE = slice(9, 16)  # of a sort: what the draft says
-FEEDBACK = slice(16, 20)  # of a sort: what the simulator says
-EDGE = {"next": 1, "before": 1, "link": 8, "place": 4, "serve": 4}
+SCENE = 2  # raised when features change: a network that was trained for others is of no use
+EDGE = {"next": 1, "before": 1, "link": 7, "place": 4, "serve": 4}
+_FEEDBACK = slice(16, 20)  # of a sort: what the simulator says
+_LANE, _HELD = 6, 3  # of a link: both are in one lane; of a place: the part that is there in the best plan
 
 
 class Feedback(msgspec.Struct, frozen=True, array_like=True):
@@ -121,12 +122,15 @@ def blinded(one: Looked, blind: str) -> Looked:
     sorts, links, place = one.sorts.copy(), one.links.copy(), one.place.copy()
     whole, actions, scene = one.whole.copy(), one.actions.copy(), one.scene
     if blind == "feedback":
-        sorts[:, FEEDBACK], place[:, :, 3], whole[16:], actions[:, 22] = 0.0, 0.0, 0.0, 0.0
+        sorts[:, _FEEDBACK], place[:, :, _HELD], whole[16:], actions[:, 22] = 0.0, 0.0, 0.0, 0.0
     elif blind == "devices":
-        sorts[:, :9], links[:, :, :7], place[:, :, :3], actions[:, 12:19], actions[:, 23:25] = 0.0, 0.0, 0.0, 0.0, 0.0
+        sorts[:, :9], sorts[:, 14], sorts[:, _FEEDBACK] = 0.0, 0.0, 0.0
+        links[:, :, :_LANE], place[:], whole[1:8], whole[16:] = 0.0, 0.0, 0.0, 0.0
+        actions[:, 10:19], actions[:, 23:25] = 0.0, 0.0
     elif blind == "model":
         scene = scene._replace(blocks=np.zeros_like(scene.blocks), flow=np.zeros_like(scene.flow))
-        place[:, :, :3] = 0.0
+        sorts[:, 3:7], links[:, :, :4], place[:], whole[2], whole[5], whole[7:8] = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        actions[:, 12:16], actions[:, 23:25] = 0.0, 0.0
     return one._replace(sorts=sorts, links=links, place=place, whole=whole, scene=scene, actions=actions)
 
 
@@ -137,6 +141,7 @@ class Look:
         self.problem, self.drafts, self.blind = problem, drafts, blind
         self._scenes: dict[int, Scene] = {}
         self._after: dict[tuple[int, int], tuple[Scene, Array]] = {}
+        self._kept: Feedback | None = None  # the last one, so that its id stays its own
 
     def scene(self, degree: int) -> Scene:
         """The scene for tensor groups of one size."""
@@ -149,9 +154,9 @@ class Look:
         degree = draft.degree if draft.degree > 0 else 1
         scene, told = self._told(degree, feedback)
         sorts, links, whole = scene.sorts.copy(), scene.links.copy(), scene.whole.copy()
-        sorts[:, FEEDBACK] = told[: len(sorts), :4]
+        sorts[:, _FEEDBACK] = told[: len(sorts), :4]
         place = scene.place.copy()
-        place[:, :, 3] = told[: len(sorts), 4:].T
+        place[:, :, _HELD] = told[: len(sorts), 4:].T
         current = len(draft.roles) if draft.degree > 0 and len(draft.roles) < len(sorts) else -1
         share = np.zeros(draft.lanes + 1)
         for i, role in enumerate(draft.roles):
@@ -165,7 +170,7 @@ class Look:
             sorts[current, 10] = 1.0
         roles = np.array([*draft.roles, *([-9] * (len(sorts) - len(draft.roles)))])
         joined = roles >= 0
-        links[:, :, 7] = (roles[:, None] == roles[None, :]) & joined[:, None]
+        links[:, :, _LANE] = (roles[:, None] == roles[None, :]) & joined[:, None]
         whole[8:16] = _chosen(draft, share)
         whole[16:28] = _best(self.problem, feedback, scene)
         choices = self._choices(scene, draft, actions, feedback, share, current, roles)
@@ -179,7 +184,7 @@ class Look:
             scene = self.scene(degree)
             self._after = {at: old for at, old in self._after.items() if at[1] == id(feedback)}
             self._after[key] = scene, _sort_feedback(scene, feedback)
-            self._kept = feedback  # so that its id stays its own
+            self._kept = feedback
         return self._after[key]
 
     def _choices(
@@ -208,7 +213,7 @@ class Look:
                     members = roles == value
                     lanes[i] = members
                     row[10], row[11] = share[value], float(members.sum()) / len(roles)
-                    row[12:19] = scene.links[current, members, :7].min(axis=0)
+                    row[12:18] = scene.links[current, members, :_LANE].min(axis=0)
                     row[23:25] = scene.links[current, members, :2].max(axis=0)
             elif kind == "micro_batches":
                 row[19] = _log(value)
@@ -284,57 +289,68 @@ def _log(value: float) -> float:
 
 
 def _logs(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.clip(np.log(np.maximum(values, 1e-9)) / 3.0, -5.0, 5.0)
+    return np.clip(np.log(np.maximum(values, 1e-9)) / 3.0, -_MOST, _MOST)
 
 
 def _ideal(problem: Problem) -> float:
     """Seconds of a step if nothing but computing counted."""
-    return 1.0 / sum(problem.speed(device) for device in problem.usable)
+    return problem.job.batch / sum(problem.speed(device) for device in problem.usable)
 
 
 def _scene(problem: Problem, drafts: Drafts, degree: int) -> Scene:
-    sorts = drafts.sorts(degree)
-    cluster, ideal = problem.cluster, _ideal(problem)
-    weights = problem.graph.elements * problem.table.width
-    state = problem.graph.elements * _STATE_BYTES
-    bounds = _bounds(problem)
-    passed = _passed(problem, bounds) * problem.job.batch
-    speeds = np.array([sum(bundle.speed for bundle in sort) for sort in sorts])
-    memory = np.array([cluster.kinds[sort[0].kind].memory * degree for sort in sorts])
+    sorts, cluster, ideal, bounds = drafts.sorts(degree), problem.cluster, _ideal(problem), _bounds(problem)
     hosts = [cluster.hosts[sort[0].host] for sort in sorts]
-    counts = np.array([sum(len(bundle.groups) for bundle in sort) for sort in sorts], float)
-    found = np.zeros((len(sorts), SORT))
-    found[:, 0], found[:, 1] = _logs(speeds * ideal), _logs(speeds / counts * ideal)
-    found[:, 2] = np.log2(counts)
-    found[:, 3], found[:, 4] = _logs(memory / state), _logs(memory * counts / state)
-    found[:, 5] = _logs(np.array([weights / float(host.bandwidth) / ideal for host in hosts]))
-    found[:, 6] = _logs(np.array([weights / float(host.nic) / ideal for host in hosts]))
-    regions = [host.region for host in hosts]
-    found[:, 7] = [regions.count(region) / len(regions) for region in regions]
-    share = {
-        region: sum(speed for speed, at in zip(speeds, regions, strict=True) if at == region) for region in regions
-    }
-    found[:, 8] = [share[region] * ideal for region in regions]
-    whole = np.zeros(WHOLE)
-    every = sum(float(cluster.kinds[cluster.devices[device].kind].memory) for device in problem.usable)
-    whole[:8] = (
-        _log(problem.job.batch), _log(problem.job.batch / len(problem.usable)), _log(state / every),
-        _log(len(problem.usable)), _log(len(sorts)), _log(len(problem.graph.blocks)), _log(len(set(regions))),
-        _log(float(passed.min(initial=1.0)) / max(weights, 1.0)),
-    )  # fmt: skip
+    weights, state = problem.graph.elements * problem.table.width, problem.graph.elements * _STATE_BYTES
+    passed = _passed(problem, bounds) * problem.job.batch
+    thinnest = float(passed.min()) if len(passed) else 1.0
     middle = float(np.median([host.nic for host in hosts]))
+    parts = np.array([sum(bundle.speed for bundle in sort) for sort in sorts])
+    parts /= sum(problem.speed(device) for device in problem.usable)
     blocks, place = _blocks(problem, drafts, degree, bounds, passed, middle)
     return Scene(
         blocks.astype(np.float32),
-        found.astype(np.float32),
+        _sort_features(problem, sorts, degree, parts).astype(np.float32),
         _logs(passed / middle / ideal)[:, None].astype(np.float32),
-        _link_features(problem, hosts, weights, float(passed.min(initial=1.0)), ideal).astype(np.float32),
+        _link_features(problem, hosts, weights, thinnest, ideal).astype(np.float32),
         place.astype(np.float32),
-        whole.astype(np.float32),
-        (speeds * ideal).astype(np.float32),
+        _whole_features(problem, hosts, state, thinnest / max(weights, 1.0)).astype(np.float32),
+        parts.astype(np.float32),
         tuple(bounds),
         tuple(tuple(device for bundle in sort for device in bundle.devices) for sort in sorts),
     )
+
+
+def _sort_features(
+    problem: Problem, sorts: Sequence[Sort], degree: int, parts: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    cluster, ideal = problem.cluster, _ideal(problem)
+    weights, state = problem.graph.elements * problem.table.width, problem.graph.elements * _STATE_BYTES
+    hosts = [cluster.hosts[sort[0].host] for sort in sorts]
+    memory = np.array([float(cluster.kinds[sort[0].kind].memory) * degree for sort in sorts])
+    counts = np.array([sum(len(bundle.groups) for bundle in sort) for sort in sorts], float)
+    regions = np.array([host.region for host in hosts])
+    found = np.zeros((len(sorts), SORT))
+    found[:, 0], found[:, 1], found[:, 2] = _logs(parts), _logs(parts / counts), np.log2(counts)
+    found[:, 3], found[:, 4] = _logs(memory / state), _logs(memory * counts / state)
+    found[:, 5] = _logs(np.array([weights / float(host.bandwidth) / ideal for host in hosts]))
+    found[:, 6] = _logs(np.array([weights / float(host.nic) / ideal for host in hosts]))
+    found[:, 7] = [np.mean(regions == region) for region in regions]
+    found[:, 8] = [parts[regions == region].sum() for region in regions]
+    return found
+
+
+def _whole_features(problem: Problem, hosts: Sequence[Host], state: float, thinnest: float) -> npt.NDArray[np.float64]:
+    kinds, devices = problem.cluster.kinds, problem.cluster.devices
+    memory = sum(float(kinds[devices[device].kind].memory) for device in problem.usable)
+    whole, batch, count = np.zeros(WHOLE), problem.job.batch, len(problem.usable)
+    whole[:4] = _log(batch), _log(batch / count), _log(state / memory), _log(count)
+    whole[4:8] = (
+        _log(len(hosts)),
+        _log(len(problem.graph.blocks)),
+        _log(len({host.region for host in hosts})),
+        _log(thinnest),
+    )
+    return whole
 
 
 def _bounds(problem: Problem) -> list[int]:
@@ -371,12 +387,11 @@ def _blocks(
     own = np.diff([float(elements[border]) for border in bounds])
     kept = np.diff([float(saved[border]) for border in bounds])
     kinds: Mapping[str, npt.NDArray[np.float64]] = {
-        kind: np.add.reduceat(problem.table.work(kind, batch), bounds[:-1])
-        for kind in {sort[0].kind for sort in drafts.sorts(degree)}
+        kind: np.add.reduceat(problem.table.work(kind, batch), bounds[:-1]) * batch
+        for kind in dict.fromkeys(sort[0].kind for sort in drafts.sorts(degree))
     }
-    some = next(iter(kinds.values()))
     blocks = np.zeros((len(own), BLOCK))
-    blocks[:, 0] = some / max(float(some.sum()), 1e-30)
+    blocks[:, 0] = np.mean([row / max(float(row.sum()), 1e-30) for row in kinds.values()], axis=0)
     blocks[:, 1] = own / max(float(own.sum()), 1.0)
     blocks[:-1, 2] = _logs(passed / middle / ideal)
     blocks[:, 3] = _logs(own * problem.table.width / middle / ideal)
@@ -408,10 +423,10 @@ def _link(problem: Problem, a: str, b: str, weights: float, passed: float, ideal
         rate, latency, trunk = float(here.bandwidth), float(here.latency), 0.0
     else:
         link = cluster.link(a, b)
-        if link is None:
-            return [5.0, 5.0, 0.0, 0.0, 0.0, float(here.region == there.region), 1.0, 0.0]
+        if link is None:  # like one that takes forever
+            return [_MOST, _MOST, _MOST, 0.0, 0.0, float(here.region == there.region), 0.0]
         rate, latency = min(float(link.bandwidth), float(here.nic), float(there.nic)), float(link.latency)
         cap = cluster.trunk(here.region, there.region)
         trunk = _log(weights / float(cap) / ideal) if cap else 0.0
     times = np.array([weights / rate / ideal, passed / rate / ideal, latency / ideal])
-    return [*_logs(times), trunk, float(a == b), float(here.region == there.region), 0.0, 0.0]
+    return [*_logs(times), trunk, float(a == b), float(here.region == there.region), 0.0]

@@ -29,6 +29,7 @@ _EXPLORE = 0.7  # c
 _NOISE = 1e-3  # part of a prior
 _BATCH = 8  # descents side by side
 _MOST_SAME = 40  # rounds in a row that bring nothing new: then all that the tree likes is known
+_MOST_FREE = 100  # rounds in a row that price nothing: all they lead to is known, or cannot hold the model
 _FEW = 2  # rounds in a row that bring nothing better, where the tree only proposes
 _TREE_PART, _POLISH_PART = 0.7, 0.6  # of what is left of the budget then
 
@@ -49,6 +50,7 @@ def tree_search(
     pool = Pool(problem, lanes, search, given[0] if given else None)
     with search.within(_TREE_PART):
         Tree(pool, prior).grow()
+    pool.rank()
     with search.within(_POLISH_PART):
         polish(pool)
     resync(pool)
@@ -108,11 +110,12 @@ class Tree:
 
     def grow(self) -> None:
         """Goes down to leaves again and again, until the budget ends or nothing new is found."""
-        same = 0
-        while not self.pool.search.spent() and same < _MOST_SAME:
-            before = len(self.leaves.seconds)
+        same = free = 0
+        while not self.pool.search.spent() and same < _MOST_SAME and free < _MOST_FREE:
+            before, made = len(self.leaves.seconds), self.pool.search.made
             self.round()
             same = 0 if len(self.leaves.seconds) > before else same + 1
+            free = 0 if self.pool.search.made > made else free + 1
             self.pool.search.tell("search")
 
     def round(self) -> None:

@@ -43,17 +43,18 @@ def main() -> int:
         layers=given.layers,
         blind=given.blind,
     )
+    blind = given.blind and f"-{given.blind}"
     records: list[Record] = []
     network: Path | None = None
     for turn in range(given.rounds + 1):
-        file = folder / f"records-{turn}.jsonl"
+        file = folder / f"records-{turn}{blind if turn else ''}.jsonl"
         count = given.problems if turn == 0 else given.problems // 2
         first = SEEDS.start + turn * _ROUND
-        gather(file, range(first, first + count), given.workers, network, console)
+        gather(file, range(first, first + count), given.workers, network, console, given.blind)
         records += read_records(file)
         if given.only_records:
             continue
-        before, network = network, folder / f"network-{turn}{given.blind and '-' + given.blind}.safetensors"
+        before, network = network, folder / f"network-{turn}{blind}.safetensors"
         console.print(f"round {turn}: {len(records)} records")
         fit(records, recipe, network, lambda row: console.print(_line(row)), start=before)
     return 0
@@ -80,7 +81,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--blind", default="", choices=("", "feedback", "devices", "model"), help="for ablations")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only-records", action="store_true", help="search, and train nothing")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.only_records and given.rounds:
+        parser.error("--only-records goes with --rounds 0: later rounds need a network")
+    return given
 
 
 if __name__ == "__main__":

@@ -98,31 +98,36 @@ def fit(
         row: dict[str, Any] = {"epoch": epoch, "loss": float(np.mean(losses)), **_judged(network, held, recipe.device)}
         row |= {"seconds": time.monotonic() - begun, "records": len(records)}
         save_network(network, file)
-        _keep(optimizer, epoch + 1, file.with_suffix(".state"))
+        _keep(network, optimizer, epoch + 1, file.with_suffix(".state"))
         with file.with_suffix(".jsonl").open("a") as out:
             out.write(json.dumps(row) + "\n")
         told(row)
 
 
-def _keep(optimizer: torch.optim.Optimizer, epoch: int, file: Path) -> None:
-    """Writes what an optimizer remembers of each parameter."""
+def _keep(network: Network, optimizer: torch.optim.Optimizer, epoch: int, file: Path) -> None:
+    """Writes the network and what the optimizer remembers of each parameter; a kill leaves the old file or the new."""
     kept = optimizer.state_dict()["state"]
-    tensors = {f"{i}/{name}": tensor.cpu().contiguous() for i, state in kept.items() for name, tensor in state.items()}
-    save_file(tensors, file, metadata={"epoch": str(epoch)})
+    tensors = {f"{i}/{name}": tensor for i, state in kept.items() for name, tensor in state.items()}
+    tensors |= {f"network/{name}": tensor for name, tensor in network.state_dict().items()}
+    part = file.with_suffix(".part")
+    save_file({key: x.cpu().contiguous() for key, x in tensors.items()}, part, metadata={"epoch": str(epoch)})
+    part.replace(file)
 
 
 def _resume(file: Path, start: Path | None, network: Network, optimizer: torch.optim.Optimizer) -> int:
     """Loads what there is; the epoch to go on with."""
     state = file.with_suffix(".state")
-    if file.is_file() and state.is_file():
-        network.load_state_dict(load_file(file))
-        kept: dict[int, dict[str, Tensor]] = {}
+    if state.is_file():
+        kept: dict[str, dict[str, Tensor]] = {}
         with safe_open(state, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118
-                i, _, name = key.partition("/")
-                kept.setdefault(int(i), {})[name] = opened.get_tensor(key)
+                of, _, name = key.partition("/")
+                kept.setdefault(of, {})[name] = opened.get_tensor(key)
             epoch = int(opened.metadata()["epoch"])
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": kept})
+        network.load_state_dict(kept.pop("network"))
+        optimizer.load_state_dict(
+            {**optimizer.state_dict(), "state": {int(of): tensors for of, tensors in kept.items()}}
+        )
         return epoch
     if start is not None:
         network.load_state_dict(load_file(start))

@@ -19,7 +19,8 @@ __all__ = ["gather", "read_records"]
 
 def read_records(file: Path) -> list[Record]:
     """All whole lines of a file of records; problems without a plan are left out."""
-    return [record for record in _lines(file) if record.leaves and record.feedback]
+    found = [record for record in _lines(file) if record.leaves and record.feedback]
+    return sorted(found, key=lambda record: record.seed)
 
 
 def _lines(file: Path) -> Iterator[Record]:
@@ -30,7 +31,7 @@ def _lines(file: Path) -> Iterator[Record]:
             continue  # the last line of a run that was killed
 
 
-def gather(file: Path, seeds: range, workers: int, network: Path | None, console: Console) -> None:
+def gather(file: Path, seeds: range, workers: int, network: Path | None, console: Console, blind: str = "") -> None:
     """Searches the problems that are not in the file yet, and adds them to it."""
     known = {record.seed for record in _lines(file)}
     missing = [seed for seed in seeds if seed not in known]
@@ -41,8 +42,9 @@ def gather(file: Path, seeds: range, workers: int, network: Path | None, console
         ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool,
         file.open("ab") as out,
     ):
+        out.write(b"\n")  # ends what a run that was killed left
         task = progress.add_task(file.stem, total=len(seeds), completed=len(known))
-        waiting = [pool.submit(_one, seed, network) for seed in missing]
+        waiting = [pool.submit(_one, seed, network, blind) for seed in missing]
         try:
             for done in as_completed(waiting):
                 out.write(msgspec.json.encode(done.result()) + b"\n")
@@ -53,8 +55,8 @@ def gather(file: Path, seeds: range, workers: int, network: Path | None, console
             raise
 
 
-def _one(seed: int, network: Path | None) -> Record:
+def _one(seed: int, network: Path | None, blind: str) -> Record:
     """A problem searched in a process of its own."""
     found = load_network(network) if network is not None else None
-    record = collect(seed, prior=NetworkPrior(found) if found is not None else None)
+    record = collect(seed, prior=NetworkPrior(found, blind) if found is not None else None)
     return record if record is not None else Record(seed, [], [])

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -139,14 +138,18 @@ def _built(variant: Variant, sequence: int | None) -> BuiltModel:
     """The model itself, without memory for its weights."""
     import torch
 
-    module, function = variant.builder.split(".")
+    from isthmus.model.zoo import bert, gpt, vision, vit
+
+    builders: Mapping[str, Callable[..., BuiltModel]] = {
+        "gpt.gpt": gpt.gpt,
+        "bert.bert": bert.bert,
+        "vit.vit": vit.vit,
+        "vision.resnet": vision.resnet,
+    }
     sizes = [str(value).replace(" ", "") for _, value in variant.sizes[:2]]
+    name = "-".join([variant.builder.partition(".")[2], *sizes, str(sequence)])
     with torch.device("meta"):
-        build = getattr(import_module(f"isthmus.model.zoo.{module}"), function)
-        built: BuiltModel = build(
-            name="-".join([function, *sizes, str(sequence)]), sequence=sequence, **dict(variant.sizes)
-        )
-    return built
+        return builders[variant.builder](name=name, sequence=sequence, **dict(variant.sizes))
 
 
 def _cluster(draw: random.Random, topology: str, name: str) -> Cluster:

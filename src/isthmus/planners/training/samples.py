@@ -42,7 +42,6 @@ class Sample(NamedTuple):
 
     looked: Looked
     target: Floats
-    weight: float
 
 
 class Lessons:
@@ -56,11 +55,13 @@ class Lessons:
 
     def _lessons(self) -> Iterator[Lesson]:
         below: dict[Draft, dict[Action, float]] = {}
+        best = float("inf")
         for leaf in self.record.leaves:
-            for draft, action in path_to(self.drafts, leaf.draft):
+            path = path_to(self.drafts, leaf.draft)
+            best = min(best, leaf.seconds) if path else best  # some settings of `auto` no choices lead to
+            for draft, action in path:
                 known = below.setdefault(draft, {})
                 known[action] = min(leaf.seconds, known.get(action, float("inf")))
-        best = min((leaf.seconds for leaf in self.record.leaves), default=0.0)
         for draft, known in below.items():
             actions, fastest = self.drafts.actions(draft), min(known.values())
             weight = float(np.exp(-(fastest / best - 1.0) / _MATTERS))
@@ -77,4 +78,4 @@ class Lessons:
         weights = [lesson.weight for lesson in self.lessons]
         for lesson in draw.choices(self.lessons, weights, k=count):
             feedback = None if draw.random() < _BLIND else draw.choice(told)
-            yield Sample(self.look.at(lesson.draft, lesson.actions, feedback), lesson.target, 1.0)
+            yield Sample(self.look.at(lesson.draft, lesson.actions, feedback), lesson.target)
