@@ -34,7 +34,7 @@ from isthmus.planners.problem import Floats, Problem
 from isthmus.planners.room import Need, Room, Way
 from isthmus.planners.sharing import Shared, Sharing
 
-__all__ = ["Arranged", "Arranger", "Solved"]
+__all__ = ["Arranged", "Arranger", "Solved", "crossing_bytes"]
 
 Ints = npt.NDArray[np.int32]
 Shorts = npt.NDArray[np.int16]
@@ -109,7 +109,7 @@ class Arranger:
         table = problem.table
         width = table.width * (problem.kept or 1.0)
         self._weights = np.asarray(table.sums.elements) * width
-        self._passed = _passed(problem)
+        self._passed = crossing_bytes(problem)
         ends = {0, len(problem.graph.blocks) - 1}
         self._tied = width * sum(count for users, count in table.tied if ends <= set(users))
         self.borders = _borders(problem, self._passed)
@@ -314,16 +314,14 @@ def _links(problem: Problem, bundles: Sequence[Bundle]) -> tuple[Floats, Floats,
     return latency, link, trunk
 
 
-def _passed(problem: Problem) -> Floats:
-    """Bytes a sample that cross the border before each block: forwards or, if that is more, backwards."""
-    table, blocks = problem.table.tensors, len(problem.graph.blocks)
-    there, back = np.zeros(blocks + 1), np.zeros(blocks + 1)
+def crossing_bytes(problem: Problem) -> Floats:
+    """Bytes a sample that cross the border before each block forwards; no more come back."""
+    table = problem.table.tensors
+    there = np.zeros(len(problem.graph.blocks) + 1)
     for i, source in enumerate(table.source):
         last = int(table.target[table.first[i] : table.first[i + 1]].max(initial=source))
         there[source + 1 : last + 1] += table.per_sample[i]
-        if table.grad[i]:
-            back[source + 1 : last + 1] += table.per_sample[i]
-    return np.maximum(there, back)
+    return there
 
 
 def _borders(problem: Problem, passed: Floats) -> npt.NDArray[np.int64]:

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from isthmus.planners.bundles import Bundle, all_bundles, tensor_degrees
-from isthmus.planners.improve import Pool, ways
+from isthmus.planners.improve import DEGREES, Pool, ways
 from isthmus.planners.lanes import Pace
-from isthmus.planners.moves import AHEAD, STATES, Setting
+from isthmus.planners.moves import AHEAD, COUNTS, STATES, Setting
 from isthmus.planners.problem import Problem
 from isthmus.planners.shares import micro_batch_counts
 
@@ -29,8 +29,6 @@ Sort = tuple[Bundle, ...]
 IDLE, APART, NEW = -1, -2, -3  # roles of a sort; 0 and more: the lane that it joins
 _RANK = {APART: 1000, IDLE: 1001}
 _CLOSE = 1.25  # times the best: where other ways to sync are worth a call
-_MOST_DEGREES = 3
-_MOST_COUNTS = 12  # numbers of micro-batches, as `moves.paces` has them
 
 
 class Action(NamedTuple):
@@ -76,7 +74,9 @@ class Drafts:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.degrees = [d for d in tensor_degrees(problem)[:_MOST_DEGREES] if all_bundles(problem, d)]
+        every = {degree: all_bundles(problem, degree) for degree in tensor_degrees(problem)[:DEGREES]}
+        self.bundles = {degree: bundles for degree, bundles in every.items() if bundles}
+        self.degrees = list(self.bundles)
         self._sorts: dict[int, list[Sort]] = {}
         self._equal: dict[int, list[bool]] = {}
 
@@ -84,7 +84,7 @@ class Drafts:
         """Bundles of one kind on one host; equal ones side by side, the fastest first."""
         if degree not in self._sorts:
             found: dict[tuple[str, str], list[Bundle]] = {}
-            for bundle in all_bundles(self.problem, degree):
+            for bundle in self.bundles[degree]:
                 found.setdefault((bundle.host, bundle.kind), []).append(bundle)
             ranked = sorted(found.values(), key=lambda members: -sum(bundle.speed for bundle in members))
             ordered: list[Sort] = []
@@ -102,7 +102,7 @@ class Drafts:
         shapes = [(s[0].kind, s[0].region, [(len(g.groups), g.hosts) for g in s]) for s in (a, b)]
         if here.shape != there.shape or shapes[0] != shapes[1] or len(here.devices) > 1 or problem.places:
             return False
-        others = {bundle.host for bundle in all_bundles(problem)} - {here.name, there.name}
+        others = {bundle.host for bundle in self.bundles[1]} - {here.name, there.name}
         return all(cluster.link(here.name, other) == cluster.link(there.name, other) for other in others)
 
     def actions(self, draft: Draft) -> list[Action]:
@@ -113,7 +113,7 @@ class Drafts:
             return [Action("role", role) for role in self._roles(draft)]
         if draft.micro_batches < 0:
             batch, parts = self.problem.job.batch, len(self.parts(draft))
-            counts = micro_batch_counts(batch, parts, most=_MOST_COUNTS) if parts <= batch else []
+            counts = micro_batch_counts(batch, parts, most=COUNTS) if parts <= batch else []
             return [Action("micro_batches", count) for count in counts]
         if draft.ahead < 0:
             most = self._most_ahead(draft)
@@ -213,7 +213,7 @@ class Leaves:
         for how, buckets in ways(pool.problem, layout)[::-1]:  # few buckets first, by trees where there are any
             if pool.search.spent() or _CLOSE * pool.limit < best < float("inf"):
                 break
-            candidate = pool.price_one(setting, all_bundles(pool.problem, degree), layout, how, buckets)
+            candidate = pool.price_one(setting, self.drafts.bundles[degree], layout, how, buckets)
             if candidate is None or not candidate.price.fits:
                 break
             best = min(best, candidate.price.step_seconds)

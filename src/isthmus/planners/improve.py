@@ -30,7 +30,7 @@ from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.shares import micro_batch_counts
 from isthmus.planners.sync_ilp import best_syncs
 
-__all__ = ["Found", "Pool", "explore", "improve", "one_lane", "polish", "resync", "ways"]
+__all__ = ["DEGREES", "Found", "Pool", "explore", "improve", "one_lane", "polish", "resync", "ways"]
 
 _FIRST = 6  # first settings of one way to form lanes that are priced
 _STEP = 24  # changed settings that are priced, of one setting
@@ -41,14 +41,9 @@ _POOL = 10  # settings whose changes are tried before the search gives up
 _WORTH = 0.999  # times the best: what counts as a gain
 _SYNCED, _SYNC_GAIN = 3, 1.5  # settings whose syncs are chosen; how far from the best they may be before
 _SYNC_CALLS = 12  # that choosing syncs takes at least, about
-_DEGREES = 3  # sizes of tensor groups
-_FIRST_PART, _PROPOSE_PART, _CLIMB_PART, _SHAPE_PART, _POLISH_PART = (
-    0.3,
-    0.15,
-    0.4,
-    0.5,
-    0.6,
-)  # of what is left of the budget then
+DEGREES = 3  # sizes of tensor groups that are tried
+_PROPOSE_PART, _FIRST_PART = 0.15, 0.3  # of what is left of the budget then
+_CLIMB_PART, _SHAPE_PART, _POLISH_PART = 0.4, 0.5, 0.6
 _LANE_PART = 0.8  # the same, of `split`
 
 
@@ -182,7 +177,7 @@ def explore(pool: Pool, given: Sequence[Candidate], propose: Callable[[Pool], No
         with search.within(_PROPOSE_PART):
             propose(pool)
     with search.within(_FIRST_PART):
-        for degree in tensor_degrees(problem)[:_DEGREES]:
+        for degree in tensor_degrees(problem)[:DEGREES]:
             _first(pool, all_bundles(problem, degree))
     pool.rank()
     with search.within(_FIRST_PART):
@@ -244,7 +239,7 @@ def one_lane(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Can
     """The best plan so far, or a faster one that is one pipeline of all devices (some may stay idle)."""
     pool = Pool(problem, lanes, search, given[0] if given else None)
     with search.within(_LANE_PART):
-        for degree in tensor_degrees(problem)[:_DEGREES]:
+        for degree in tensor_degrees(problem)[:DEGREES]:
             _one_lane(pool, all_bundles(problem, degree))
     resync(pool)
     return pool.best

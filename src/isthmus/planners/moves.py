@@ -19,6 +19,7 @@ from isthmus.planners.shares import micro_batch_counts
 
 __all__ = [
     "AHEAD",
+    "COUNTS",
     "FIRST_AHEAD",
     "STATES",
     "Setting",
@@ -33,6 +34,7 @@ Part = tuple[Bundle, ...]
 Stages = tuple[Groups, ...]  # the replicas of each stage
 STATES: tuple[State, ...] = ("replicated", "sharded-optimizer", "sharded-all")
 AHEAD = (0, 1, 2, 4, 8, 16)
+COUNTS = 12  # numbers of micro-batches, at most
 FIRST_AHEAD = (0, 4, 12)  # for pipelines over several hosts: links take their time
 _MOST_MERGES = 40  # pairs of lanes
 
@@ -91,7 +93,7 @@ def setting_moves(problem: Problem, setting: Setting, bundles: Sequence[Bundle])
 
 def paces(problem: Problem, pace: Pace) -> Iterator[Pace]:
     """One more or fewer micro-batches of the usual numbers, more of them in flight, state held otherwise."""
-    counts = micro_batch_counts(problem.job.batch, 1, most=12)
+    counts = micro_batch_counts(problem.job.batch, 1, most=COUNTS)
     near = sorted(counts, key=lambda count: abs(count - pace.micro_batches))
     for count in near[:5]:
         if count != pace.micro_batches:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from isthmus.cluster.spec import Host
 from isthmus.cost.timeline import timeline
 from isthmus.plan.types import Pipeline
+from isthmus.planners.arrange import crossing_bytes
 from isthmus.planners.drafts import APART, IDLE, KINDS, NEW, Action, Draft, Drafts, Sort
 from isthmus.planners.moves import STATES
 from isthmus.planners.problem import Candidate, Problem
@@ -96,7 +97,7 @@ class Scene(NamedTuple):
     blocks: Array  # [groups, BLOCK]
     sorts: Array  # [sorts, SORT]
     flow: Array  # [groups - 1, 1]
-    links: Array  # [sorts, sorts, 8]
+    links: Array  # [sorts, sorts, 7]
     place: Array  # [groups, sorts, 4]
     whole: Array  # [WHOLE]
     speeds: Array  # [sorts], parts of all
@@ -154,9 +155,9 @@ class Look:
         degree = draft.degree if draft.degree > 0 else 1
         scene, told = self._told(degree, feedback)
         sorts, links, whole = scene.sorts.copy(), scene.links.copy(), scene.whole.copy()
-        sorts[:, _FEEDBACK] = told[: len(sorts), :4]
+        sorts[:, _FEEDBACK] = told[:, :4]
         place = scene.place.copy()
-        place[:, :, _HELD] = told[: len(sorts), 4:].T
+        place[:, :, _HELD] = told[:, 4:].T
         current = len(draft.roles) if draft.degree > 0 and len(draft.roles) < len(sorts) else -1
         share = np.zeros(draft.lanes + 1)
         for i, role in enumerate(draft.roles):
@@ -172,9 +173,9 @@ class Look:
         joined = roles >= 0
         links[:, :, _LANE] = (roles[:, None] == roles[None, :]) & joined[:, None]
         whole[8:16] = _chosen(draft, share)
-        whole[16:28] = _best(self.problem, feedback, scene)
-        choices = self._choices(scene, draft, actions, feedback, share, current, roles)
-        looked = Looked(scene, sorts, links, place, whole, *choices)
+        whole[16:28] = _best(self.problem, feedback)
+        found, lanes = self._choices(scene, draft, actions, feedback, share, current, roles)
+        looked = Looked(scene, sorts, links, place, whole, found, current, lanes)
         return blinded(looked, self.blind) if self.blind else looked
 
     def _told(self, degree: int, feedback: Feedback | None) -> tuple[Scene, Array]:
@@ -196,7 +197,7 @@ class Look:
         share: npt.NDArray[np.float64],
         current: int,
         roles: npt.NDArray[np.int64],
-    ) -> tuple[Array, int, npt.NDArray[np.int64]]:
+    ) -> tuple[Array, npt.NDArray[np.int64]]:
         found = np.zeros((len(actions), ACTION), np.float32)
         lanes = np.zeros((len(actions), len(roles)), np.int64)
         batch = self.problem.job.batch
@@ -227,7 +228,7 @@ class Look:
             else:
                 row[27 + value] = 1.0
                 row[22] = feedback is not None and feedback.state == value
-        return found, current, lanes
+        return found, lanes
 
 
 def _chosen(draft: Draft, share: npt.NDArray[np.float64]) -> list[float]:
@@ -244,7 +245,7 @@ def _chosen(draft: Draft, share: npt.NDArray[np.float64]) -> list[float]:
     ]
 
 
-def _best(problem: Problem, feedback: Feedback | None, scene: Scene) -> list[float]:
+def _best(problem: Problem, feedback: Feedback | None) -> list[float]:
     if feedback is None:
         return [0.0] * 12
     batch, ideal = problem.job.batch, _ideal(problem)
@@ -301,7 +302,7 @@ def _scene(problem: Problem, drafts: Drafts, degree: int) -> Scene:
     sorts, cluster, ideal, bounds = drafts.sorts(degree), problem.cluster, _ideal(problem), _bounds(problem)
     hosts = [cluster.hosts[sort[0].host] for sort in sorts]
     weights, state = problem.graph.elements * problem.table.width, problem.graph.elements * _STATE_BYTES
-    passed = _passed(problem, bounds) * problem.job.batch
+    passed = crossing_bytes(problem)[bounds[1:-1]] * problem.job.batch
     thinnest = float(passed.min()) if len(passed) else 1.0
     middle = float(np.median([host.nic for host in hosts]))
     parts = np.array([sum(bundle.speed for bundle in sort) for sort in sorts])
@@ -361,16 +362,6 @@ def _bounds(problem: Problem) -> list[int]:
     wanted = done[-1] * np.arange(1, min(_GROUPS, blocks)) / min(_GROUPS, blocks)
     inner = np.clip(np.searchsorted(done, wanted), 1, blocks - 1) if blocks > 1 else []
     return [0, *sorted({int(border) for border in inner}), blocks]
-
-
-def _passed(problem: Problem, bounds: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Bytes a sample that cross each inner border."""
-    table = problem.table.tensors
-    there = np.zeros(len(problem.graph.blocks) + 1)
-    for i, source in enumerate(table.source):
-        last = int(table.target[table.first[i] : table.first[i + 1]].max(initial=source))
-        there[source + 1 : last + 1] += table.per_sample[i]
-    return there[list(bounds[1:-1])]
 
 
 def _blocks(

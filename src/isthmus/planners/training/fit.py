@@ -145,16 +145,15 @@ def _loader(records: Sequence[Record], recipe: Recipe, epoch: int, judges: bool)
     )
 
 
-def _loss(network: Network, batch: Batch, target: Tensor) -> Tensor:
+def _loss(likely: Tensor, batch: Batch, target: Tensor) -> Tensor:
     """Mean over drafts of sum_a p(a) (log p(a) - log q(a)): 0 where the network says what the searches found."""
-    likely = network(batch)
     loss: Tensor = (target * (target.clamp(min=1e-9).log() - likely)).sum() / len(batch.whole)
     return loss
 
 
 def _step(network: Network, optimizer: torch.optim.Optimizer, batch: Batch, target: Tensor, device: str) -> float:
-    network.train()
-    loss = _loss(network, batch.to(device), target.to(device))
+    here = batch.to(device)
+    loss = _loss(network(here), here, target.to(device))
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -165,12 +164,11 @@ def _step(network: Network, optimizer: torch.optim.Optimizer, batch: Batch, targ
 @torch.no_grad()
 def _judged(network: Network, held: Any, device: str) -> dict[str, float]:
     """Loss on problems that taught nothing, and in how many drafts the network's first action is the best known."""
-    network.eval()
     losses, right, drafts = [], 0.0, 0
     for on_cpu, wanted in held:
         batch, target, count = on_cpu.to(device), wanted.to(device), len(on_cpu.whole)
-        losses.append(float(_loss(network, batch, target)))
         likely = network(batch)
+        losses.append(float(_loss(likely, batch, target)))
         top = likely.new_full((count,), -torch.inf).scatter_reduce(0, batch.of, likely, "amax")
         best = target.new_zeros(count).scatter_reduce(0, batch.of, target, "amax")
         hit = (likely == top[batch.of]) & (target >= 0.99 * best[batch.of])
