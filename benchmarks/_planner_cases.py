@@ -4,7 +4,7 @@ A folder is a group: its `jobs.yaml` lists jobs, each for the cluster file of it
 
     tag       TAG's six models on its testbed          equal   eight equal devices: nothing to win, nothing to lose
     unequal   30 random clusters, one job each         large   five large models on clusters that can hold them
-    geo       10 random clusters over several regions  small   54 cases small enough for an exact search
+    geo       10 random clusters over several regions  small   62 cases small enough for an exact search
     held      24 cases like nothing that the network of `learned` was trained on
 """
 

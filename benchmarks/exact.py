@@ -1,11 +1,12 @@
 """`auto` and the lower bound against what is proven to be best, on cases that are small enough.
 
-The cases are the group small of `_planner_cases`: 54 files that were committed before the planner. `exact` has five
-minutes for each; where these do not suffice, the best plan that it found is printed and nothing is proven. `auto` may
-price 3,000 plans. Two cases are solved at a time.
+The cases are the group small of `_planner_cases`: 54 files that were committed before the planner, and eight that were
+committed before any planner saw them. `exact` has five minutes for each; where these do not suffice, the best plan that
+it found is printed and nothing is proven. `auto` may price 3,000 plans. Two cases are solved at a time.
 
     python benchmarks/exact.py --quick        three cases
-    python benchmarks/exact.py --again        what `exact` found in the last whole run stands; `auto` is run anew
+    python benchmarks/exact.py --again        what `exact` found in the last whole run stands; `auto` is run anew, and
+                                              `exact` on cases that were not there
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ job of the same name in `jobs.yaml` of its folder:
                    100 Mbit/s-10 Gbit/s, up to 100 ms; batches 4-4,096, a decade each in turn
     geo       10   2-6 regions of 1-8 devices; between them 10 Mbit/s-10 Gbit/s, 1-300 ms; every second case lacks links
                    between some pairs, the others have trunks; batches 4-4,096
-    small     54   6 devices (every tenth case 7 or 8) of 3 kinds in 2 regions, batches 8-64; in every third case some
+    small     62   6 devices (every tenth case 7 or 8) of 3 kinds in 2 regions, batches 8-64; in every third case some
                    devices cannot hold the model's state. Models are captured in 8 blocks (see `_planner_cases`)
     held      24   what the network of the planner `learned` never sees in training: other families of models, on stars
                    (one region reaches all others) and chains (each region reaches the next) of 3-6 regions
@@ -32,7 +32,7 @@ from isthmus.cluster.catalog import CATALOG
 
 FOLDER = Path(__file__).resolve().parent
 SEEDS = {"unequal": 6100, "geo": 6200, "small": 6300, "held": 6700}  # a case's seed: its group's and its number, from 1
-COUNTS = {"unequal": 30, "geo": 10, "small": 54, "held": 24}
+COUNTS = {"unequal": 30, "geo": 10, "small": 62, "held": 24}
 
 SERVER = (
     "A100-40GB", "A100-80GB", "A10", "A40", "H100-PCIe", "L4", "L40S", "P100", "T4", "V100-16GB", "V100-32GB",
