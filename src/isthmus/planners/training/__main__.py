@@ -1,10 +1,10 @@
 """Trains the network of `learned`: long searches first, then rounds of searches that the network itself guides.
 
-    python -m isthmus.planners.training FOLDER --problems 1000 --rounds 2 --workers 2
+    python -m isthmus.planners.training FOLDER --problems 600 --rounds 1 --played 1800
 
 Everything is kept in FOLDER: `records-R.jsonl` (what searches found, a line for each problem), `network-R.safetensors`
 and `network-R.jsonl` (its losses, a line for each epoch). A run that was ended goes on where it was; seeds make it the
-same run. Round 0 has no network; a later round searches half as many new problems with the network of the one before.
+same run. Round 0 has no network; a later round searches new problems with the network of the one before.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> int:
     network: Path | None = None
     for turn in range(given.rounds + 1):
         file = folder / f"records-{turn}{blind if turn else ''}.jsonl"
-        count = given.problems if turn == 0 else given.problems // 2
+        count = given.problems if turn == 0 else given.played
         first = SEEDS.start + turn * _ROUND
         gather(file, range(first, first + count), given.workers, network, console, given.blind)
         records += read_records(file)
@@ -70,7 +70,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m isthmus.planners.training", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("folder", help="where records and networks are kept")
-    parser.add_argument("--problems", type=int, default=1000, help="of round 0")
+    parser.add_argument("--problems", type=int, default=600, help="of round 0")
+    parser.add_argument("--played", type=int, default=1800, help="problems of each later round")
     parser.add_argument("--rounds", type=int, default=1, help="of self-play")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch", type=int, default=64, help="drafts of one step")

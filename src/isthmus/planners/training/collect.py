@@ -1,9 +1,9 @@
 """What a long search finds out about a problem: which drafts are how fast.
 
-A problem is planned as `auto` plans it; all settings that it priced and that a draft can say become leaves. Then a tree
-search adds others: without a network at first, later guided by the network of the moment (self-play), whose mistakes
-are thus priced too. Beside them is kept what the simulator said of the best plan before the search, and of each that
-became the best while it went on: what the network sees as feedback.
+A problem is planned as `auto` plans it without a network; all settings that it priced and that a draft can say become
+leaves. Then a tree search adds others: without a network at first, later guided by the network of the moment (self-
+play), whose mistakes are thus priced too. Beside them is kept what the simulator said of the best plan before the
+search, and of each that became the best while it went on: what the network sees as feedback.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Record(msgspec.Struct, frozen=True):
     leaves: list[Leaf]
 
 
-def collect(seed: int, effort: float = 4.0, prior: Prior | None = None) -> Record | None:
-    """Searches the problem of a seed; with a prior, only by the tree that it guides. None where nothing fits."""
+def collect(seed: int, effort: float = 4.0, prior: Prior = even) -> Record | None:
+    """Searches the problem of a seed; the prior guides the tree. None where nothing fits."""
     problem = random_problem(seed)
     try:
         given = scheme_plans(problem, Limits(effort=_SCHEMES))
@@ -65,15 +65,14 @@ def collect(seed: int, effort: float = 4.0, prior: Prior | None = None) -> Recor
     leaves: dict[Draft, float] = {}
     better: list[Candidate] = []
     lanes = Lanes(problem, Room(problem))
-    if prior is None:
-        pool = Pool(problem, lanes, Search(problem, Limits(effort=effort), None), given[0])
-        drafts = Drafts(problem)
-        explore(pool, given)
-        for found in pool.found:
-            draft = drafts.draft_of(found.setting)
-            if draft is not None:
-                leaves[draft] = min(found.seconds, leaves.get(draft, float("inf")))
-    _grow(problem, lanes, given, prior or even, leaves, better)
+    pool = Pool(problem, lanes, Search(problem, Limits(effort=effort), None), given[0])
+    drafts = Drafts(problem)
+    explore(pool, given)
+    for found in pool.found:
+        draft = drafts.draft_of(found.setting)
+        if draft is not None:
+            leaves[draft] = min(found.seconds, leaves.get(draft, float("inf")))
+    _grow(problem, lanes, given, prior, leaves, better)
     start = [feedback_of(problem, candidate) for candidate in (given[0], *better[-_MOST_FEEDBACK:])]
     kept = [Leaf(*draft, seconds) for draft, seconds in leaves.items() if seconds < float("inf")]
     return Record(seed, [feedback for feedback in start if feedback is not None], kept)

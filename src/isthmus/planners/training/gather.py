@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from isthmus.planners.learned import NetworkPrior, load_network
 from isthmus.planners.training.collect import Record, collect
+from isthmus.planners.tree import even
 
 __all__ = ["gather", "read_records"]
 
@@ -58,5 +59,5 @@ def gather(file: Path, seeds: range, workers: int, network: Path | None, console
 def _one(seed: int, network: Path | None, blind: str) -> Record:
     """A problem searched in a process of its own."""
     found = load_network(network) if network is not None else None
-    record = collect(seed, prior=NetworkPrior(found, blind) if found is not None else None)
+    record = collect(seed, prior=NetworkPrior(found, blind) if found is not None else even)
     return record if record is not None else Record(seed, [], [])
