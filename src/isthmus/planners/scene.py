@@ -13,6 +13,7 @@ far adds what the simulator says of it (`Feedback`): who works how long, how ful
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 import msgspec
@@ -46,11 +47,58 @@ Array = npt.NDArray[np.float32]
 _GROUPS = 12  # block groups
 _MOST = 5.0  # of a feature: e^15 times as much as usual
 _STATE_BYTES = 16.0  # a parameter: weight, gradient, Adam
-BLOCK, SORT, WHOLE, ACTION = 5, 20, 28, 30  # features of a block group, a sort, the whole, an action
 SCENE = 2  # raised when features change: a network that was trained for others is of no use
-EDGE = {"next": 1, "before": 1, "link": 7, "place": 4, "serve": 4}
-_FEEDBACK = slice(16, 20)  # of a sort: what the simulator says
-_LANE, _HELD = 6, 3  # of a link: both are in one lane; of a place: the part that is there in the best plan
+
+
+class _Block(IntEnum):
+    """Columns of a block group. WORK and WEIGHTS are parts of the model's, OUT and SENT times over the usual nic."""
+
+    WORK, WEIGHTS, OUT, SENT, PLACE = range(5)
+
+
+class _Sort(IntEnum):
+    """Columns of a sort: what it is; what the draft says of it; what the simulator says of it in the best plan."""
+
+    SPEED, SPEED_EACH, COUNT, MEMORY_EACH, MEMORY, BUS, NIC, NEAR, NEAR_SPEED = range(9)
+    CHOSEN, CURRENT, IDLE, APART, JOINED, LANE_SPEED = range(9, 15)
+    USED, BUSY, FULL, STAGES = range(16, 20)
+
+
+class _Link(IntEnum):
+    """Columns of a link: times of weights, activations, latency and trunk; whether both are in one host, region, lane."""
+
+    WEIGHTS, PASSED, LATENCY, TRUNK, HOST, REGION, LANE = range(7)
+
+
+class _Place(IntEnum):
+    """Columns of a block group on a sort: seconds, state and activations there; the part it has in the best plan."""
+
+    SECONDS, STATE, SAVED, HELD = range(4)
+
+
+class _Whole(IntEnum):
+    """Columns of the whole: the problem; then eight of the draft and twelve of the best plan."""
+
+    BATCH, BATCH_EACH, STATE, DEVICES, SORTS, BLOCKS, REGIONS, PASSED = range(8)
+    DRAFT, BEST = 8, 16
+
+
+class _Choice(IntEnum):
+    """Columns of an action: its kind (five), then what it chooses; AS_BEST: the best plan so far has chosen the same.
+
+    An action that joins a lane has the nearest link into it (six columns), and the farthest (two).
+    """
+
+    DEGREE, NEW, APART, IDLE, JOINS, LANE_SPEED, LANE_SORTS, NEAREST = range(5, 13)
+    COUNT, MICRO_BATCH, MICRO_BATCH_EACH, AS_BEST, FARTHEST = range(19, 24)
+    AHEAD, AHEAD_PART, STATE = range(25, 28)
+
+
+BLOCK, SORT, WHOLE, ACTION = len(_Block), 20, 28, 30  # features of a block group, a sort, the whole, an action
+EDGE = {"next": 1, "before": 1, "link": len(_Link), "place": len(_Place), "serve": len(_Place)}
+_FEEDBACK = slice(_Sort.USED, SORT)
+_FROM_LINKS = slice(_Choice.NEAREST, _Choice.NEAREST + _Link.LANE)
+_FARTHEST = slice(_Choice.FARTHEST, _Choice.FARTHEST + 2)
 
 
 class Feedback(msgspec.Struct, frozen=True, array_like=True):
@@ -97,8 +145,8 @@ class Scene(NamedTuple):
     blocks: Array  # [groups, BLOCK]
     sorts: Array  # [sorts, SORT]
     flow: Array  # [groups - 1, 1]
-    links: Array  # [sorts, sorts, 7]
-    place: Array  # [groups, sorts, 4]
+    links: Array  # [sorts, sorts, _Link]
+    place: Array  # [groups, sorts, _Place]
     whole: Array  # [WHOLE]
     speeds: Array  # [sorts], parts of all
     bounds: tuple[int, ...]  # first block of each group, and the number of blocks
@@ -123,15 +171,18 @@ def blinded(one: Looked, blind: str) -> Looked:
     sorts, links, place = one.sorts.copy(), one.links.copy(), one.place.copy()
     whole, actions, scene = one.whole.copy(), one.actions.copy(), one.scene
     if blind == "feedback":
-        sorts[:, _FEEDBACK], place[:, :, _HELD], whole[16:], actions[:, 22] = 0.0, 0.0, 0.0, 0.0
+        sorts[:, _FEEDBACK], place[:, :, _Place.HELD] = 0.0, 0.0
+        whole[_Whole.BEST :], actions[:, _Choice.AS_BEST] = 0.0, 0.0
     elif blind == "devices":
-        sorts[:, :9], sorts[:, 14], sorts[:, _FEEDBACK] = 0.0, 0.0, 0.0
-        links[:, :, :_LANE], place[:], whole[1:8], whole[16:] = 0.0, 0.0, 0.0, 0.0
-        actions[:, 10:19], actions[:, 23:25] = 0.0, 0.0
+        sorts[:, : _Sort.CHOSEN], sorts[:, _Sort.LANE_SPEED], sorts[:, _FEEDBACK] = 0.0, 0.0, 0.0
+        links[:, :, : _Link.LANE], place[:] = 0.0, 0.0
+        whole[_Whole.BATCH_EACH : _Whole.DRAFT], whole[_Whole.BEST :] = 0.0, 0.0
+        actions[:, _Choice.LANE_SPEED : _FROM_LINKS.stop], actions[:, _FARTHEST] = 0.0, 0.0
     elif blind == "model":
         scene = scene._replace(blocks=np.zeros_like(scene.blocks), flow=np.zeros_like(scene.flow))
-        sorts[:, 3:7], links[:, :, :4], place[:], whole[2], whole[5], whole[7:8] = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-        actions[:, 12:16], actions[:, 23:25] = 0.0, 0.0
+        sorts[:, _Sort.MEMORY_EACH : _Sort.NEAR], links[:, :, : _Link.HOST], place[:] = 0.0, 0.0, 0.0
+        whole[[_Whole.STATE, _Whole.BLOCKS, _Whole.PASSED]] = 0.0
+        actions[:, _Choice.NEAREST : _Choice.NEAREST + _Link.HOST], actions[:, _FARTHEST] = 0.0, 0.0
     return one._replace(sorts=sorts, links=links, place=place, whole=whole, scene=scene, actions=actions)
 
 
@@ -157,23 +208,23 @@ class Look:
         sorts, links, whole = scene.sorts.copy(), scene.links.copy(), scene.whole.copy()
         sorts[:, _FEEDBACK] = told[:, :4]
         place = scene.place.copy()
-        place[:, :, _HELD] = told[:, 4:].T
+        place[:, :, _Place.HELD] = told[:, 4:].T
         current = len(draft.roles) if draft.degree > 0 and len(draft.roles) < len(sorts) else -1
         share = np.zeros(draft.lanes + 1)
         for i, role in enumerate(draft.roles):
-            sorts[i, 9] = 1.0
-            sorts[i, 11:14] = role == IDLE, role == APART, role >= 0
+            sorts[i, _Sort.CHOSEN] = 1.0
+            sorts[i, _Sort.IDLE : _Sort.LANE_SPEED] = role == IDLE, role == APART, role >= 0
             if role >= 0:
                 share[role] += scene.speeds[i]
         for i, role in enumerate(draft.roles):
-            sorts[i, 14] = share[role] if role >= 0 else 0.0
+            sorts[i, _Sort.LANE_SPEED] = share[role] if role >= 0 else 0.0
         if current >= 0:
-            sorts[current, 10] = 1.0
+            sorts[current, _Sort.CURRENT] = 1.0
         roles = np.array([*draft.roles, *([-9] * (len(sorts) - len(draft.roles)))])
         joined = roles >= 0
-        links[:, :, _LANE] = (roles[:, None] == roles[None, :]) & joined[:, None]
-        whole[8:16] = _chosen(draft, share)
-        whole[16:28] = _best(self.problem, feedback)
+        links[:, :, _Link.LANE] = (roles[:, None] == roles[None, :]) & joined[:, None]
+        whole[_Whole.DRAFT : _Whole.BEST] = _chosen(draft, share)
+        whole[_Whole.BEST :] = _best(self.problem, feedback)
         found, lanes = self._choices(scene, draft, actions, feedback, share, current, roles)
         looked = Looked(scene, sorts, links, place, whole, found, current, lanes)
         return blinded(looked, self.blind) if self.blind else looked
@@ -206,28 +257,27 @@ class Look:
             row = found[i]
             row[KINDS.index(kind)] = 1.0
             if kind == "degree":
-                row[5] = np.log2(value)
+                row[_Choice.DEGREE] = np.log2(value)
             elif kind == "role":
-                row[6:9] = value == NEW, value == APART, value == IDLE
-                row[9] = value >= 0
+                row[_Choice.NEW : _Choice.LANE_SPEED] = value == NEW, value == APART, value == IDLE, value >= 0
                 if value >= 0:
                     members = roles == value
                     lanes[i] = members
-                    row[10], row[11] = share[value], float(members.sum()) / len(roles)
-                    row[12:18] = scene.links[current, members, :_LANE].min(axis=0)
-                    row[23:25] = scene.links[current, members, :2].max(axis=0)
+                    row[_Choice.LANE_SPEED], row[_Choice.LANE_SORTS] = share[value], float(members.sum()) / len(roles)
+                    row[_FROM_LINKS] = scene.links[current, members, : _Link.LANE].min(axis=0)
+                    row[_FARTHEST] = scene.links[current, members, : _Link.LATENCY].max(axis=0)
             elif kind == "micro_batches":
-                row[19] = _log(value)
-                row[20] = _log(batch / value)
-                row[21] = _log(batch / value / parts)
-                row[22] = feedback is not None and feedback.micro_batches == value
+                row[_Choice.COUNT] = _log(value)
+                row[_Choice.MICRO_BATCH] = _log(batch / value)
+                row[_Choice.MICRO_BATCH_EACH] = _log(batch / value / parts)
+                row[_Choice.AS_BEST] = feedback is not None and feedback.micro_batches == value
             elif kind == "ahead":
-                row[25] = np.log2(1 + value) / 4
-                row[26] = value / max(draft.micro_batches, 1)
-                row[22] = feedback is not None and feedback.ahead == value
+                row[_Choice.AHEAD] = np.log2(1 + value) / 4
+                row[_Choice.AHEAD_PART] = value / max(draft.micro_batches, 1)
+                row[_Choice.AS_BEST] = feedback is not None and feedback.ahead == value
             else:
-                row[27 + value] = 1.0
-                row[22] = feedback is not None and feedback.state == value
+                row[_Choice.STATE + value] = 1.0
+                row[_Choice.AS_BEST] = feedback is not None and feedback.state == value
         return found, lanes
 
 
@@ -331,12 +381,14 @@ def _sort_features(
     counts = np.array([sum(len(bundle.groups) for bundle in sort) for sort in sorts], float)
     regions = np.array([host.region for host in hosts])
     found = np.zeros((len(sorts), SORT))
-    found[:, 0], found[:, 1], found[:, 2] = _logs(parts), _logs(parts / counts), np.log2(counts)
-    found[:, 3], found[:, 4] = _logs(memory / state), _logs(memory * counts / state)
-    found[:, 5] = _logs(np.array([weights / float(host.bandwidth) / ideal for host in hosts]))
-    found[:, 6] = _logs(np.array([weights / float(host.nic) / ideal for host in hosts]))
-    found[:, 7] = [np.mean(regions == region) for region in regions]
-    found[:, 8] = [parts[regions == region].sum() for region in regions]
+    found[:, _Sort.SPEED], found[:, _Sort.SPEED_EACH], found[:, _Sort.COUNT] = (
+        _logs(parts), _logs(parts / counts), np.log2(counts),
+    )  # fmt: skip
+    found[:, _Sort.MEMORY_EACH], found[:, _Sort.MEMORY] = _logs(memory / state), _logs(memory * counts / state)
+    found[:, _Sort.BUS] = _logs(np.array([weights / float(host.bandwidth) / ideal for host in hosts]))
+    found[:, _Sort.NIC] = _logs(np.array([weights / float(host.nic) / ideal for host in hosts]))
+    found[:, _Sort.NEAR] = [np.mean(regions == region) for region in regions]
+    found[:, _Sort.NEAR_SPEED] = [parts[regions == region].sum() for region in regions]
     return found
 
 
@@ -344,8 +396,8 @@ def _whole_features(problem: Problem, hosts: Sequence[Host], state: float, thinn
     kinds, devices = problem.cluster.kinds, problem.cluster.devices
     memory = sum(float(kinds[devices[device].kind].memory) for device in problem.usable)
     whole, batch, count = np.zeros(WHOLE), problem.job.batch, len(problem.usable)
-    whole[:4] = _log(batch), _log(batch / count), _log(state / memory), _log(count)
-    whole[4:8] = (
+    whole[: _Whole.SORTS] = _log(batch), _log(batch / count), _log(state / memory), _log(count)
+    whole[_Whole.SORTS : _Whole.DRAFT] = (
         _log(len(hosts)),
         _log(len(problem.graph.blocks)),
         _log(len({host.region for host in hosts})),
@@ -382,17 +434,17 @@ def _blocks(
         for kind in dict.fromkeys(sort[0].kind for sort in drafts.sorts(degree))
     }
     blocks = np.zeros((len(own), BLOCK))
-    blocks[:, 0] = np.mean([row / max(float(row.sum()), 1e-30) for row in kinds.values()], axis=0)
-    blocks[:, 1] = own / max(float(own.sum()), 1.0)
-    blocks[:-1, 2] = _logs(passed / middle / ideal)
-    blocks[:, 3] = _logs(own * problem.table.width / middle / ideal)
-    blocks[:, 4] = np.linspace(0.0, 1.0, len(own))
-    place = np.zeros((len(own), len(drafts.sorts(degree)), 4))
+    blocks[:, _Block.WORK] = np.mean([row / max(float(row.sum()), 1e-30) for row in kinds.values()], axis=0)
+    blocks[:, _Block.WEIGHTS] = own / max(float(own.sum()), 1.0)
+    blocks[:-1, _Block.OUT] = _logs(passed / middle / ideal)
+    blocks[:, _Block.SENT] = _logs(own * problem.table.width / middle / ideal)
+    blocks[:, _Block.PLACE] = np.linspace(0.0, 1.0, len(own))
+    place = np.zeros((len(own), len(drafts.sorts(degree)), len(_Place)))
     for i, sort in enumerate(drafts.sorts(degree)):
         memory = float(cluster.kinds[sort[0].kind].memory) * degree
-        place[:, i, 0] = _logs(kinds[sort[0].kind] / degree / ideal)
-        place[:, i, 1] = _logs(own * _STATE_BYTES / memory)
-        place[:, i, 2] = _logs(kept * batch / memory)
+        place[:, i, _Place.SECONDS] = _logs(kinds[sort[0].kind] / degree / ideal)
+        place[:, i, _Place.STATE] = _logs(own * _STATE_BYTES / memory)
+        place[:, i, _Place.SAVED] = _logs(kept * batch / memory)
     return blocks, place
 
 
