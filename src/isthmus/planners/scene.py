@@ -65,7 +65,7 @@ class _Sort(IntEnum):
 
 
 class _Link(IntEnum):
-    """Columns of a link: times of weights, activations, latency and trunk; whether both are in one host, region, lane."""
+    """Columns of a link: times of weights, activations, latency, trunk; whether both are in one host, region, lane."""
 
     WEIGHTS, PASSED, LATENCY, TRUNK, HOST, REGION, LANE = range(7)
 
