@@ -16,10 +16,11 @@ from msgspec.structs import replace
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Layout
-from isthmus.planners.arrange import Arranged, Arranger, sync_seconds
+from isthmus.planners.arrange import Arranged, Arranger
 from isthmus.planners.bundles import Bundle, all_bundles, orders
 from isthmus.planners.problem import Problem
 from isthmus.planners.room import Need, Room, Way
+from isthmus.planners.runs import Runs, sync_seconds
 from isthmus.planners.sharing import Sharing
 from isthmus.units import Bytes
 from tests.plan.small_models import chain
@@ -154,6 +155,7 @@ def cuts_again(plain: Plain, fixed: Any, bundles: Sequence[Bundle], random: Rand
     """Where a border was left out at first, stages are cut in the best way of all, as far as their own times go."""
     arranger, blocks = Arranger(plain.task, plain.room, plain.sharing), len(plain.task.graph.blocks)
     arranger.borders = np.delete(arranger.borders, random.randrange(1, blocks))
+    arranger.runs = Runs(plain.task, plain.room, plain.sharing, arranger.borders)
     for one in arranger.arrange(bundles, *fixed):
         recut, depth = arranger.recut(one, *fixed), len(one.stages)
         holds_as_it_says(plain, recut)

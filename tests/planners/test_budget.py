@@ -47,6 +47,27 @@ def test_effort_ends_a_search() -> None:
     assert search.spent() and search.limits(0.5).effort == 0.0
 
 
+def test_an_interrupt_in_compiled_code_is_one() -> None:
+    """There what the signal raises comes out as the cause of a SystemError."""
+    search = Search(problem(two_regions(), chain(4)), Limits(), None)
+
+    def ended() -> None:
+        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
+
+    def broken() -> None:
+        raise SystemError("something else")
+
+    assert search.ended(ended) is None and search.interrupted
+    with pytest.raises(SystemError, match="something else"):
+        search.ended(broken)
+
+
+def test_schemes_that_no_budget_was_left_for_are_named() -> None:
+    choice = choose_plan(problem(two_regions(), chain(8)), calls=1)
+    assert set(choice.schemes) == {"data-even"}
+    assert "schemes that were not tried any more: data, pipeline" in " ".join(choice.notes)
+
+
 @pytest.mark.parametrize(("devices", "seconds"), [(1, 6.0), (16, 6.0), (2000, 10.0), (100_000, 40.0)])
 def test_more_devices_may_take_longer(devices: int, seconds: float) -> None:
     assert usual_effort(devices) == seconds

@@ -167,7 +167,12 @@ def _plan(parser: Parser) -> None:
     parser.add_argument("--sequence", type=_whole, metavar="N", help=_SEQUENCE_HELP)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="the fastest that every device has")
     parser.add_argument("--profile", metavar="FILE", action="append", default=[], help=_PROFILE_HELP)
-    parser.add_argument("--planner", metavar="NAME", default="auto", help="one planner instead of all (auto)")
+    parser.add_argument(
+        "--planner",
+        metavar="NAME",
+        default="auto",
+        help="auto (all), split, exact, search, learned, or one scheme of the table (auto)",
+    )
     parser.add_argument("--fix", metavar="tp=2,pp=4", help="pin degrees of the grid planner: tp, pp, dp, micro")
     parser.add_argument("--budget", type=_seconds, metavar="SECONDS", help="stop searching after so long")
     parser.add_argument("--calls", type=_whole, metavar="N", help="stop searching after so many simulated plans")
@@ -278,5 +283,5 @@ def _seed(text: str) -> int:
 
 def _seconds(text: str) -> float:
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds, like 0.5 or 30")
     return float(text)

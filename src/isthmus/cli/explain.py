@@ -57,7 +57,7 @@ def _schemes(
         return explain_schemes(problem, args.budget, progress.detail)
     known = file.predicted.baselines if file.predicted else {}
     return {
-        name: SchemeBinding(seconds, None, "" if seconds is not None else "none found that fits")
+        name: SchemeBinding(seconds, None, "" if seconds is not None else "none can run here")
         for name, seconds in known.items()
     }
 

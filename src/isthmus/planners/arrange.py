@@ -22,7 +22,6 @@ goes. A stage has bundles of two regions at most.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -31,13 +30,12 @@ import numpy.typing as npt
 from isthmus.compiled import compiled
 from isthmus.planners.bundles import Bundle, Groups
 from isthmus.planners.problem import Floats, Problem
-from isthmus.planners.room import Need, Room, Way
-from isthmus.planners.sharing import Shared, Sharing
+from isthmus.planners.room import Room, Way
+from isthmus.planners.runs import Distances, Ints, Runs, Shorts
+from isthmus.planners.sharing import Sharing
 
 __all__ = ["Arranged", "Arranger", "Solved", "crossing_bytes"]
 
-Ints = npt.NDArray[np.int32]
-Shorts = npt.NDArray[np.int16]
 _Row = tuple[Floats, Shorts, tuple[float, float]]
 
 _DEEPEST = 64  # stages of one pipeline
@@ -55,39 +53,12 @@ class Arranged(NamedTuple):
     seconds: float  # that it takes, roughly
 
 
-class _Tables(NamedTuple):
-    """What the dynamic programme reads: `run[i, j]` is the row of bundles i .. j - 1 in the others."""
-
-    run: Ints  # [bundles, bundles + 1]
-    forward: Floats  # [runs, blocks + 1] seconds of all blocks before each, one micro-batch
-    backward: Floats
-    flights: Shorts  # [rooms, 2, blocks, blocks + 1] micro-batches in flight that fit, plain and recomputed
-    room: Ints  # [runs] the row of `flights`
-    per_byte: Floats  # [runs] seconds of a sync for each byte
-    waits: Floats  # [runs] seconds of a sync beside its bytes
-    hosts: Ints  # [runs] that send at a time
-    link: Floats  # [bundles, bundles] seconds a byte between two bundles, for one pair of hosts
-    trunk: Floats  # [bundles, bundles] the same for all pairs together
-    weights: Floats  # [blocks + 1] bytes of gradients of all blocks before each
-    passed: Floats  # [blocks + 1] bytes a sample that cross the border before each block, the larger way
-    latency: Floats  # [bundles, bundles] seconds; not read by the programme
-
-
-class _Run(NamedTuple):
-    """Bundles that stand in one stage: a row of the tables."""
-
-    forward: Floats
-    backward: Floats
-    fits: Shorts
-    ring: tuple[float, float]
-    hosts: int
-
-
 class Solved(NamedTuple):
     """What the dynamic programme found for bundles in an order."""
 
     bundles: Sequence[Bundle]
-    tables: _Tables
+    table: Ints  # of `Runs`
+    far: tuple[Floats, Floats, Floats]  # of `Distances`
     picks: Ints
     starts: npt.NDArray[np.intp]  # the first bundle, by depth
     slowest: Floats  # seconds of the slowest stage or crossing, by depth; infinite where none is possible
@@ -113,12 +84,9 @@ class Arranger:
         ends = {0, len(problem.graph.blocks) - 1}
         self._tied = width * sum(count for users, count in table.tied if ends <= set(users))
         self.borders = _borders(problem, self._passed)
-        self._known: dict[tuple[object, ...], _Tables] = {}
-        self._flights: dict[tuple[object, ...], Shorts] = {}
-        self._rings: dict[tuple[str, ...], tuple[float, float]] = {}
+        self.runs, self.distances = Runs(problem, room, sharing, self.borders), Distances(problem)
+        self._known: dict[tuple[object, ...], tuple[Ints, tuple[Floats, Floats, Floats]]] = {}
         self._rows: dict[tuple[object, ...], _Row] = {}
-        self._numbers: dict[Bundle, int] = {}  # of bundles that were met
-        self._runs: dict[tuple[object, ...], _Run] = {}  # by the numbers of their bundles
 
     def arrange(
         self,
@@ -143,42 +111,47 @@ class Arranger:
         others: int = 0,
     ) -> Solved:
         """The seconds of the slowest stage of each depth; `traced` gives the stages."""
-        key = (tuple(bundles), samples, held, others if held.state != "replicated" else min(others, 1))
+        others = others if held.state != "replicated" else min(others, 1)
+        key = (tuple(bundles), samples, held, others)
         if key not in self._known:
-            self._known[key] = self._tables(bundles, samples, held, others)
+            self._known[key] = self.runs.table(bundles, samples, held, others), self.distances.between(bundles)
         self.problem.effort += _SOLVED * len(bundles) ** 2
-        tables = self._known[key]
-        deepest = min(_DEEPEST, len(bundles), len(self.borders) - 1)
-        best, picks = solve(*tables[:-1], float(samples), micro_batches, ahead, deepest)
-        starts = best[:, :, 0].argmin(axis=1)
-        return Solved(bundles, tables, picks, starts, best[:, :, 0].min(axis=1), samples, micro_batches, ahead)
+        (table, far), rows, at = self._known[key], self.runs, self.borders
+        deepest = min(_DEEPEST, len(bundles), len(at) - 1)
+        best, picks = solve(
+            table, rows.forward, rows.backward, rows.flights, rows.kept, rows.per_byte, rows.waits, rows.hosts,
+            *far[1:], self._weights[at], self._passed[at], float(samples), micro_batches, ahead, deepest,
+        )  # fmt: skip
+        slowest, starts = best[:, :, 0].min(axis=1), best[:, :, 0].argmin(axis=1)
+        return Solved(bundles, table, far, picks, starts, slowest, samples, micro_batches, ahead)
 
     def traced(self, solved: Solved, depth: int) -> Arranged:
         """The stages behind the best value of a depth, and what they take with filling the pipeline, roughly."""
-        bundles, tables, samples = solved.bundles, solved.tables, solved.samples
+        bundles, rows, samples = solved.bundles, self.runs, solved.samples
+        latency, link, trunk = solved.far
         stages, firsts, again, i, a = [], [], [], int(solved.starts[depth]), 0
         around, busiest, synced = 0.0, 0.0, 0.0
         for d in range(depth, 0, -1):
             end, after, b, second = solved.picks[d, i, a].tolist()
-            r = tables.run[i, end]
-            one = tables.forward[r, b] - tables.forward[r, a]
-            back = tables.backward[r, b] - tables.backward[r, a]
+            r, first, last = solved.table[i, end], self.borders[a], self.borders[b]
+            one = rows.forward[r, b] - rows.forward[r, a]
+            back = rows.backward[r, b] - rows.backward[r, a]
             own, hop = one * (1 + second) + back, 0.0
-            sync = tables.per_byte[r] * (tables.weights[b] - tables.weights[a]) + tables.waits[r]
+            sync = rows.per_byte[r] * (self._weights[last] - self._weights[first]) + rows.waits[r]
             synced = max(synced, sync - back)
             if d > 1:
-                rate = max(tables.link[end - 1, after] / tables.hosts[r], tables.trunk[end - 1, after])
-                hop = rate * samples * tables.passed[b]
-                around += 2 * (hop + tables.latency[end - 1, after])
+                rate = max(link[end - 1, after] / rows.hosts[r], trunk[end - 1, after])
+                hop = rate * samples * self._passed[last]
+                around += 2 * (hop + latency[end - 1, after])
             around, busiest = around + own, max(busiest, own, hop)
             stages.append(tuple(group for bundle in bundles[i:end] for group in bundle.groups))
-            firsts.append(int(self.borders[a]))
+            firsts.append(int(first))
             again.append(bool(second))
             i, a = after, b
         period = max(busiest, around / min(depth + solved.ahead, solved.micro_batches))
         seconds = around + (solved.micro_batches - 1) * period + synced
         if depth > 1 and self._tied:  # what the first block and the last share is synced at the very end
-            per_byte, waits = self.ring(tuple(group[0] for group in (*stages[0], *stages[-1])))
+            per_byte, waits = self.runs.ring(tuple(group[0] for group in (*stages[0], *stages[-1])))
             seconds += self._tied * per_byte + waits
         return Arranged(tuple(stages), tuple(firsts), tuple(again), float(seconds))
 
@@ -207,111 +180,9 @@ class Arranger:
         key = (groups, samples, held, others if held.state != "replicated" else min(others, 1))
         if key not in self._rows:
             shared = self.sharing.of(groups, samples)
-            ring = self.ring(tuple(group[0] for group in groups))
-            self._rows[key] = shared.seconds, self._fitting(groups, shared, held, others), ring
+            ring = self.runs.ring(tuple(group[0] for group in groups))
+            self._rows[key] = shared.seconds, self.runs.fitting(groups, shared, held, others), ring
         return self._rows[key]
-
-    def _tables(self, bundles: Sequence[Bundle], samples: int, held: Way, others: int) -> _Tables:
-        count = len(bundles)
-        run = np.full((count, count + 1), -1, np.int32)
-        numbers = tuple(self._numbers.setdefault(bundle, len(self._numbers)) for bundle in bundles)
-        runs: list[_Run] = []
-        for i in range(count):
-            regions: set[str] = set()
-            for j in range(i + 1, count + 1):
-                regions.add(bundles[j - 1].region)
-                if len(regions) > 2:
-                    break
-                key = (numbers[i:j], samples, held, others)
-                if key not in self._runs:
-                    self._runs[key] = self._run(bundles[i:j], samples, held, others)
-                run[i, j] = len(runs)
-                runs.append(self._runs[key])
-        forward, backward, found, rings, hosts = zip(*runs, strict=True)
-        different = {id(fits): fits for fits in found}
-        at_row = {which: row for row, which in enumerate(different)}
-        kept, rooms = list(different.values()), [at_row[id(fits)] for fits in found]
-        latency, link, trunk = _links(self.problem, bundles)
-        per_byte, waits = np.array(rings).T
-        at = self.borders
-        ahead_of, behind = np.array(forward)[:, at], np.array(backward)[:, at]
-        fits = np.array(kept)[:, :, at[:-1, None], at]
-        one = np.ascontiguousarray  # in one order of memory: so `solve` is compiled once
-        return _Tables(
-            run, one(ahead_of), one(behind), one(fits), np.array(rooms, np.int32), one(per_byte), one(waits),
-            np.array(hosts, np.int32), link, trunk, self._weights[at], self._passed[at], latency,
-        )  # fmt: skip
-
-    def _run(self, bundles: Sequence[Bundle], samples: int, held: Way, others: int) -> _Run:
-        """Bundles that stand in one stage."""
-        groups = tuple(group for bundle in bundles for group in bundle.groups)
-        shared = self.sharing.of(groups, samples)
-        hosts = len({self.problem.cluster.devices[group[0]].host for group in groups})
-        ring = self.ring(tuple(group[0] for group in groups))
-        forward, backward = shared.seconds
-        return _Run(forward, backward, self._fitting(groups, shared, held, others), ring, hosts)
-
-    def _fitting(self, groups: Groups, shared: Shared, held: Way, others: int) -> Shorts:
-        """Micro-batches in flight that fit, for every run of blocks, plain and recomputed; 0 where places forbid it."""
-        replicas = len(groups) + others
-        places = tuple(sorted({group[0] for group in groups})) if self.problem.places else ()
-        key = (shared.most, held, replicas if held.state != "replicated" else min(replicas, 2), places)
-        if key not in self._flights:
-            both = []
-            for way in (held._replace(recompute=again) for again in (False, True)):
-                needs = [Need((kind,), group[0], replicas, share, 1) for (kind, group), share in shared.most]
-                both.append(np.min([self.room.flights(need, way) for need in needs], axis=0))
-            found = np.where(self.room.allowed(places), both, 0) if places else np.array(both)
-            self._flights[key] = found.astype(np.int16)
-        return self._flights[key]
-
-    def ring(self, leads: tuple[str, ...]) -> tuple[float, float]:
-        """Seconds a byte and beside bytes of what makes gradients equal, at least about."""
-        if leads not in self._rings:
-            self._rings[leads] = sync_seconds(self.problem, leads)
-        return self._rings[leads]
-
-
-def sync_seconds(problem: Problem, leads: Sequence[str]) -> tuple[float, float]:
-    """Seconds for each byte of a bucket, and beside them: around a ring or, between regions, in each region first."""
-    count, cluster = len(leads), problem.simulator.priced
-    if count < 2:
-        return 0.0, 0.0
-    inside, across, waits, apart = np.inf, np.inf, 0.0, False
-    for a, b in pairwise((*leads, leads[0])):
-        host, other = cluster.host_of(a), cluster.host_of(b)
-        if host.name == other.name:
-            inside, waits = min(inside, float(host.bandwidth)), waits + float(host.latency)
-            continue
-        link = cluster.link(host.name, other.name)
-        if link is None:
-            return np.inf, np.inf
-        rate, waits = min(float(link.bandwidth), float(host.nic), float(other.nic)), waits + float(link.latency)
-        if host.region == other.region:
-            inside = min(inside, rate)
-        else:
-            across, apart = min(across, rate), True
-    ring = 2.0 * (count - 1) / count / min(inside, across), 2.0 * waits * (count - 1) / count
-    if not apart:
-        return ring
-    return min(ring, (2.0 / inside + 2.0 / across, 2.0 * waits))
-
-
-def _links(problem: Problem, bundles: Sequence[Bundle]) -> tuple[Floats, Floats, Floats]:
-    """From bundle to bundle: latency, and seconds a byte of one pair of hosts and of all together."""
-    cluster, count = problem.simulator.priced, len(bundles)
-    latency, link, trunk = np.zeros((3, count, count))
-    for i, a in enumerate(bundles):
-        for j, b in enumerate(bundles[i + 1 :], start=i + 1):
-            if a.host == b.host:
-                latency[i, j], link[i, j] = cluster.hosts[a.host].latency, 1.0 / cluster.hosts[a.host].bandwidth
-                continue
-            pair, cap = cluster.link(a.host, b.host), cluster.trunk(a.region, b.region)
-            slowest = 0.0 if pair is None else min(pair.bandwidth, cluster.hosts[a.host].nic, cluster.hosts[b.host].nic)
-            latency[i, j] = np.inf if pair is None else pair.latency
-            link[i, j] = 1.0 / slowest if slowest else np.inf
-            trunk[i, j] = 1.0 / cap if cap else 0.0
-    return latency, link, trunk
 
 
 def crossing_bytes(problem: Problem) -> Floats:
@@ -349,7 +220,9 @@ def solve(
     bundles, blocks = run.shape[0], forward.shape[1] - 1
     best = np.full((deepest + 1, bundles + 1, blocks + 1), np.inf)
     picks = np.zeros((deepest + 1, bundles + 1, blocks + 1, 4), np.int32)
-    widest, least, since = hosts.max(), np.inf, 0
+    widest, least, since = 1, np.inf, 0
+    for r in run.flat:
+        widest = max(widest, hosts[r]) if r >= 0 else widest
     for d in range(1, deepest + 1):
         flight = min(d + (ahead if d > 1 else 0), micro_batches)
         rest, following = rests(best[d - 1], link, trunk, passed, widest, micro_batches * samples, d == 1)

@@ -54,7 +54,9 @@ class Search:
         self.best = None
         try:
             return find()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemError) as error:  # compiled code wraps what a signal raises in it
+            if isinstance(error, SystemError) and not isinstance(error.__cause__, KeyboardInterrupt):
+                raise
             self.interrupted = True
             return self.best
 

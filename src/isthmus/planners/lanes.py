@@ -217,7 +217,7 @@ class Lanes:
             among[members] = among.get(members, 0.0) + float(elements[b] - elements[a]) * width
         spent: dict[tuple[str, ...], float] = {}
         for members, size in among.items():
-            per_byte, waits = self.arranger.ring(members)
+            per_byte, waits = self.arranger.runs.ring(members)
             hosts = tuple(dict.fromkeys(problem.cluster.devices[member].host for member in members))
             spent[hosts] = spent.get(hosts, 0.0) + size * per_byte + waits
         return max(spent.values())

@@ -48,7 +48,7 @@ class Choice(NamedTuple):
     price: Price
     timeline: Timeline  # one step of it
     lower_bound: float  # seconds per step that no plan can go below
-    schemes: Mapping[str, float | None]  # seconds per step of the best plan of each scheme, None: none fits
+    schemes: Mapping[str, float | None]  # seconds per step of the best plan of each scheme tried, None: none can run
     seconds: float  # spent planning
     calls: int  # plans priced
     notes: tuple[str, ...]
@@ -89,6 +89,7 @@ def choose_plan(
     winner = min(fitting, key=lambda name: fitting[name].price.step_seconds)
     best = fitting[winner]
     played = timeline(problem.simulator.play(best.plan))
+    tried = [name for name in SCHEMES if name in found]
     notes = notes_on(
         problem,
         best.plan,
@@ -98,13 +99,17 @@ def choose_plan(
         crowded=search.crowded,
         interrupted=search.interrupted,
     )
+    if planner in BEYOND and planner != "auto" and winner in SCHEMES:
+        notes = (f"{planner} found nothing faster than the scheme {winner}", *notes)
+    if beside and (left := [name for name in SCHEMES if name not in found]):
+        notes = (*notes, f"schemes that were not tried any more: {', '.join(left)}")
     return Choice(
         planner=winner,
         plan=best.plan,
         price=best.price,
         timeline=played,
         lower_bound=lower_bound(problem),
-        schemes={name: it.price.step_seconds if (it := found.get(name)) is not None else None for name in SCHEMES},
+        schemes={name: it.price.step_seconds if (it := found[name]) is not None else None for name in tried},
         seconds=time.monotonic() - search.start,
         calls=search.made + (copies.problem.calls if copies is not None else 0),
         notes=notes,
@@ -138,11 +143,13 @@ def _found(search: Search, planner: str, fix: Fix | None, beside: bool) -> dict[
         first = Search(problem, search.limits(_SCHEMES_PART), search.progress)
     names = tuple(dict.fromkeys((*wanted, *(SCHEMES if beside else ()))))
     for i, name in enumerate(names):
+        if first.spent():
+            break
         kept = ideas if name in wanted or beyond is not None else []
         with first.within(1 / (len(names) - i)):
             found[name] = first.ended(partial(_scheme, first, room, name, fix, kept))
     search.crowded, search.interrupted, search.cut_short = first.crowded, first.interrupted, first.cut_short
-    fitting = [candidate for name in wanted if (candidate := found[name]) is not None]
+    fitting = [candidate for name in wanted if (candidate := found.get(name)) is not None]
     fitting.sort(key=lambda candidate: candidate.price.step_seconds)
     if beyond is not None and not search.interrupted:
         better = search.ended(partial(beyond, problem, room, search, fitting))
@@ -165,7 +172,7 @@ def _of_copies(search: Search, copies: Copies, planner: str, beside: bool) -> di
     search.cut_short = inner.cut_short or inner.spent()
     small = {name: candidate for name, candidate in found.items() if candidate is not None}
     ranked = sorted(small, key=lambda name: small[name].price.step_seconds)  # so that Ctrl-C finds the best done
-    return {name: search.ended(partial(_whole, search, copies, small[name])) for name in ranked}
+    return found | {name: search.ended(partial(_whole, search, copies, small[name])) for name in ranked}
 
 
 def _whole(search: Search, copies: Copies, small: Candidate) -> Candidate | None:
@@ -181,8 +188,6 @@ def _whole(search: Search, copies: Copies, small: Candidate) -> Candidate | None
 
 def _scheme(search: Search, room: Room, name: str, fix: Fix | None, kept: list[Idea]) -> Candidate | None:
     """The best plan of a scheme, whose ideas are added to `kept`: they are tried best bound first."""
-    if search.spent():
-        return None
     pinned = fix if fix is not None and name == "grid" else Fix()
     ideas = sorted(SCHEMES[name](search.problem, room, pinned), key=lambda idea: idea.seconds)
     kept += ideas

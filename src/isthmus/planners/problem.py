@@ -64,6 +64,7 @@ class Problem:
         self.places = placed_blocks(job, graph, cluster, f"job {job.name}")
         self._seconds: dict[tuple[str, Group, int], Floats] = {}
         self.crossings: dict[Hashable, tuple[float, float, float]] = {}  # what `staged` has found of pairs of stages
+        self.ends: dict[Hashable, tuple[float, float, float]] = {}  # and of each stage: its ring, its update
         self._both: dict[tuple[str, Group, int], Floats] = {}
         self._facts: dict[tuple[str, ...], Fact] = {}
         if not self.usable:

@@ -337,20 +337,32 @@ def _about(parts: _Parts, staged: Staged) -> float:
 
 
 def _ends(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[Way]) -> Iterator[tuple[Ring, float]]:
-    """Of each stage the ring of gradients and the seconds of the update; tied weights have rings of their own."""
+    """Of each stage the ring of gradients and the seconds of the update; each is looked up once."""
     spans = pairwise((*firsts, len(problem.graph.blocks)))
     for stage, (a, b), way in zip(staged.stages, spans, ways, strict=True):
-        degrees, kinds = {len(devices) for devices, _ in stage}, {problem.fact(devices)[0] for devices, _ in stage}
-        degree, span = max(degrees), problem.table.span(a, b - 1)
-        elements = span.elements - span.split_elements * (1.0 - 1.0 / degree)
-        parts = 1 if way.state == "replicated" else len(stage)
-        update = 0.0 if way.spill else min(least_update(problem, kind, elements / parts) for kind in kinds)
-        tied = sum(count for users, count in problem.table.tied if any(a <= user < b for user in users))
-        synced = max(0.0, elements - tied if len(firsts) > 1 else elements) if len(degrees) == 1 else 0.0
-        rings = 1 if any(_spans(problem, devices) for devices, _ in stage) else degree
-        leads = [devices[0] for devices, _ in stage]
-        last = last_bucket(problem, a, b, degree) if way.state == "replicated" else None
-        yield least_ring(problem, leads, synced * (problem.kept or 1.0), rings, last), update
+        key = (tuple(devices for devices, _ in stage), a, b, way.state, way.spill, len(firsts) > 1)
+        if key not in problem.ends:
+            ring, update = _end(problem, key[0], a, b, way, others=len(firsts) > 1)
+            problem.ends[key] = (*ring, update)
+        sending, travel, update = problem.ends[key]
+        yield Ring(sending, travel), update
+
+
+def _end(
+    problem: Problem, groups: Sequence[tuple[str, ...]], a: int, b: int, way: Way, *, others: bool
+) -> tuple[Ring, float]:
+    """The same of the stage of blocks a .. b - 1; where there are `others`, tied weights have rings of their own."""
+    degrees, kinds = {len(devices) for devices in groups}, {problem.fact(devices)[0] for devices in groups}
+    degree, span = max(degrees), problem.table.span(a, b - 1)
+    elements = span.elements - span.split_elements * (1.0 - 1.0 / degree)
+    parts = 1 if way.state == "replicated" else len(groups)
+    update = 0.0 if way.spill else min(least_update(problem, kind, elements / parts) for kind in kinds)
+    tied = sum(count for users, count in problem.table.tied if any(a <= user < b for user in users))
+    synced = max(0.0, elements - tied if others else elements) if len(degrees) == 1 else 0.0
+    rings = 1 if any(_spans(problem, devices) for devices in groups) else degree
+    last = last_bucket(problem, a, b, degree) if way.state == "replicated" else None
+    leads = [devices[0] for devices in groups]
+    return least_ring(problem, leads, synced * (problem.kept or 1.0), rings, last), update
 
 
 def _spans(problem: Problem, devices: Sequence[str]) -> bool:

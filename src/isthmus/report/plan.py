@@ -40,12 +40,12 @@ def job_lines(jobs: tuple[Job, ...], plan: Plan, price: Price) -> list[str]:
 
 
 def scheme_lines(schemes: Mapping[str, float | None], chosen: str, step_seconds: float) -> list[str]:
-    """The schemes side by side, fastest first; those that do not fit last."""
+    """The schemes side by side, fastest first; those without a plan last."""
     rows = [("scheme", "step time", "")]
     ordered = sorted(schemes.items(), key=lambda item: (item[1] is None, item[1] or 0.0))
     for name, seconds in ordered:
         if seconds is None:
-            rows.append((name, "-", "none found that fits"))
+            rows.append((name, "-", "none can run here"))
         else:
             rows.append(
                 (name, format_seconds(seconds), "this plan" if name == chosen else times(seconds / step_seconds))

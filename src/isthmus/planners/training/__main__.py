@@ -4,7 +4,8 @@
 
 Everything is kept in FOLDER: `records-R.jsonl` (what searches found, a line for each problem), `network-R.safetensors`
 and `network-R.jsonl` (its losses, a line for each epoch). A run that was ended goes on where it was; seeds make it the
-same run. Round 0 has no network; a later round searches new problems with the network of the one before.
+same run. Round 0 has no network; a later round searches new problems with the network of the one before, and trains one
+anew on all records so far.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ def main() -> int:
         records += read_records(file)
         if given.only_records:
             continue
-        before, network = network, folder / f"network-{turn}{blind}.safetensors"
+        network = folder / f"network-{turn}{blind}.safetensors"
         console.print(f"round {turn}: {len(records)} records")
-        fit(records, recipe, network, lambda row: console.print(_line(row)), start=before)
+        fit(records, recipe, network, lambda row: console.print(_line(row)))
     return 0
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -75,20 +75,14 @@ def _batched(samples: Sequence[Sample]) -> tuple[Batch, Tensor]:
     return batch_of([sample.looked for sample in samples]), target
 
 
-def fit(
-    records: Sequence[Record],
-    recipe: Recipe,
-    file: Path,
-    told: Callable[[dict[str, Any]], None],
-    start: Path | None = None,
-) -> None:
+def fit(records: Sequence[Record], recipe: Recipe, file: Path, told: Callable[[dict[str, Any]], None]) -> None:
     """Trains, and writes the network after each epoch, and that epoch's losses beside it. Goes on where it was left."""
     torch.manual_seed(recipe.seed)
     teaching = [record for record in records if record.seed % _HELD]
     judging = [record for record in records if not record.seed % _HELD]
     network = Network(recipe.width, recipe.layers).to(recipe.device)
     optimizer = torch.optim.AdamW(network.parameters(), recipe.rate, weight_decay=0.01)
-    first = _resume(file, start, network, optimizer)
+    first = _resume(file.with_suffix(".state"), network, optimizer)
     train, held = (_loader(part, recipe, first, judges) for part, judges in ((teaching, False), (judging, True)))
     for epoch in range(first, recipe.epochs):
         for group in optimizer.param_groups:
@@ -114,24 +108,19 @@ def _keep(network: Network, optimizer: torch.optim.Optimizer, epoch: int, file: 
     part.replace(file)
 
 
-def _resume(file: Path, start: Path | None, network: Network, optimizer: torch.optim.Optimizer) -> int:
+def _resume(state: Path, network: Network, optimizer: torch.optim.Optimizer) -> int:
     """Loads what there is; the epoch to go on with."""
-    state = file.with_suffix(".state")
-    if state.is_file():
-        kept: dict[str, dict[str, Tensor]] = {}
-        with safe_open(state, framework="pt") as opened:
-            for key in opened.keys():  # noqa: SIM118
-                of, _, name = key.partition("/")
-                kept.setdefault(of, {})[name] = opened.get_tensor(key)
-            epoch = int(opened.metadata()["epoch"])
-        network.load_state_dict(kept.pop("network"))
-        optimizer.load_state_dict(
-            {**optimizer.state_dict(), "state": {int(of): tensors for of, tensors in kept.items()}}
-        )
-        return epoch
-    if start is not None:
-        network.load_state_dict(load_file(start))
-    return 0
+    if not state.is_file():
+        return 0
+    kept: dict[str, dict[str, Tensor]] = {}
+    with safe_open(state, framework="pt") as opened:
+        for key in opened.keys():  # noqa: SIM118
+            of, _, name = key.partition("/")
+            kept.setdefault(of, {})[name] = opened.get_tensor(key)
+        epoch = int(opened.metadata()["epoch"])
+    network.load_state_dict(kept.pop("network"))
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": {int(of): tensors for of, tensors in kept.items()}})
+    return epoch
 
 
 def _loader(records: Sequence[Record], recipe: Recipe, epoch: int, judges: bool) -> Any:
