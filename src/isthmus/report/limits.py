@@ -1,4 +1,8 @@
-"""What limits a plan, in words: the device that computes most, the link that is loaded most, or neither."""
+"""What limits a plan, in words: a device that computes all the time, a link that is always full, or neither.
+
+Where neither is, the step is a chain of both with waiting between; only its critical path says what binds
+(`isthmus explain`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ from isthmus.report.text import percent
 __all__ = ["limit_words"]
 
 _FULL = 0.9  # of a step: from here on it alone limits the plan
-_MOSTLY = 0.6
 
 
 def limit_words(timeline: Timeline) -> str:
@@ -23,14 +26,13 @@ def limit_words(timeline: Timeline) -> str:
         return f"Computing limits it: {computes}, and nothing is sent."
     link = max(timeline.links, key=lambda use: use.load)
     carries = f"the link {link.name} is full for {percent(link.load)} of it"
-    if max(share, link.load) < _MOSTLY:
+    if max(share, link.load) < _FULL:
         return (
-            f"Waiting limits it: no device and no link is busy throughout. The busiest device, {device.name}, "
-            f"computes during {percent(share)} of the step; {carries}."
+            f"No device and no link is busy throughout: the busiest device, {device.name}, computes during "
+            f"{percent(share)} of the step; {carries}. `isthmus explain` follows the step and says what binds."
         )
-    how = "limits" if max(share, link.load) >= _FULL else "mostly limits"
     if share >= link.load:
-        return f"Computing {how} it: {computes}; {carries}."
+        return f"Computing limits it: {computes}; {carries}."
     return (
-        f"The network {how} it: {carries.replace(' of it', ' of the step')}; {device.name} computes {percent(share)}."
+        f"The network limits it: {carries.replace(' of it', ' of the step')}; {device.name} computes {percent(share)}."
     )
