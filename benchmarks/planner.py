@@ -11,10 +11,14 @@ what the command says it spent searching, `command` all of it, `memory` its larg
 sizes with a `--budget`. `sync` has one plan with the whole model on every device, its buckets synced in different ways.
 
     python benchmarks/planner.py --only tag,geo     those parts alone; written to build/benchmarks
+
+A whole run takes the better part of an hour. One that was ended goes on with the cases that it lacks, as long as no code
+and no case has changed; `scale` is always measured anew.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -33,7 +37,7 @@ from typing import Any
 from unittest import mock
 
 from _planner_cases import GROUPS, SCALES, Case, Scale, cases, graph_of, scale_cluster, scale_job
-from _results import Claim, Options, at_least, at_most, finish, options
+from _results import ROOT, Claim, Options, at_least, at_most, finish, options
 
 from isthmus.api import prepare_simulator
 from isthmus.cluster.write import cluster_yaml
@@ -47,7 +51,7 @@ JUDGED = tuple(group for group in GROUPS if group not in ("small", "held"))
 PARTS = ("scale", *JUDGED, "sync")  # scale first: a new process counts what its parent holds as its own
 PLANNED = ("split", "auto")  # beside the schemes
 USUAL = tuple(name for name in SCHEMES if name != "classes")
-CALLS, QUICK_CALLS, LARGE_CALLS = 2000, 500, 600  # plans that `split` and `auto` may price
+CALLS, QUICK_CALLS, LARGE_CALLS = 1000, 500, 600  # plans that `split` and `auto` may price
 SCALE_LIMITS = {16: 1.0, 128: 2.0, 1024: 10.0, 10_000: 60.0}  # seconds
 _SPENT = 0.8  # of a limit: what is given as a budget, which the last plan being priced may overrun
 SCALE_STOP, QUICK_STOP = 180.0, 20.0  # seconds after which a command is ended
@@ -61,6 +65,8 @@ QUICK = {
 # Whole models on every device: few rows for the size of the weights and slow links, or many rows, or fast links.
 FACTORS_PAY = ("tag/vgg19", "unequal/unequal-02", "small/small-25")
 FACTORS_DO_NOT = ("geo/geo-08", "unequal/unequal-06", "equal/gpt2-medium")
+
+KEPT = ROOT / "build" / "benchmarks" / "planner-rows.jsonl"  # a line for each case that was judged
 
 Row = dict[str, Any]
 
@@ -78,7 +84,7 @@ def main() -> int:
         claims += scale_claims(scales, within)
     names = [(group, case.name) for group in JUDGED if group in given.parts for case in chosen(group, given)]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:  # the clock changes no plan
-        rows = list(pool.map(partial(judged, given=given), names))
+        rows = list(pool.map(partial(judged_once, given=given, code=code()), names))
     others |= distributions(rows)
     claims += speed_claims(rows)
     if "sync" in given.parts:
@@ -90,6 +96,31 @@ def main() -> int:
 
 def chosen(group: str, given: Options) -> Iterable[Case]:
     return (case for case in cases(group) if not given.quick or case.name in QUICK[group])
+
+
+def code() -> str:
+    """Changes with the package, this file and the cases."""
+    folders = (
+        (ROOT / "src", "**/*.py"),
+        (ROOT / "src", "**/*.safetensors"),
+        (ROOT / "benchmarks" / "cases", "**/*.yaml"),
+    )
+    files = sorted(path for folder, kind in folders for path in folder.glob(kind))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in (Path(__file__), *files))).hexdigest()
+
+
+def judged_once(name: tuple[str, str], given: Options, code: str) -> Row:
+    """The row of a case; where the same code has judged it before, that one."""
+    key = [code, *name, given.quick, given.seed]
+    for line in KEPT.read_text().splitlines() if KEPT.is_file() else ():
+        found = json.loads(line)
+        if found["key"] == key:
+            return dict(found["row"])
+    row = judged(name, given)
+    KEPT.parent.mkdir(parents=True, exist_ok=True)
+    with KEPT.open("a") as out:
+        out.write(json.dumps({"key": key, "row": row}) + "\n")
+    return row
 
 
 def judged(name: tuple[str, str], given: Options) -> Row:
