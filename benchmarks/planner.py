@@ -12,8 +12,8 @@ sizes with a `--budget`. `sync` has one plan with the whole model on every devic
 
     python benchmarks/planner.py --only tag,geo     those parts alone; written to build/benchmarks
 
-A whole run takes the better part of an hour. One that was ended goes on with the cases that it lacks, as long as no code
-and no case has changed; `scale` is always measured anew.
+A whole run takes the better part of an hour. One that was ended goes on with the cases that it lacks, as long as no
+code and no case has changed; `scale` is always measured anew.
 """
 
 from __future__ import annotations
