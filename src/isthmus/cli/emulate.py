@@ -32,6 +32,7 @@ _WHERE = "isthmus emulate"
 _MASTER_PORT = 29500  # torch's own default; free on a host that was just made
 _LOOK = 0.5  # seconds between two looks at whether the world is still there
 _KEPT = (sys.executable, "-P", "-m", "isthmus.emulate.kept")  # ends a command with this process, if it is killed
+_UNWATCHED = 1.0  # seconds after which nobody watches a command: a signal came just when it was started
 _LAST_WORDS = 5.0  # seconds for a command to end when told to, and for its last lines to be read
 
 
@@ -177,7 +178,8 @@ class _Commands:
             threading.Thread(target=self._pass_on, args=(host, pipe, stream), daemon=True)
             for pipe, stream in ((process.stdout, self._out), (process.stderr, sys.stderr))
         ]
-        for thread in (*readers, threading.Thread(target=self._watch, args=(host, process, readers), daemon=True)):
+        watcher = threading.Thread(target=self._watch, args=(host, process, readers), daemon=True)
+        for thread in (watcher, *readers):  # who has printed something is watched, whenever a signal comes
             thread.start()
 
     def _pass_on(self, host: str, pipe: IO[bytes], stream: TextIO) -> None:
@@ -195,7 +197,8 @@ class _Commands:
         self._over[host].set()
         status = how.si_status if how.si_code == os.CLD_EXITED else -how.si_status
         for reader in readers:  # something that it started may hold its pipes for longer
-            reader.join(timeout=_LAST_WORDS)
+            if reader.ident is not None:  # a signal may have come before it was started
+                reader.join(timeout=_LAST_WORDS)
         self._ended.put((host, status))
 
     def _say(self, host: str, text: str, stream: TextIO) -> None:
@@ -216,7 +219,7 @@ class _Commands:
                 with contextlib.suppress(PermissionError):  # some systems say so of a group of remains only
                     os.killpg(process.pid, signal.SIGKILL)
             for host, process in self._processes.items():
-                self._over[host].wait()
+                self._over[host].wait(timeout=_UNWATCHED)
                 process.wait()
                 if process.stdin is not None:
                     process.stdin.close()
