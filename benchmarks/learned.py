@@ -4,7 +4,7 @@ The cases are the group held of `_planner_cases`: families of models and kinds o
 has (`isthmus.planners.training.problems` says what it draws). All searches choose among the same drafts, completed by
 the same exact pieces. The schemes' plans are there before: the network sees what the simulator says of the best one,
 and annealing starts from it. The best known plan of a case is the best draft of all searches and of `auto`. All are
-run from several seeds. Beside `search` (the same tree without a network) stand:
+run from as many seeds as `SEEDS` says. Beside `search` (the same tree without a network) stand:
 
     ordered     the same, where actions that are alike are taken in their order, not by chance
     random      choices drawn evenly

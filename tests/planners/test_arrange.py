@@ -154,8 +154,8 @@ def test_the_best_of_all_stages_and_cuts(cluster: Cluster, graph: BlockGraph, se
 def cuts_again(plain: Plain, fixed: Any, bundles: Sequence[Bundle], random: Random) -> None:
     """Where a border was left out at first, stages are cut in the best way of all, as far as their own times go."""
     arranger, blocks = Arranger(plain.task, plain.room, plain.sharing), len(plain.task.graph.blocks)
-    arranger.borders = np.delete(arranger.borders, random.randrange(1, blocks))
-    arranger.runs = Runs(plain.task, plain.room, plain.sharing, arranger.borders)
+    fewer = np.delete(arranger.borders, random.randrange(1, blocks))
+    arranger.runs = Runs(plain.task, plain.room, plain.sharing, fewer)
     for one in arranger.arrange(bundles, *fixed):
         recut, depth = arranger.recut(one, *fixed), len(one.stages)
         holds_as_it_says(plain, recut)

@@ -13,10 +13,11 @@ import msgspec
 import pytest
 
 from isthmus.cluster.spec import Cluster
+from isthmus.planners.training.__main__ import ROUND
 from isthmus.planners.training.collect import collect
 from isthmus.planners.training.fit import Recipe, fit
 from isthmus.planners.training.gather import read_records
-from isthmus.planners.training.problems import FAMILIES, SEEDS, random_cluster
+from isthmus.planners.training.problems import FAMILIES, SEEDS, random_case, random_cluster
 from isthmus.planners.training.samples import Lessons
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -40,11 +41,14 @@ def module(path: Path) -> ModuleType:
 
 
 def test_no_benchmark_case_is_trained_on(planner_cases: ModuleType) -> None:
-    """Clusters by their content without names, of all problems of the first round; the generators' seeds; families."""
+    """Clusters by their content without names, of all problems of both rounds; the generators' seeds; families."""
     judged = [case.cluster for group in planner_cases.GROUPS for case in planner_cases.cases(group)]
     shapes = {shape(cluster) for cluster in judged}
-    drawn = [random_cluster(Random(seed), seed) for seed in range(SEEDS.start, SEEDS.start + 600)]
-    assert not shapes & {shape(cluster) for cluster in drawn}
+    rounds = (range(SEEDS.start, SEEDS.start + 600), range(SEEDS.start + ROUND, SEEDS.start + ROUND + 2180))
+    drawn = [random_cluster(Random(seed), seed) for seeds in rounds for seed in seeds]
+    same = [cluster for cluster in drawn if shape(cluster) in shapes]
+    assert [(len(c.hosts), len(c.kinds), c.name) for c in same] == [(1, 1, "lab-7101362")]  # eight cards in one host,
+    assert random_case(7101362)[1].model == "vit-20-1152-None.json"  # with another model than the case `equal` has
     assert shape(judged[0]) in shapes and len(shapes) > 80  # what is compared tells clusters apart
     make = module(BENCHMARKS / "cases" / "planner" / "make.py")
     used = {make.SEEDS[group] + number for group in make.SEEDS for number in range(make.COUNTS[group] + 1)}

@@ -83,10 +83,15 @@ class Arranger:
         self._passed = crossing_bytes(problem)
         ends = {0, len(problem.graph.blocks) - 1}
         self._tied = width * sum(count for users, count in table.tied if ends <= set(users))
-        self.borders = _borders(problem, self._passed)
-        self.runs, self.distances = Runs(problem, room, sharing, self.borders), Distances(problem)
+        self.runs = Runs(problem, room, sharing, _borders(problem, self._passed))
+        self.distances = Distances(problem)
         self._known: dict[tuple[object, ...], tuple[Ints, tuple[Floats, Floats, Floats]]] = {}
         self._rows: dict[tuple[object, ...], _Row] = {}
+
+    @property
+    def borders(self) -> npt.NDArray[np.int64]:
+        """At which the model is cut while stages are not settled."""
+        return self.runs.borders
 
     def arrange(
         self,

@@ -10,7 +10,7 @@ from functools import partial
 
 from isthmus.planners import exact as branching
 from isthmus.planners.budget import Search
-from isthmus.planners.improve import Pool, improve, one_lane
+from isthmus.planners.improve import Pool, Proposals, explore, one_lane
 from isthmus.planners.lanes import Lanes
 from isthmus.planners.learned import shipped_prior
 from isthmus.planners.problem import Candidate, Problem
@@ -29,10 +29,10 @@ def split(problem: Problem, room: Room, search: Search, given: Sequence[Candidat
 
 def auto(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Pipelines side by side, settled by search; then how each gradient is synchronised."""
-    return improve(problem, Lanes(problem, room), search, given, _proposals())
+    return explore(Pool(problem, Lanes(problem, room), search, given[0] if given else None), given, _proposals())
 
 
-def _proposals() -> Callable[[Pool], None] | None:
+def _proposals() -> Proposals | None:
     """What the network likes; None where there is no network."""
     prior = shipped_prior()
     return partial(propose, prior) if prior is not even else None

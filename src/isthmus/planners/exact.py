@@ -14,7 +14,7 @@ never slower; where the budget ends first, nothing is proven, and the plan's not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import combinations, product
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from isthmus.planners.bound import Borders
 from isthmus.planners.budget import Search
 from isthmus.planners.bundles import Bundle, all_bundles, tensor_degrees
 from isthmus.planners.forms import Form, Shape, Sorts, forms
-from isthmus.planners.improve import Pool, improve, polish, resync
+from isthmus.planners.improve import Pool, Proposals, explore, polish, resync
 from isthmus.planners.lanes import Lane, Lanes, Layout, Pace, lanes_plan
 from isthmus.planners.moves import AHEAD, STATES, Setting
 from isthmus.planners.pieces import only_pipeline
@@ -48,11 +48,11 @@ def exact(
     lanes: Lanes,
     search: Search,
     given: Sequence[Candidate],
-    propose: Callable[[Pool], None] | None = None,
+    propose: Proposals | None = None,
 ) -> Candidate | None:
     """The fastest plan of all layouts; `search.cut_short` says that the budget ended before that was proven."""
     with search.within(_AUTO_PART):
-        best = improve(problem, lanes, search, given, propose)
+        best = explore(Pool(problem, lanes, search, given[0] if given else None), given, propose)
     search.cut_short = False  # what `auto` left out is looked at here
     pool = Pool(problem, lanes, search, best)
     with search.within(1.0 - _END_PART):

@@ -30,7 +30,7 @@ from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.shares import micro_batch_counts
 from isthmus.planners.sync_ilp import best_syncs
 
-__all__ = ["DEGREES", "Found", "Pool", "explore", "improve", "one_lane", "polish", "resync", "ways"]
+__all__ = ["DEGREES", "Found", "Pool", "Proposals", "explore", "one_lane", "polish", "resync", "ways"]
 
 _FIRST = 6  # first settings of one way to form lanes that are priced
 _STEP = 24  # changed settings that are priced, of one setting
@@ -156,20 +156,11 @@ class Pool:
         return True
 
 
-def improve(
-    problem: Problem,
-    lanes: Lanes,
-    search: Search,
-    given: Sequence[Candidate],
-    propose: Callable[[Pool], None] | None = None,
-) -> Candidate | None:
-    """The best plan so far, or a faster one. `propose` adds settings to the pool that others think of."""
-    pool = Pool(problem, lanes, search, given[0] if given else None)
-    return explore(pool, given, propose)
+Proposals = Callable[[Pool], None]  # adds settings to the pool that others think of
 
 
-def explore(pool: Pool, given: Sequence[Candidate], propose: Callable[[Pool], None] | None = None) -> Candidate | None:
-    """The same, keeping all that was found in the pool."""
+def explore(pool: Pool, given: Sequence[Candidate], propose: Proposals | None = None) -> Candidate | None:
+    """The best plan so far, or a faster one; all that was found is in the pool."""
     problem, search = pool.problem, pool.search
     for candidate in given:
         pool.take(candidate)

@@ -96,6 +96,7 @@ class _Choice(IntEnum):
 
 BLOCK, SORT, WHOLE, ACTION = len(_Block), 20, 28, 30  # features of a block group, a sort, the whole, an action
 EDGE = {"next": 1, "before": 1, "link": len(_Link), "place": len(_Place), "serve": len(_Place)}
+# Column 15 of a sort and 18 of an action are empty: they stay until a network is trained without them.
 _FEEDBACK = slice(_Sort.USED, SORT)
 _FROM_LINKS = slice(_Choice.NEAREST, _Choice.NEAREST + _Link.LANE)
 _FARTHEST = slice(_Choice.FARTHEST, _Choice.FARTHEST + 2)

@@ -23,9 +23,9 @@ from isthmus.planners.training.fit import Recipe, fit
 from isthmus.planners.training.gather import gather, read_records
 from isthmus.planners.training.problems import SEEDS
 
-__all__ = ["main"]
+__all__ = ["ROUND", "main"]
 
-_ROUND = 100_000  # seeds apart
+ROUND = 100_000  # seeds apart
 
 
 def main() -> int:
@@ -50,7 +50,7 @@ def main() -> int:
     for turn in range(given.rounds + 1):
         file = folder / f"records-{turn}{blind if turn else ''}.jsonl"
         count = given.problems if turn == 0 else given.played
-        first = SEEDS.start + turn * _ROUND
+        first = SEEDS.start + turn * ROUND
         gather(file, range(first, first + count), given.workers, network, console, given.blind)
         records += read_records(file)
         if given.only_records:
