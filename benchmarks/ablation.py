@@ -12,12 +12,10 @@ from __future__ import annotations
 import json
 import random
 import sys
-from functools import partial
 from pathlib import Path
 
-from _planner_cases import cases
 from _results import ROOT, finish, options, skip
-from learned import CALLS, QUICK, Method, Row, Told, compared, in_two, summary
+from learned import KNOWN, Key, Method, Row, Steps, Told, compared, judged, known_of, summary, trace
 
 from isthmus.planners.improve import Pool
 from isthmus.planners.learned import NetworkPrior, load_network
@@ -32,11 +30,10 @@ def main() -> int:
     files = sorted(FOLDER.glob("*.safetensors"))
     if not files:
         return skip(given, f"no networks in {FOLDER.relative_to(ROOT)}: the training command makes them")
-    names = QUICK if given.quick else tuple(case.name for case in cases("held"))
-    calls = CALLS[1] if given.quick else CALLS[-1]
-    rows = in_two(partial(judged, seed=given.seed, calls=calls, files=files), names)
+    names = [file.stem for file in files]
+    rows = compared(given, traced, names, 1)
     curves = {file.stem: [json.loads(line) for line in lines(file)] for file in files}
-    return finish(given, rows, [], others=summary(rows, calls, [file.stem for file in files]), kept={"curves": curves})
+    return finish(given, rows, [], others=summary(rows, judged(given)[1], names), kept={"curves": curves})
 
 
 def lines(file: Path) -> list[str]:
@@ -44,8 +41,12 @@ def lines(file: Path) -> list[str]:
     return file.with_suffix(".jsonl").read_text().splitlines()
 
 
-def judged(name: str, seed: int, calls: int, files: list[Path]) -> Row:
-    return compared(name, seed, calls, {file.stem: by_network(file) for file in files})
+def traced(key: Key) -> Steps | Row:
+    """What a search with the network of that name finds, or what is known of a case before."""
+    name, stem, seed, calls = key
+    if stem == KNOWN:
+        return known_of(name, seed)
+    return trace(name, by_network(FOLDER / f"{stem}.safetensors"), calls, f"{stem} {seed}", seed)
 
 
 def by_network(file: Path) -> Method:

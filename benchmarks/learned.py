@@ -14,6 +14,8 @@ run from as many seeds as `SEEDS` says. Beside `search` (the same tree without a
 A *hard* case is one whose best scheme takes at least 5 % longer than the best known plan: there is something to find.
 
     python benchmarks/learned.py --quick        four cases, 200 calls
+
+A run that was ended goes on with the searches that it lacks, as long as no code and no case has changed.
 """
 
 from __future__ import annotations
@@ -24,15 +26,12 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
 from _planner_cases import cases, graph_of
-from _results import Claim, at_least, finish, options
+from _results import Claim, Options, at_least, finish, options
+from _rows import rows_of
 
-from isthmus.api import prepare_simulator
 from isthmus.planners.budget import Limits, Search
 from isthmus.planners.drafts import Action, Draft, Drafts, Leaves, path_to
 from isthmus.planners.improve import Pool, explore
@@ -47,7 +46,8 @@ CALLS = (50, 200, 800)
 NEAR = 1.02  # times the best known
 QUICK = ("held-01", "held-06", "held-11", "held-12")
 SCHEMES = Limits(effort=2.0)  # of the plans that all start from
-SEEDS = 1
+SEEDS = 2
+KNOWN = "known"  # in place of a search: what is known of a case before
 HARD = 1.05  # times the best known: what the best scheme takes at least
 _AUTO_DRAFTS = 60
 _MOST_FREE = 30  # drafts for each call: those that cannot hold the model take no call
@@ -55,56 +55,58 @@ Row = dict[str, Any]
 Told = Callable[[Draft, float], None]
 Method = Callable[[Pool, Told, random.Random], None]
 Steps = list[tuple[int, float]]
+Key = tuple[str, str, int, int]  # case, search, seed, calls
 
 
 def main() -> int:
     given = options("learned", __doc__)
-    names = QUICK if given.quick else tuple(case.name for case in cases("held"))
-    calls = CALLS[1] if given.quick else CALLS[-1]
-    rows = in_two(partial(judged, seed=given.seed, calls=calls), names)
+    rows, calls = compared(given, traced, tuple(METHODS), SEEDS), judged(given)[1]
     return finish(given, rows, claims(rows, calls), others=summary(rows, calls, tuple(METHODS)))
 
 
-def in_two(judge: Callable[[str], Row], names: Sequence[str]) -> list[Row]:
-    """Rows of all cases, judged in two processes."""
-    prepare_simulator()
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(judge, names))
+def judged(given: Options) -> tuple[tuple[str, ...], int]:
+    """Cases, and the calls that each search has."""
+    names = QUICK if given.quick else tuple(case.name for case in cases("held"))
+    return names, CALLS[1] if given.quick else CALLS[-1]
 
 
-def judged(name: str, seed: int, calls: int) -> Row:
-    return compared(name, seed, calls, METHODS)
+def compared(given: Options, traced: Callable[[Key], Any], methods: Sequence[str], count: int) -> list[Row]:
+    """For every case, the calls that each search takes to come near the best known plan, and the best it has found.
 
-
-def compared(name: str, seed: int, calls: int, methods: Mapping[str, Method]) -> Row:
-    """Calls that each search takes to come near the best known plan, and the best it has found after so many.
-
-    A list for each, by seeds; None where it did not come so far.
+    A list for each, by so many seeds; None where it did not come so far.
     """
-    case = next(case for case in cases("held") if case.name == name)
-    graph = graph_of(case)
-    prepare_simulator()
+    names, calls = judged(given)
+    seeds = range(given.seed, given.seed + count)
+    keys: list[Key] = [(name, method, at, calls) for at in seeds for method in methods for name in names]
+    known: list[Key] = [(name, KNOWN, given.seed, calls) for name in names]
+    made = dict(zip([*known, *keys], rows_of(given.name, traced, [*known, *keys]), strict=True))
+    rows = []
+    for name, first in zip(names, known, strict=True):
+        found = {method: [made[name, method, at, calls] for at in seeds] for method in methods}
+        rows.append(row_of(name, made[first], found, calls))
+    return rows
 
-    def build(at: int) -> Problem:
-        return build_problem(case.cluster, (case.job,), {case.job.name: graph}, at)
 
-    seeds = range(seed, seed + SEEDS)
-    scheme = scheme_plans(build(seed), SCHEMES)[0].price.step_seconds
-    found = {
-        method: [trace(build(at), run, calls, f"{method} {at}") for at in seeds] for method, run in methods.items()
-    }
-    reached = [best for traces in found.values() for steps in traces for _, best in steps]
-    known = min((*reached, known_to_auto(build(seed))))
-    row: Row = {"case": name, "devices": len(case.cluster.devices), "sorts": len(Drafts(build(seed)).sorts(1))}
-    row["scheme_over_known"] = scheme / known
+def row_of(name: str, known: Row, found: Mapping[str, Sequence[Steps]], calls: int) -> Row:
+    best = min((known["auto"], *(best for traces in found.values() for steps in traces for _, best in steps)))
+    row: Row = {"case": name, "devices": known["devices"], "sorts": known["sorts"]}
+    row["scheme_over_known"] = known["scheme"] / best
     for method, traces in found.items():
-        row[f"{method}_calls"] = [calls_to(NEAR * known, steps) for steps in traces]
+        row[f"{method}_calls"] = [calls_to(NEAR * best, steps) for steps in traces]
         for budget in CALLS:
-            row[f"{method}_at_{budget}"] = [
-                after(budget, steps, known) if budget <= calls else None for steps in traces
-            ]
-    print({key: value for key, value in row.items() if "_at_" not in key}, flush=True)
+            row[f"{method}_at_{budget}"] = [after(budget, steps, best) if budget <= calls else None for steps in traces]
     return row
+
+
+def traced(key: Key) -> Steps | Row:
+    """What a search finds, or what is known of a case before."""
+    name, method, seed, calls = key
+    return known_of(name, seed) if method == KNOWN else trace(name, METHODS[method], calls, f"{method} {seed}", seed)
+
+
+def problem_of(name: str, seed: int) -> Problem:
+    case = next(case for case in cases("held") if case.name == name)
+    return build_problem(case.cluster, (case.job,), {case.job.name: graph_of(case)}, seed)
 
 
 def calls_to(seconds: float, steps: Steps) -> int | None:
@@ -116,8 +118,9 @@ def after(budget: int, steps: Steps, known: float) -> float | None:
     return min((best / known for at, best in steps if at <= budget), default=None)
 
 
-def trace(problem: Problem, method: Method, calls: int, seed: str) -> Steps:
+def trace(name: str, method: Method, calls: int, chance: str, seed: int) -> Steps:
     """(calls so far, seconds of the best draft so far), each time that it gets better."""
+    problem = problem_of(name, seed)
     given = scheme_plans(problem, SCHEMES)
     search = Search(problem, Limits(calls=calls), None)
     pool = Pool(problem, Lanes(problem, Room(problem)), search, given[0])
@@ -127,19 +130,25 @@ def trace(problem: Problem, method: Method, calls: int, seed: str) -> Steps:
         if seconds < (steps[-1][1] if steps else math.inf):
             steps.append((search.made, seconds))
 
-    method(pool, told, random.Random(seed))
+    method(pool, told, random.Random(chance))
     return steps
 
 
-def known_to_auto(problem: Problem) -> float:
-    """The best draft among those that `auto` likes best after ten seconds' effort, as a draft and without polish."""
+def known_of(name: str, seed: int) -> Row:
+    """The best scheme's seconds, and those of the best draft among what `auto` likes best after ten seconds' effort.
+
+    As a draft, without polish; no number where no draft says any of it.
+    """
+    problem = problem_of(name, seed)
     given = scheme_plans(problem, SCHEMES)
     pool = Pool(problem, Lanes(problem, Room(problem)), Search(problem, Limits(effort=10.0), None), given[0])
     explore(pool, given)
     drafts = Drafts(problem)
     leaves = Leaves(pool, drafts)
     whole = {drafts.draft_of(found.setting) for found in pool.found[:_AUTO_DRAFTS]}
-    return min((leaves.price(draft) for draft in whole if draft and path_to(drafts, draft)), default=math.inf)
+    auto = min((leaves.price(draft) for draft in whole if draft and path_to(drafts, draft)), default=math.inf)
+    row: Row = {"devices": len(problem.cluster.devices), "sorts": len(drafts.sorts(1))}
+    return row | {"scheme": given[0].price.step_seconds, "auto": auto}
 
 
 def by_tree(pool: Pool, told: Told, draw: random.Random) -> None:

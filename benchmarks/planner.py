@@ -2,7 +2,7 @@
 
 The cases are those of `_planner_cases`: files that were committed before the planner, and clusters of up to 10,000
 devices made from a seed. Schemes are searched to their end, without a budget; `split` and `auto` may price as many
-plans as `CALLS` says, so that a busy machine changes no plan, and two cases are planned at a time. Speed-ups are those
+plans as `CALLS` says, so that a busy machine changes no plan, and cases are planned side by side. Speed-ups are those
 of `auto`; the best usual scheme is chosen for each case among all but `classes`, which is the space of the best
 published planner.
 
@@ -18,7 +18,6 @@ code and no case has changed; `scale` is always measured anew.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -29,15 +28,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from _planner_cases import GROUPS, SCALES, Case, Scale, cases, graph_of, scale_cluster, scale_job
-from _results import ROOT, Claim, Options, at_least, at_most, finish, options
+from _results import Claim, Options, at_least, at_most, finish, options
+from _rows import rows_of
 
 from isthmus.api import prepare_simulator
 from isthmus.cluster.write import cluster_yaml
@@ -66,8 +63,6 @@ QUICK = {
 FACTORS_PAY = ("tag/vgg19", "unequal/unequal-02", "small/small-25")
 FACTORS_DO_NOT = ("geo/geo-08", "unequal/unequal-06", "equal/gpt2-medium")
 
-KEPT = ROOT / "build" / "benchmarks" / "planner-rows.jsonl"  # a line for each case that was judged
-
 Row = dict[str, Any]
 
 
@@ -82,9 +77,13 @@ def main() -> int:
         within = [scaled(scale, stop, SCALE_LIMITS[scale.devices]) for scale in sizes if usual(scale)]
         others |= {f"scale, {row.pop('size')}": row for row in (*scales, *within)}
         claims += scale_claims(scales, within)
-    names = [(group, case.name) for group in JUDGED if group in given.parts for case in chosen(group, given)]
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:  # the clock changes no plan
-        rows = list(pool.map(partial(judged_once, given=given, code=code()), names))
+    keys = [
+        (group, case.name, given.seed, calls_for(group, given))
+        for group in JUDGED
+        if group in given.parts
+        for case in chosen(group, given)
+    ]
+    rows = rows_of("planner", judged, keys)
     others |= distributions(rows)
     claims += speed_claims(rows)
     if "sync" in given.parts:
@@ -98,40 +97,19 @@ def chosen(group: str, given: Options) -> Iterable[Case]:
     return (case for case in cases(group) if not given.quick or case.name in QUICK[group])
 
 
-def code() -> str:
-    """Changes with the package, this file and the cases."""
-    folders = (
-        (ROOT / "src", "**/*.py"),
-        (ROOT / "src", "**/*.safetensors"),
-        (ROOT / "benchmarks" / "cases", "**/*.yaml"),
-    )
-    files = sorted(path for folder, kind in folders for path in folder.glob(kind))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in (Path(__file__), *files))).hexdigest()
+def calls_for(group: str, given: Options) -> int:
+    return QUICK_CALLS if given.quick else LARGE_CALLS if group == "large" else CALLS
 
 
-def judged_once(name: tuple[str, str], given: Options, code: str) -> Row:
-    """The row of a case; where the same code has judged it before, that one."""
-    key = [code, *name, given.quick, given.seed]
-    for line in KEPT.read_text().splitlines() if KEPT.is_file() else ():
-        found = json.loads(line)
-        if found["key"] == key:
-            return dict(found["row"])
-    row = judged(name, given)
-    KEPT.parent.mkdir(parents=True, exist_ok=True)
-    with KEPT.open("a") as out:
-        out.write(json.dumps({"key": key, "row": row}) + "\n")
-    return row
-
-
-def judged(name: tuple[str, str], given: Options) -> Row:
+def judged(key: tuple[str, str, int, int]) -> Row:
     """What every planner makes of a case: seconds per step, None where nothing fits."""
-    case = next(case for case in cases(name[0]) if case.name == name[1])
-    calls = QUICK_CALLS if given.quick else LARGE_CALLS if case.group == "large" else CALLS
-    made = {name: attempt(case, given.seed, name, calls) for name in PLANNED}
+    group, name, seed, calls = key
+    case = next(case for case in cases(group) if case.name == name)
+    made = {planner: attempt(case, seed, planner, calls) for planner in PLANNED}
     with mock.patch("isthmus.planners.beyond.propose", lambda prior, pool: None):
-        made["auto_without_network"] = attempt(case, given.seed, "auto", calls)
+        made["auto_without_network"] = attempt(case, seed, "auto", calls)
     row: Row = {"case": f"{case.group}/{case.name}", "devices": len(case.cluster.devices)}
-    row |= schemes(case, given.seed)
+    row |= schemes(case, seed)
     row |= {name: choice.price.step_seconds if choice else None for name, choice in made.items()}
     if (auto := made.get("auto")) is not None:
         row |= {"bound": auto.lower_bound, "planning": auto.seconds, "calls": auto.calls}

@@ -2,11 +2,13 @@
 
 At a draft that was passed N times the action is taken that has most of
 
-    Q(a) + c P(a) sqrt(N) / (1 + N(a)),        Q = half the mean and half the most of what its leaves were worth
+    Q(a) + c (1 + 2 d) P(a) sqrt(N) / (1 + N(a)),    Q = half the mean and half the most of what its leaves were worth
 
-where a leaf is worth (seconds of the best plan at the start) / (its seconds), nothing if it does not fit, and P is the
-prior: even, or a network's (`learned`). Several descents go down side by side, so that priors are asked for many drafts
-at once; until a descent is done it counts as one that was worth nothing, which keeps the others from its way.
+where a leaf is worth (seconds of the best plan at the start) / (its seconds), nothing if it does not fit or was priced
+before, and P is the prior: even, or a network's (`learned`). The doubt d grows from 0 to 1 while nothing better is
+found: P is then (1 - d) times the prior, and d times an even one. Several descents go down side by side, so that priors
+are asked for many drafts at once; until a descent is done it counts as one that was worth nothing, which keeps the
+others from its way.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ __all__ = ["Asked", "Prior", "Tree", "even", "propose", "tree_search"]
 
 Asked = tuple[Draft, Sequence[Action]]
 
-_EXPLORE = 0.7  # c
+_EXPLORE, _DOUBTED = 0.7, 2.0  # c; how much more of it where all is doubted
+_TRUSTED, _DOUBTING = 2, 0.02  # rounds in a row that bring nothing better before the prior is doubted; more with each
 _NOISE = 1e-3  # part of a prior
 _BATCH = 8  # descents side by side
-_MOST_SAME = 40  # rounds in a row that bring nothing new: then all that the tree likes is known
-_MOST_FREE = 100  # rounds in a row that price nothing: all they lead to is known, or cannot hold the model
+_MOST_KNOWN = 40  # rounds in a row that bring nothing new: then all that the tree likes is known
+_MOST_FREE = 200  # rounds in a row that price nothing: all they lead to is known, or cannot hold the model
 _FEW = 2  # rounds in a row that bring nothing better, where the tree only proposes
 _TREE_PART, _POLISH_PART = 0.7, 0.6  # of what is left of the budget then
 
@@ -59,11 +62,9 @@ def tree_search(
 
 def propose(prior: Prior, pool: Pool) -> None:
     """Prices what a prior likes best, for others to go on from: until some rounds in a row find nothing better."""
-    tree, best, same = Tree(pool, prior), float("inf"), 0
-    while not pool.search.spent() and same < _FEW:
+    tree = Tree(pool, prior)
+    while not pool.search.spent() and tree.same < _FEW:
         tree.round()
-        now = min(tree.leaves.seconds.values(), default=best)
-        best, same = min(now, best), 0 if now < best else same + 1
 
 
 class _Node:
@@ -73,11 +74,13 @@ class _Node:
         self.actions, self.prior = actions, prior
         self.taken, self.total, self.most = np.zeros((3, len(actions)))
 
-    def pick(self) -> int:
+    def pick(self, doubt: float) -> int:
         """The action to take; it counts as taken from now on."""
         seen = self.taken > 0
+        prior = (1.0 - doubt) * self.prior + doubt / len(self.prior)
         worth = np.where(seen, (self.total / np.maximum(self.taken, 1.0) + self.most) / 2, self._unknown())
-        scores = worth + _EXPLORE * self.prior * np.sqrt(self.taken.sum() + 1.0) / (1.0 + self.taken)
+        explore = _EXPLORE * (1.0 + _DOUBTED * doubt)
+        scores = worth + explore * prior * np.sqrt(self.taken.sum() + 1.0) / (1.0 + self.taken)
         action = int(np.argmax(scores))
         self.taken[action] += 1
         return action
@@ -104,22 +107,24 @@ class Tree:
         self.pool, self.prior, self.told, self.noise = pool, prior, told, noise
         self.drafts = Drafts(pool.problem)
         self.leaves = Leaves(pool, self.drafts)
-        self.scale = pool.limit
+        self.scale, self.best = pool.limit, float("inf")  # seconds at the start; of the best leaf
+        self.same = 0  # rounds in a row that brought nothing better
         self._draw = np.random.default_rng(pool.problem.seed)  # for actions that are otherwise alike
         self._nodes: dict[Draft, _Node] = {}
 
     def grow(self) -> None:
         """Goes down to leaves again and again, until the budget ends or nothing new is found."""
-        same = free = 0
-        while not self.pool.search.spent() and same < _MOST_SAME and free < _MOST_FREE:
+        known = free = 0
+        while not self.pool.search.spent() and known < _MOST_KNOWN and free < _MOST_FREE:
             before, made = len(self.leaves.seconds), self.pool.search.made
             self.round()
-            same = 0 if len(self.leaves.seconds) > before else same + 1
+            known = 0 if len(self.leaves.seconds) > before else known + 1
             free = 0 if self.pool.search.made > made else free + 1
             self.pool.search.tell("search")
 
     def round(self) -> None:
         """Some descents side by side."""
+        doubt, before = min(1.0, _DOUBTING * max(0, self.same - _TRUSTED)), self.best
         paths: list[list[tuple[_Node, int]]] = [[] for _ in range(_BATCH)]
         ends = [Draft()] * _BATCH
         going = list(range(_BATCH))
@@ -129,13 +134,14 @@ class Tree:
             going = [i for i in going if ends[i] in self._nodes]
             for i in going:
                 node = self._nodes[ends[i]]
-                action = node.pick()
+                action = node.pick(doubt)
                 paths[i].append((node, action))
                 ends[i] = ends[i].having(node.actions[action])
         for draft, path in zip(ends, paths, strict=True):
             worth = 0.0 if self.pool.search.spent() or not draft.whole else self._worth(draft)
             for node, action in path:
                 node.learn(action, worth)
+        self.same = 0 if self.best < before else self.same + 1
 
     def _expand(self, asked: Sequence[Asked]) -> None:
         choices = [one for one in asked if len(one[1]) > 1]
@@ -146,9 +152,12 @@ class Tree:
             self._nodes[draft] = _Node(actions, prior * (1.0 + self.noise * self._draw.random(len(prior))))
 
     def _worth(self, draft: Draft) -> float:
+        before = len(self.leaves.seconds)
         seconds = self.leaves.price(draft)
+        self.best = min(self.best, seconds)
         if self.told is not None:
             self.told(draft, seconds)
         if not self.scale < float("inf"):
             self.scale = seconds
-        return min(2.0, self.scale / seconds) if seconds < float("inf") else 0.0
+        new = len(self.leaves.seconds) > before
+        return min(2.0, self.scale / seconds) if new and seconds < float("inf") else 0.0
