@@ -1,10 +1,10 @@
 """Networks that see less, or are smaller, against the whole one: the comparison of `learned.py`, for each network.
 
-Every network of build/learned is judged on the held-out cases: those that the training command made there, under any
-name. One whose name ends in -feedback, -devices or -model was trained without that part (`python -m
+Every network of build/learned is judged on the held-out cases, by 200 calls: those that the training command made
+there, under any name. One whose name ends in -feedback, -devices or -model was trained without that part (`python -m
 isthmus.planners.training build/learned --blind devices`), and is judged without it too.
 
-    python benchmarks/ablation.py --quick        four cases, 200 calls
+    python benchmarks/ablation.py --quick        four cases
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import sys
 from pathlib import Path
 
 from _results import ROOT, finish, options, skip
-from learned import KNOWN, Key, Method, Row, Steps, Told, compared, judged, known_of, summary, trace
+from learned import KNOWN, Key, Method, Row, Steps, Told, compared, known_of, summary, trace
 
 from isthmus.planners.improve import Pool
 from isthmus.planners.learned import NetworkPrior, load_network
 from isthmus.planners.tree import Tree
 
+CALLS = 200
 FOLDER = ROOT / "build" / "learned"
 BLIND = ("feedback", "devices", "model")
 
@@ -31,9 +32,9 @@ def main() -> int:
     if not files:
         return skip(given, f"no networks in {FOLDER.relative_to(ROOT)}: the training command makes them")
     names = [file.stem for file in files]
-    rows = compared(given, traced, names, 1)
+    rows = compared(given, traced, names, CALLS)
     curves = {file.stem: [json.loads(line) for line in lines(file)] for file in files}
-    return finish(given, rows, [], others=summary(rows, judged(given)[1], names), kept={"curves": curves})
+    return finish(given, rows, [], others=summary(rows, CALLS, names), kept={"curves": curves})
 
 
 def lines(file: Path) -> list[str]:

@@ -46,7 +46,7 @@ CALLS = (50, 200, 800)
 NEAR = 1.02  # times the best known
 QUICK = ("held-01", "held-06", "held-11", "held-12")
 SCHEMES = Limits(effort=2.0)  # of the plans that all start from
-SEEDS = 2
+SEEDS = 1
 KNOWN = "known"  # in place of a search: what is known of a case before
 HARD = 1.05  # times the best known: what the best scheme takes at least
 _AUTO_DRAFTS = 60
@@ -60,23 +60,18 @@ Key = tuple[str, str, int, int]  # case, search, seed, calls
 
 def main() -> int:
     given = options("learned", __doc__)
-    rows, calls = compared(given, traced, tuple(METHODS), SEEDS), judged(given)[1]
+    calls = CALLS[1] if given.quick else CALLS[-1]
+    rows = compared(given, traced, tuple(METHODS), calls)
     return finish(given, rows, claims(rows, calls), others=summary(rows, calls, tuple(METHODS)))
 
 
-def judged(given: Options) -> tuple[tuple[str, ...], int]:
-    """Cases, and the calls that each search has."""
-    names = QUICK if given.quick else tuple(case.name for case in cases("held"))
-    return names, CALLS[1] if given.quick else CALLS[-1]
-
-
-def compared(given: Options, traced: Callable[[Key], Any], methods: Sequence[str], count: int) -> list[Row]:
+def compared(given: Options, traced: Callable[[Key], Any], methods: Sequence[str], calls: int) -> list[Row]:
     """For every case, the calls that each search takes to come near the best known plan, and the best it has found.
 
-    A list for each, by so many seeds; None where it did not come so far.
+    A list for each, by seeds; None where it did not come so far.
     """
-    names, calls = judged(given)
-    seeds = range(given.seed, given.seed + count)
+    names = QUICK if given.quick else tuple(case.name for case in cases("held"))
+    seeds = range(given.seed, given.seed + SEEDS)
     keys: list[Key] = [(name, method, at, calls) for at in seeds for method in methods for name in names]
     known: list[Key] = [(name, KNOWN, given.seed, calls) for name in names]
     made = dict(zip([*known, *keys], rows_of(given.name, traced, [*known, *keys]), strict=True))

@@ -33,7 +33,7 @@ class Limits(NamedTuple):
 
 def usual_effort(devices: int) -> float:
     """What a search for so many devices may take where nobody says: seconds on a usual machine."""
-    return min(40.0, max(6.0, devices / 200))
+    return min(40.0, max(5.0, devices / 200))
 
 
 class Search:
