@@ -48,7 +48,7 @@ JUDGED = tuple(group for group in GROUPS if group not in ("small", "held"))
 PARTS = ("scale", *JUDGED, "sync")  # scale first: a new process counts what its parent holds as its own
 PLANNED = ("split", "auto")  # beside the schemes
 USUAL = tuple(name for name in SCHEMES if name != "classes")
-CALLS, QUICK_CALLS, LARGE_CALLS = 600, 400, 400  # plans that `split` and `auto` may price
+CALLS, QUICK_CALLS, LARGE_CALLS = 1000, 500, 400  # plans that `split` and `auto` may price
 SCALE_LIMITS = {16: 1.0, 128: 2.0, 1024: 10.0, 10_000: 60.0}  # seconds
 _SPENT = 0.8  # of a limit: what is given as a budget, which the last plan being priced may overrun
 SCALE_STOP, QUICK_STOP = 180.0, 20.0  # seconds after which a command is ended

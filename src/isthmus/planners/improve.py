@@ -42,7 +42,7 @@ _WORTH = 0.999  # times the best: what counts as a gain
 _SYNCED, _SYNC_GAIN = 3, 1.5  # settings whose syncs are chosen; how far from the best they may be before
 _SYNC_CALLS = 12  # that choosing syncs takes at least, about
 DEGREES = 3  # sizes of tensor groups that are tried
-_PROPOSE_PART, _FIRST_PART = 0.15, 0.3  # of what is left of the budget then
+_FIRST_PART, _OWN_PART, _PROPOSE_PART = 0.3, 0.6, 0.4  # of what is left of the budget then
 _CLIMB_PART, _SHAPE_PART, _POLISH_PART = 0.4, 0.5, 0.6
 _LANE_PART = 0.8  # the same, of `split`
 
@@ -164,15 +164,18 @@ def explore(pool: Pool, given: Sequence[Candidate], propose: Proposals | None = 
     problem, search = pool.problem, pool.search
     for candidate in given:
         pool.take(candidate)
-    if propose is not None and not problem.copied:
-        with search.within(_PROPOSE_PART):
-            propose(pool)
     with search.within(_FIRST_PART):
         for degree in tensor_degrees(problem)[:DEGREES]:
             _first(pool, all_bundles(problem, degree))
     pool.rank()
     with search.within(_FIRST_PART):
         resync(pool, count=1)
+    if propose is not None and not problem.copied:  # a good proposal at once would end the search around lesser plans
+        with search.within(_OWN_PART):
+            _refine(pool)
+        with search.within(_PROPOSE_PART):
+            propose(pool)
+        pool.rank()
     _refine(pool)
     resync(pool)
     while search.effort is None and not search.spent():  # somebody gave a budget, and some is left
