@@ -25,8 +25,9 @@ from isthmus.model.cache import content_key, model_code, read, versions, write
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
 from isthmus.model.load_job import load_workload
+from isthmus.planners.problem import Problem, build_problem
 
-__all__ = ["GROUPS", "SCALES", "Case", "Scale", "cases", "graph_of", "scale_cluster", "scale_job"]
+__all__ = ["GROUPS", "SCALES", "Case", "Scale", "case_named", "cases", "problem_of", "scale_cluster", "scale_job"]
 
 FOLDER = ROOT / "benchmarks" / "cases" / "planner"
 GROUPS = ("tag", "unequal", "geo", "large", "equal", "small", "held")
@@ -67,7 +68,16 @@ def cases(group: str) -> Iterator[Case]:
         yield Case(group, job.name, load_cluster(own if own.is_file() else FOLDER / group / "cluster.yaml"), job)
 
 
-def graph_of(case: Case) -> BlockGraph:
+def case_named(group: str, name: str) -> Case:
+    return next(case for case in cases(group) if case.name == name)
+
+
+def problem_of(case: Case, seed: int) -> Problem:
+    """A problem that no planner has looked at."""
+    return build_problem(case.cluster, (case.job,), {case.job.name: _graph_of(case)}, seed)
+
+
+def _graph_of(case: Case) -> BlockGraph:
     """The model of a case; those of the group small in few blocks."""
     if case.group == "small":
         return _in_few_blocks(case.job.model, case.job.sequence)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["ROOT", "Claim", "Options", "at_least", "at_most", "equal", "finish", "options", "skip"]
+__all__ = ["ROOT", "Claim", "Options", "at_least", "at_most", "cores", "equal", "finish", "options", "skip"]
 
 ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("torch", "numba", "numpy", "scipy")
@@ -79,11 +79,16 @@ def options(name: str, description: str | None, *, again: bool = False, parts: S
     return Options(name, given.quick, given.seed, folder, getattr(given, "again", False), asked)
 
 
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from _results import ROOT
+from _results import ROOT, cores
 
 from isthmus.api import prepare_simulator
 
@@ -24,21 +22,27 @@ __all__ = ["rows_of"]
 _CODE = ("src/**/*.py", "src/**/*.safetensors", "benchmarks/*.py", "benchmarks/cases/**/*.yaml")
 
 
-def rows_of(name: str, make: Callable[[Any], Any], keys: Sequence[tuple[str | int, ...]]) -> list[Any]:
-    """What `make` makes of every key, in their order. A process for each core: time must not change a row."""
+def rows_of(name: str, make: Callable[[Any], Any], keys: Sequence[tuple[str | float, ...]]) -> list[Any]:
+    """What `make` makes of every key, in their order; a process for each core. A key says all that changes a row."""
     prepare_simulator()
     file, code = ROOT / "build" / "benchmarks" / f"{name}-rows.jsonl", _code()
-    made = {tuple(row["key"]): row["row"] for row in _kept(file) if row["code"] == code}
+    made = {tuple(row["key"]): row["row"] for row in _kept(file) if row["code"] == code and tuple(row["key"]) in keys}
     file.parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
-        coming = {pool.submit(partial(make, key)): key for key in keys if key not in made}
-        with file.open("a") as out:
+    with ProcessPoolExecutor(cores(), mp_context=get_context("spawn")) as pool:
+        coming = {pool.submit(make, key): key for key in keys if key not in made}
+        try:
             for done in as_completed(coming):
                 made[coming[done]] = done.result()
-                out.write(json.dumps({"code": code, "key": coming[done], "row": made[coming[done]]}) + "\n")
-                out.flush()
+                _keep(file, {"code": code, "key": coming[done], "row": made[coming[done]]})
                 print(f"{len(made)} of {len(keys)}", *coming[done], flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)  # one that fails, or Ctrl-C, ends the rest
     return [made[key] for key in keys]
+
+
+def _keep(file: Path, row: dict[str, Any]) -> None:
+    with file.open("a") as out:
+        out.write(json.dumps(row) + "\n")
 
 
 def _kept(file: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 The cases are the group small of `_planner_cases`: 54 files that were committed before the planner, and eight that were
 committed before any planner saw them. `exact` has five minutes for each; where these do not suffice, the best plan that
-it found is printed and nothing is proven. `auto` may price 3,000 plans. Two cases are solved at a time.
+it found is printed and nothing is proven. `auto` may price 3,000 plans. A case for each core is
+solved at a time, and a run that was ended goes on with those that it lacks.
 
     python benchmarks/exact.py --quick        three cases
     python benchmarks/exact.py --again        what `exact` found in the last whole run stands; `auto` is run anew, and
@@ -15,18 +16,16 @@ import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
-from _planner_cases import cases, graph_of
+from _planner_cases import case_named, cases, problem_of
 from _results import Claim, Options, at_least, at_most, finish, options
+from _rows import rows_of
 
 from isthmus.api import prepare_simulator
 from isthmus.errors import NoPlanError
 from isthmus.planners.portfolio import Choice, choose_plan
-from isthmus.planners.problem import build_problem
 
 AUTO_CALLS = 3000
 EXACT_SECONDS, QUICK_SECONDS = 300.0, 60.0
@@ -36,12 +35,11 @@ Row = dict[str, Any]
 
 def main() -> int:
     given = options("exact", __doc__, again=True)
-    prepare_simulator()
     seconds = QUICK_SECONDS if given.quick else EXACT_SECONDS
     known = {row["case"]: row for row in last_rows(given) if row["auto"] is not None} if given.again else {}
     names = QUICK if given.quick else tuple(case.name for case in cases("small"))
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        rows = list(pool.map(partial(judged, seed=given.seed, seconds=seconds, known=known), names))
+    keys = [(name, given.seed, seconds, given.again) for name in names]
+    rows = rows_of("exact", partial(judged, known=known), keys)
     solved = [row for row in rows if row["auto"] is not None]
     return finish(given, rows, claims(solved), others=distances(solved))
 
@@ -51,8 +49,9 @@ def last_rows(given: Options) -> list[Row]:
     return rows
 
 
-def judged(name: str, seed: int, seconds: float, known: Mapping[str, Row]) -> Row:
+def judged(key: tuple[str, int, float, bool], known: Mapping[str, Row]) -> Row:
     """What `auto` and `exact` make of a case: seconds per step, None where nothing fits."""
+    name, seed, seconds, _ = key
     auto = attempt(name, seed, "auto", calls=AUTO_CALLS)
     if auto is not None and name in known:
         taken = auto.price.step_seconds
@@ -81,9 +80,8 @@ def judged(name: str, seed: int, seconds: float, known: Mapping[str, Row]) -> Ro
 
 
 def attempt(name: str, seed: int, planner: str, budget: float | None = None, calls: int | None = None) -> Choice | None:
-    case = next(case for case in cases("small") if case.name == name)
     prepare_simulator()
-    problem = build_problem(case.cluster, (case.job,), {case.job.name: graph_of(case)}, seed)
+    problem = problem_of(case_named("small", name), seed)
     try:
         return choose_plan(problem, planner=planner, budget=budget, calls=calls)
     except NoPlanError:

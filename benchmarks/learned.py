@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from _planner_cases import cases, graph_of
+from _planner_cases import case_named, cases, problem_of
 from _results import Claim, Options, at_least, finish, options
 from _rows import rows_of
 
@@ -38,7 +38,6 @@ from isthmus.planners.improve import Pool, explore
 from isthmus.planners.lanes import Lanes
 from isthmus.planners.learned import shipped_prior
 from isthmus.planners.portfolio import scheme_plans
-from isthmus.planners.problem import Problem, build_problem
 from isthmus.planners.room import Room
 from isthmus.planners.tree import Tree, even
 
@@ -65,7 +64,7 @@ def main() -> int:
     return finish(given, rows, claims(rows, calls), others=summary(rows, calls, tuple(METHODS)))
 
 
-def compared(given: Options, traced: Callable[[Key], Any], methods: Sequence[str], calls: int) -> list[Row]:
+def compared(given: Options, make: Callable[[Key], Any], methods: Sequence[str], calls: int) -> list[Row]:
     """For every case, the calls that each search takes to come near the best known plan, and the best it has found.
 
     A list for each, by seeds; None where it did not come so far.
@@ -74,7 +73,7 @@ def compared(given: Options, traced: Callable[[Key], Any], methods: Sequence[str
     seeds = range(given.seed, given.seed + SEEDS)
     keys: list[Key] = [(name, method, at, calls) for at in seeds for method in methods for name in names]
     known: list[Key] = [(name, KNOWN, given.seed, calls) for name in names]
-    made = dict(zip([*known, *keys], rows_of(given.name, traced, [*known, *keys]), strict=True))
+    made = dict(zip([*known, *keys], rows_of(given.name, make, [*known, *keys]), strict=True))
     rows = []
     for name, first in zip(names, known, strict=True):
         found = {method: [made[name, method, at, calls] for at in seeds] for method in methods}
@@ -99,11 +98,6 @@ def traced(key: Key) -> Steps | Row:
     return known_of(name, seed) if method == KNOWN else trace(name, METHODS[method], calls, f"{method} {seed}", seed)
 
 
-def problem_of(name: str, seed: int) -> Problem:
-    case = next(case for case in cases("held") if case.name == name)
-    return build_problem(case.cluster, (case.job,), {case.job.name: graph_of(case)}, seed)
-
-
 def calls_to(seconds: float, steps: Steps) -> int | None:
     return next((at for at, best in steps if best <= seconds), None)
 
@@ -115,7 +109,7 @@ def after(budget: int, steps: Steps, known: float) -> float | None:
 
 def trace(name: str, method: Method, calls: int, chance: str, seed: int) -> Steps:
     """(calls so far, seconds of the best draft so far), each time that it gets better."""
-    problem = problem_of(name, seed)
+    problem = problem_of(case_named("held", name), seed)
     given = scheme_plans(problem, SCHEMES)
     search = Search(problem, Limits(calls=calls), None)
     pool = Pool(problem, Lanes(problem, Room(problem)), search, given[0])
@@ -132,9 +126,9 @@ def trace(name: str, method: Method, calls: int, chance: str, seed: int) -> Step
 def known_of(name: str, seed: int) -> Row:
     """The best scheme's seconds, and those of the best draft among what `auto` likes best after ten seconds' effort.
 
-    As a draft, without polish; no number where no draft says any of it.
+    As a draft, without polish; infinite where no draft says any of it.
     """
-    problem = problem_of(name, seed)
+    problem = problem_of(case_named("held", name), seed)
     given = scheme_plans(problem, SCHEMES)
     pool = Pool(problem, Lanes(problem, Room(problem)), Search(problem, Limits(effort=10.0), None), given[0])
     explore(pool, given)

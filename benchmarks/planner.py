@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from _planner_cases import GROUPS, SCALES, Case, Scale, cases, graph_of, scale_cluster, scale_job
+from _planner_cases import GROUPS, SCALES, Case, Scale, case_named, cases, problem_of, scale_cluster, scale_job
 from _results import Claim, Options, at_least, at_most, finish, options
 from _rows import rows_of
 
@@ -41,7 +41,6 @@ from isthmus.cluster.write import cluster_yaml
 from isthmus.errors import NoPlanError
 from isthmus.model.source import load_graph
 from isthmus.planners.portfolio import Choice, choose_plan
-from isthmus.planners.problem import Problem, build_problem
 from isthmus.planners.schemes import SCHEMES
 
 JUDGED = tuple(group for group in GROUPS if group not in ("small", "held"))
@@ -104,7 +103,7 @@ def calls_for(group: str, given: Options) -> int:
 def judged(key: tuple[str, str, int, int]) -> Row:
     """What every planner makes of a case: seconds per step, None where nothing fits."""
     group, name, seed, calls = key
-    case = next(case for case in cases(group) if case.name == name)
+    case = case_named(group, name)
     made = {planner: attempt(case, seed, planner, calls) for planner in PLANNED}
     with mock.patch("isthmus.planners.beyond.propose", lambda prior, pool: None):
         made["auto_without_network"] = attempt(case, seed, "auto", calls)
@@ -127,10 +126,6 @@ def attempt(case: Case, seed: int, planner: str, calls: int | None) -> Choice | 
         return choose_plan(problem_of(case, seed), planner=planner, calls=calls)
     except NoPlanError:
         return None
-
-
-def problem_of(case: Case, seed: int) -> Problem:
-    return build_problem(case.cluster, (case.job,), {case.job.name: graph_of(case)}, seed)
 
 
 def schemes(case: Case, seed: int) -> dict[str, float | None]:
@@ -280,7 +275,7 @@ def sync_row(name: str, seed: int) -> Row:
     from isthmus.planners.shares import even_shares
 
     group, _, case_name = name.partition("/")
-    problem = problem_of(next(case for case in cases(group) if case.name == case_name), seed)
+    problem = problem_of(case_named(group, case_name), seed)
     devices = fastest(problem, problem.usable, problem.job.batch)
     shares = even_shares(problem.job.batch, len(devices))
     members = [[((device,), share) for device, share in zip(devices, shares, strict=True)]]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,9 +15,9 @@ from isthmus.planners.budget import Limits, Search
 from isthmus.planners.drafts import APART, IDLE, NEW, Action, Draft, Drafts, Leaves, path_to
 from isthmus.planners.improve import Pool
 from isthmus.planners.lanes import Lanes
-from isthmus.planners.problem import Problem
+from isthmus.planners.problem import Floats, Problem
 from isthmus.planners.room import Room
-from isthmus.planners.tree import Tree, even
+from isthmus.planners.tree import Asked, Tree, even
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters
 from tests.planners.test_portfolio import problem, two_regions
@@ -99,6 +100,23 @@ def test_the_tree_finds_the_best_of_all_drafts() -> None:
     best = min(leaves.price(draft) for draft in whole_drafts(drafts))
     pool = pool_of(problem(two_regions(), chain(6), 24), calls=600)
     Tree(pool, even).grow()
+    assert pool.limit <= best * 1.001
+
+
+def wrong(pool: Pool, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
+    """Sure of the last action, always: the last devices idle, all state sharded."""
+    return [np.array([1e-6] * (len(actions) - 1) + [1.0]) for _, actions in asked]
+
+
+def test_a_prior_that_is_wrong_is_doubted_in_time() -> None:
+    task = problem(two_regions(), chain(6), 24)
+    best = min(Leaves(pool_of(task), Drafts(task)).price(draft) for draft in whole_drafts(Drafts(task)))
+    pool = pool_of(problem(two_regions(), chain(6), 24), calls=600)
+    tree = Tree(pool, wrong)
+    for _ in range(3):
+        tree.round()
+    assert pool.limit > best * 1.05
+    tree.grow()
     assert pool.limit <= best * 1.001
 
 
