@@ -33,7 +33,7 @@ from isthmus.plan.schedule import render_orders
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
 from isthmus.planners.bundles import all_bundles
-from isthmus.planners.cuts import balanced_cut
+from isthmus.planners.cuts import balanced_cut, pipelines_seconds
 from isthmus.planners.lanes import Lanes, Pace, lanes_plan
 from isthmus.planners.portfolio import Choice, choose_plan, parse_fix
 from isthmus.planners.problem import build_problem
@@ -320,6 +320,7 @@ def prepare_simulator(compiling: Callable[[], None] = lambda: None) -> None:
         assert layout is not None
         problem.simulator.play(problem.price(lanes_plan(problem, layout)).plan)
         balanced_cut([np.ones(1)])
+        pipelines_seconds(np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 0)), np.ones(1, np.int64), 1)
         lanes.settled(((("a/CPU/0",),),), 1, Pace(1), 0)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from isthmus.cluster.load import parse_cluster
 from isthmus.model.job import Job
-from isthmus.planners.cuts import balanced_cut, pipeline_seconds
+from isthmus.planners.cuts import Parts, balanced_cut, pipeline_seconds, pipeline_times
 from isthmus.planners.pieces import build_stages, make_plan
 from isthmus.planners.problem import build_problem
 from isthmus.planners.room import Need, Room, Way
@@ -110,4 +110,35 @@ def test_pipeline_seconds_is_not_above_what_any_order_needs(stages: list[float],
             after = backward[m, s + 1] if s + 1 < len(stages) else forward[m, s]
             ready = max(after, backward[m - 1, s] if m else forward[-1, s])
             backward[m, s] = ready + stages[s] * 2 / 3
-    assert pipeline_seconds(np.array(stages), micro_batches, range(len(stages), 0, -1)) <= backward.max() * (1 + 1e-9)
+    rows, hops, let_in = np.array(stages), np.zeros(len(stages) - 1), np.arange(len(stages), 0, -1)
+    assert pipeline_seconds(rows, rows, hops, let_in, micro_batches) <= backward.max() * (1 + 1e-9)
+
+
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_pipeline_times_are_those_of_the_formulas(stages: int, m: int, seed: int) -> None:
+    """The same maths over whole arrays, as the docstrings state it."""
+    draw = np.random.default_rng(seed)
+    least, extra, start = draw.random((3, stages))
+    links, let_in = draw.random((5, stages - 1)), np.sort(draw.integers(1, 9, stages))[::-1].copy()
+    there, home, latency, message, total = links
+    ends, gathers = draw.random((stages, 3)), draw.random(stages) < 0.5
+    most, back = least + extra, least + extra / 2
+    crossings = np.ascontiguousarray(np.array((latency, message, total)).T)
+    parts = Parts(most, least, start, back, there.copy(), home.copy(), crossings, let_in, ends)
+
+    hops = np.append(2 * latency + message * (there + home), 0.0)
+    way = np.append(0.0, np.cumsum(least + hops))
+    around = extra + way[-1] - way[:-1]
+    waits = (way[:-1] + np.maximum(m * most, -(-m // let_in) * around)).max()
+    sending, travel, update = ends.T
+    last = np.maximum(m * least + np.maximum(travel, gathers * sending / 2), (m - 1) * least + start + sending)
+    crossed = (m * total * np.maximum(there, home)).max(initial=0.0)
+    bound = max((m * most).max(), (last + update).max(), crossed, way[-1], waits)
+
+    passing = np.append(there * total + home * total + 2 * latency, 0.0)
+    trips = np.cumsum((most + passing)[::-1])[::-1]
+    busiest = max((there * total).max(initial=0.0), (home * total).max(initial=0.0))
+    end = trips[0] + (m - 1) * max(most.max(), (trips / np.minimum(let_in, m)).max(), busiest)
+    before = np.append(0.0, np.cumsum(back[:-1] + home * total + latency))
+    about = max(end, (end - before + np.maximum(0.0, sending + travel - 0.8 * back) + update).max())
+    np.testing.assert_allclose(pipeline_times(parts, ends, gathers, m), (bound, about), rtol=1e-12)

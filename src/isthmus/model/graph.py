@@ -113,12 +113,12 @@ class BlockGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Each parameter by its first name."""
         return {parameter.name: parameter for parameter in self.parameters}
 
-    @property
+    @cached_property
     def elements(self) -> int:
         """Trained elements, ties counted once."""
         return sum(parameter.elements for parameter in self.parameters)
 
-    @property
+    @cached_property
     def flops(self) -> float:
         """Forward and backward FLOPs of one sample."""
         return sum(block.forward_flops + block.backward_flops for block in self.blocks)

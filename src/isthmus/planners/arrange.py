@@ -132,33 +132,22 @@ class Arranger:
 
     def traced(self, solved: Solved, depth: int) -> Arranged:
         """The stages behind the best value of a depth, and what they take with filling the pipeline, roughly."""
-        bundles, rows, samples = solved.bundles, self.runs, solved.samples
-        latency, link, trunk = solved.far
-        stages, firsts, again, i, a = [], [], [], int(solved.starts[depth]), 0
-        around, busiest, synced = 0.0, 0.0, 0.0
-        for d in range(depth, 0, -1):
-            end, after, b, second = solved.picks[d, i, a].tolist()
-            r, first, last = solved.table[i, end], self.borders[a], self.borders[b]
-            one = rows.forward[r, b] - rows.forward[r, a]
-            back = rows.backward[r, b] - rows.backward[r, a]
-            own, hop = one * (1 + second) + back, 0.0
-            sync = rows.per_byte[r] * (self._weights[last] - self._weights[first]) + rows.waits[r]
-            synced = max(synced, sync - back)
-            if d > 1:
-                rate = max(link[end - 1, after] / rows.hosts[r], trunk[end - 1, after])
-                hop = rate * samples * self._passed[last]
-                around += 2 * (hop + latency[end - 1, after])
-            around, busiest = around + own, max(busiest, own, hop)
-            stages.append(tuple(group for bundle in bundles[i:end] for group in bundle.groups))
-            firsts.append(int(first))
-            again.append(bool(second))
-            i, a = after, b
+        rows, at = self.runs, self.borders
+        picked, (around, busiest, synced) = walked(
+            solved.picks, solved.table, int(solved.starts[depth]), depth, rows.forward, rows.backward, rows.per_byte,
+            rows.waits, rows.hosts, *solved.far, self._weights[at], self._passed[at], float(solved.samples),
+        )  # fmt: skip
         period = max(busiest, around / min(depth + solved.ahead, solved.micro_batches))
         seconds = around + (solved.micro_batches - 1) * period + synced
+        first, end, border, again = picked.T.tolist()
+        stages = tuple(
+            tuple(group for bundle in solved.bundles[i:j] for group in bundle.groups)
+            for i, j in zip(first, end, strict=True)
+        )
         if depth > 1 and self._tied:  # what the first block and the last share is synced at the very end
             per_byte, waits = self.runs.ring(tuple(group[0] for group in (*stages[0], *stages[-1])))
             seconds += self._tied * per_byte + waits
-        return Arranged(tuple(stages), tuple(firsts), tuple(again), float(seconds))
+        return Arranged(stages, tuple(at[border].tolist()), tuple(map(bool, again)), seconds)
 
     def recut(
         self, arranged: Arranged, samples: int, micro_batches: int, held: Way, ahead: int = 0, others: int = 0
@@ -260,6 +249,32 @@ def solve(
         if since >= PATIENCE and least < np.inf:  # deeper ones only take longer to fill
             break
     return best, picks
+
+
+@compiled
+def walked(
+    picks: Ints, run: Ints, start: int, depth: int, forward: Floats, backward: Floats, per_byte: Floats, waits: Floats,
+    hosts: Ints, latency: Floats, link: Floats, trunk: Floats, weights: Floats, passed: Floats, samples: float,
+) -> tuple[Ints, tuple[float, float, float]]:  # fmt: skip
+    """The stages that `solve` picked, [depth, 4]: first bundle, the one after the last, first border, whether it
+    recomputes. And seconds: of a micro-batch all around, of the busiest stage or message, of what syncs stand out.
+    """
+    found = np.zeros((depth, 4), np.int32)
+    around, busiest, synced = 0.0, 0.0, 0.0
+    i, a = start, 0
+    for s in range(depth):
+        end, after, b, second = picks[depth - s, i, a]
+        found[s, 0], found[s, 1], found[s, 2], found[s, 3] = i, end, a, second
+        r = run[i, end]
+        back = backward[r, b] - backward[r, a]
+        own, hop = (forward[r, b] - forward[r, a]) * (1 + second) + back, 0.0
+        synced = max(synced, per_byte[r] * (weights[b] - weights[a]) + waits[r] - back)
+        if s < depth - 1:
+            hop = max(link[end - 1, after] / hosts[r], trunk[end - 1, after]) * samples * passed[b]
+            around += 2 * (hop + latency[end - 1, after])
+        around, busiest = around + own, max(busiest, own, hop)
+        i, a = after, b
+    return found, (around, busiest, synced)
 
 
 @compiled

@@ -26,7 +26,7 @@ from isthmus.planners.ideas import Idea
 from isthmus.planners.problem import Bools, Floats, Problem
 from isthmus.planners.room import Room
 from isthmus.planners.shares import divisors
-from isthmus.planners.staged import Stage, Staged, staged_idea, versions
+from isthmus.planners.staged import Stage, Staged, staged_ideas, versions
 
 __all__ = ["classes"]
 
@@ -77,7 +77,7 @@ def _idea(problem: Problem, room: Room, mix: _Mix, order: Sequence[int], layers:
     staged = Staged(tuple(stages), problem.job.batch // (mix.replicas * mix.micro))
     borders = [end - 1 for end in accumulate(mix.stages[c] for c in order)][:-1]
     ways, cuts = ways_of(mix.replicas), [partial(_even, [layers] * len(stages))]
-    idea = staged_idea(problem, room, staged, cuts, ways, borders)
+    (idea,) = staged_ideas(problem, room, staged, cuts, ways, borders)
     made = partial(versions, problem, room, staged, cuts, ways, allowed)
     return idea._replace(seconds=max(idea.seconds, mix.seconds), versions=made)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,21 @@ import numpy.typing as npt
 from isthmus.compiled import compiled
 from isthmus.planners.problem import Bools, Floats
 
-__all__ = ["balanced_cut", "best_cut", "even_limits", "pipeline_seconds", "span_sums", "stage_sums"]
+__all__ = [
+    "Parts",
+    "balanced_cut",
+    "best_cut",
+    "even_limits",
+    "least_time",
+    "pipeline_seconds",
+    "pipeline_times",
+    "pipelines_seconds",
+    "span_sums",
+    "stage_sums",
+]
+
+Ints = npt.NDArray[np.int64]
+_HIDDEN = 0.8  # part of a stage's last backward in which its gradients are being sent, about
 
 
 def best_cut(costs: Iterable[Floats]) -> list[int] | None:
@@ -106,25 +121,97 @@ def stage_sums(row: Floats, firsts: Sequence[int]) -> Floats:
     return np.asarray(np.add.reduceat(row, firsts))
 
 
-def pipeline_seconds(
-    most: Floats,
-    micro_batches: int,
-    flights: Sequence[int],
-    least: Floats | None = None,
-    hops: Floats | None = None,
-) -> Floats:
-    """What a pipeline by 1f1b needs at least (`staged` says why); a row that must wait for nothing has no `hops`.
+class Parts(NamedTuple):
+    """Of a cut pipeline: seconds and bytes of each stage, and of what passes between it and the next."""
 
-    `most` and `least` are the seconds of each stage's slowest and quickest replica for a micro-batch, both ways;
-    `hops` those of messages to the next stage and back. Stages are the last axis; there may be others before it.
+    most: Floats  # of the slowest replica, both ways
+    least: Floats  # of the quickest replica, both ways
+    start: Floats  # of the quickest replica's forward
+    back: Floats  # of the slowest replica's backward
+    there: Floats  # bytes a sample to the next stage
+    home: Floats  # and back
+    crossings: Floats  # [stages - 1, 3]: latency, seconds of the shortest message, of all, for one byte a sample
+    flights: Ints  # micro-batches that may be in flight
+    ends: Floats  # [stages, 3]: seconds of the ring of gradients, its sending and its travel, and of the update
+
+
+@compiled
+def pipeline_times(parts: Parts, bare: Floats, gathers: Bools, micro_batches: int) -> tuple[float, float]:
+    """What a pipeline needs at least (`staged` says why); and what it takes, about: no bound, but near.
+
+    `bare`: `ends` as far as the bound knows them; `gathers`: stages whose weights are gathered after their update.
+
+    One micro-batch goes around in A seconds; the others follow one by one, each P seconds behind the one before: P is
+    what the busiest stage or link needs for one, or a round trip from some stage on over those it lets in:
+
+        A + (m - 1) P, at the end of which stages wait for their gradients' sync, the last ones first
     """
-    least = most if least is None else least
-    start = np.zeros((*most.shape[:-1], 1))
-    after = np.concatenate((np.zeros_like(most[..., 1:]) if hops is None else hops, start), axis=-1)
-    way = np.concatenate((start, np.cumsum(least + after, axis=-1)), axis=-1)  # to each stage and back; then to the end
-    ends, way = way[..., -1:], way[..., :-1]
-    with np.errstate(invalid="ignore"):  # stages that cannot talk
-        around = most - least + ends - way
-    busy = np.maximum(micro_batches * most, -(-micro_batches // np.asarray(flights)) * around)
-    longest = np.maximum(ends[..., 0], (way + busy).max(axis=-1))
-    return np.where(ends[..., 0] < np.inf, longest, np.inf)
+    least = least_time(parts, bare, gathers, micro_batches)
+    stages, m = len(parts.most), micro_batches
+    around = np.zeros(stages + 1)  # from each stage on
+    period = 0.0
+    for s in range(stages - 1, -1, -1):
+        passed = 0.0
+        if s < stages - 1:
+            latency, total = parts.crossings[s, 0], parts.crossings[s, 2]
+            passed = parts.there[s] * total + parts.home[s] * total + 2 * latency
+            period = max(period, parts.there[s] * total, parts.home[s] * total)
+        around[s] = around[s + 1] + (parts.most[s] + passed)
+        period = max(period, parts.most[s], around[s] / min(parts.flights[s], m))
+    if not around[0] < np.inf:
+        return least, np.inf
+    end = around[0] + (m - 1) * period
+    longest, before = end, 0.0  # the way home from each stage
+    for s in range(stages):
+        sending, travel, update = parts.ends[s, 0], parts.ends[s, 1], parts.ends[s, 2]
+        sync = max(0.0, sending + travel - _HIDDEN * parts.back[s])
+        longest = max(longest, end - before + sync + update)
+        if s < stages - 1:
+            before += parts.back[s] + (parts.home[s] * parts.crossings[s, 2] + parts.crossings[s, 0])
+    return least, longest
+
+
+@compiled
+def least_time(parts: Parts, ends: Floats, gathers: Bools, micro_batches: int) -> float:
+    """What a pipeline needs at least."""
+    m, stages, seconds, serial = micro_batches, len(parts.most), 0.0, True
+    for s in range(stages):
+        least, sending, travel, update = parts.least[s], ends[s, 0], ends[s, 1], ends[s, 2]
+        gather = sending / 2 if gathers[s] else 0.0
+        last = max(m * least + max(travel, gather), (m - 1) * least + parts.start[s] + sending)
+        seconds = max(seconds, m * parts.most[s], last + update)
+    hops = np.zeros(stages - 1)
+    for s in range(stages - 1):
+        there, home = parts.there[s], parts.home[s]
+        seconds = max(seconds, m * parts.crossings[s, 2] * max(there, home))
+        hops[s] = 2 * parts.crossings[s, 0] + parts.crossings[s, 1] * (there + home)
+        serial = serial and there != 0.0 and home != 0.0
+    if serial:  # else some stages do not wait for each other
+        seconds = max(seconds, pipeline_seconds(parts.most, parts.least, hops, parts.flights, m))
+    return seconds
+
+
+@compiled
+def pipeline_seconds(most: Floats, least: Floats, hops: Floats, flights: Ints, micro_batches: int) -> float:
+    """What computing and messages to the next stage and back need at least, by 1f1b (`staged` says why).
+
+    `most` and `least` are the seconds of each stage's slowest and quickest replica for a micro-batch, both ways; `hops`
+    those of messages to the next stage and back.
+    """
+    stages = len(most)
+    way = np.zeros(stages + 1)  # to each stage and back; then to the end
+    for s in range(stages):
+        way[s + 1] = way[s] + (least[s] + (hops[s] if s < stages - 1 else 0.0))
+    longest = float(way[stages])
+    if not longest < np.inf:  # stages that cannot talk
+        return np.inf
+    for s in range(stages):
+        around = most[s] - least[s] + way[stages] - way[s]
+        longest = max(longest, way[s] + max(micro_batches * most[s], -(-micro_batches // flights[s]) * around))
+    return longest
+
+
+@compiled
+def pipelines_seconds(most: Floats, least: Floats, hops: Floats, flights: Ints, micro_batches: int) -> Floats:
+    """The same of many cuts, [cuts, stages]."""
+    return np.array([pipeline_seconds(most[i], least[i], hops[i], flights, micro_batches) for i in range(len(most))])

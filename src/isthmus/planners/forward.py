@@ -81,22 +81,36 @@ def _attend(
 ) -> Array:
     heads, part = weights[f"{at}.score"].shape
     sent = _linear(weights, f"{at}.source", source).reshape(*source.shape[:2], heads, part)
-    here = _linear(weights, f"{at}.target", target).reshape(*target.shape[:2], heads, part)
-    between = (edges @ weights[f"{at}.edge.weight"].T).reshape(*edges.shape[:3], heads, part)
-    z = sent[:, :, None] + here[:, None] + between
-    z = np.where(z > 0, z, _SLOPE * z)
-    found = np.einsum("bsthp,hp->bsth", z, weights[f"{at}.score"])
-    found = np.where(mask[None, :, :, None], found, -np.inf)
-    most = np.maximum(found.max(1, keepdims=True), -1e30)
-    parts = np.exp(found - most)
+    here = _linear(weights, f"{at}.target", target)
+    z = _times(edges, weights[f"{at}.edge.weight"].T) + sent.reshape(
+        *sent.shape[:2], 1, -1
+    )  # [drafts, from, to, width]
+    z += here[:, None]
+    np.maximum(z, _SLOPE * z, out=z)
+    found = _times(z, _apart(weights[f"{at}.score"]))
+    found[:, ~mask] = -np.inf
+    found -= np.maximum(found.max(1, keepdims=True), -1e30)
+    parts = np.exp(found, out=found)
     parts /= np.maximum(parts.sum(1, keepdims=True), 1e-30)
-    messages: Array = np.einsum("bsth,bshp->bthp", parts, sent).reshape(*target.shape)
-    return messages
+    messages: Array = parts.transpose(0, 3, 2, 1) @ sent.transpose(0, 2, 1, 3)  # [drafts, heads, to, part]
+    return messages.transpose(0, 2, 1, 3).reshape(*target.shape)
+
+
+def _apart(score: Array) -> Array:
+    """[width, heads]: what each head makes of its own part of the width, and nothing of the others'."""
+    heads, part = score.shape
+    matrix = np.zeros((heads, part, heads), np.float32)
+    matrix[np.arange(heads), :, np.arange(heads)] = score
+    return matrix.reshape(heads * part, heads)
 
 
 def _linear(weights: Weights, at: str, x: Array) -> Array:
-    out: Array = x @ weights[f"{at}.weight"].T + weights[f"{at}.bias"]
-    return out
+    return _times(x, weights[f"{at}.weight"].T) + weights[f"{at}.bias"]
+
+
+def _times(x: Array, matrix: Array) -> Array:
+    """In one go: numpy multiplies arrays of more than two axes matrix by matrix."""
+    return (x.reshape(-1, x.shape[-1]) @ matrix).reshape(*x.shape[:-1], -1)
 
 
 def _two(weights: Weights, at: str, x: Array) -> Array:

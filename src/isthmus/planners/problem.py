@@ -66,6 +66,7 @@ class Problem:
         self.crossings: dict[Hashable, tuple[float, float, float]] = {}  # what `staged` has found of pairs of stages
         self.ends: dict[Hashable, tuple[float, float, float]] = {}  # and of each stage: its ring, its update
         self._both: dict[tuple[str, Group, int], Floats] = {}
+        self._whole: dict[tuple[str, Group, int], float] = {}
         self._facts: dict[tuple[str, ...], Fact] = {}
         if not self.usable:
             raise NoPlanError(
@@ -108,7 +109,7 @@ class Problem:
                 steps[source] += table.per_sample[i]
         return steps
 
-    @property
+    @cached_property
     def thinnest(self) -> float:
         """Bytes a sample that at least pass between neighbouring blocks, each way; 0 where they are not serial."""
         return float(self.steps.min(initial=np.inf)) if len(self.steps) else 0.0
@@ -146,6 +147,13 @@ class Problem:
         if key not in self._both:
             self._both[key] = self.block_seconds(kind, group, samples).sum(axis=0)
         return self._both[key]
+
+    def whole_seconds(self, kind: str, group: Group, samples: int) -> float:
+        """The same of the whole model; nothing for no samples."""
+        key = (kind, group, samples)
+        if key not in self._whole:
+            self._whole[key] = float(self.block_seconds(kind, group, samples).sum()) if samples else 0.0
+        return self._whole[key]
 
     def allowed(self, device: str) -> Bools:
         """Which blocks the job's places let be on a device."""

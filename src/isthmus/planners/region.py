@@ -16,10 +16,10 @@ from typing import NamedTuple
 from isthmus.planners.devices import best_link, tensor_groups
 from isthmus.planners.grid import Fix, divides_heads, ways_of
 from isthmus.planners.ideas import Idea
-from isthmus.planners.problem import Fact, Problem
+from isthmus.planners.problem import Problem
 from isthmus.planners.room import Room
 from isthmus.planners.shares import even_shares, fair_shares, micro_batch_counts
-from isthmus.planners.staged import Stage, Staged, own_times, staged_idea
+from isthmus.planners.staged import Stage, Staged, own_times, staged_ideas
 
 __all__ = ["region"]
 
@@ -110,9 +110,8 @@ def _ideas(problem: Problem, room: Room, rows: Sequence[Groups], borders: Sequen
     for count in micro_batch_counts(problem.job.batch, 1):
         stages = tuple(_shared(problem, groups, problem.job.batch // count) for groups in rows)
         ways = ways_of(max(len(stage) for stage in stages))
-        for ahead in _AHEAD if borders else (0,):
-            staged = Staged(stages, count, ahead)
-            yield staged_idea(problem, room, staged, [own_times(problem, staged)], ways, borders)
+        staged, cuts = Staged(stages, count), [own_times(problem, stages)]
+        yield from staged_ideas(problem, room, staged, cuts, ways, borders, _AHEAD if borders else (0,))
 
 
 def _shared(problem: Problem, groups: Groups, samples: int) -> Stage:
@@ -121,11 +120,6 @@ def _shared(problem: Problem, groups: Groups, samples: int) -> Stage:
     if len(set(facts)) == 1:
         shares = even_shares(samples, len(groups))
     else:
-        times = {fact: cache(partial(_seconds, problem, fact)) for fact in dict.fromkeys(facts)}
+        times = {fact: partial(problem.whole_seconds, *fact) for fact in dict.fromkeys(facts)}
         shares = fair_shares(samples, [times[fact] for fact in facts], least=0)
     return tuple((group, share) for group, share in zip(groups, shares, strict=True) if share)
-
-
-def _seconds(problem: Problem, fact: Fact, samples: int) -> float:
-    """Of the whole model."""
-    return float(problem.block_seconds(*fact, samples).sum()) if samples else 0.0

@@ -29,7 +29,7 @@ from isthmus.planners.problem import Floats, Problem
 from isthmus.planners.region import region
 from isthmus.planners.room import Need, Room, Way
 from isthmus.planners.shares import even_shares, fair_shares, micro_batch_counts
-from isthmus.planners.staged import Staged, own_times, staged_idea, way_seconds
+from isthmus.planners.staged import Staged, own_times, staged_ideas, way_seconds
 
 __all__ = ["SCHEMES", "Scheme", "data", "data_even", "pipeline"]
 
@@ -121,7 +121,8 @@ def pipeline(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
     for chain in dict.fromkeys(chains):
         for count in micro_batch_counts(problem.job.batch, 1):
             staged = Staged(tuple((((device,), problem.job.batch // count),) for device in chain), count)
-            yield staged_idea(problem, room, staged, [own_times(problem, staged)], _WAYS, range(len(chain) - 1))
+            cuts = [own_times(problem, staged.stages)]
+            yield from staged_ideas(problem, room, staged, cuts, _WAYS, range(len(chain) - 1))
 
 
 SCHEMES: dict[str, Scheme] = {

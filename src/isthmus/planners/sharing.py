@@ -7,8 +7,8 @@ are, not on which: equal sorts are looked up, not computed again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +34,6 @@ class Sharing:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._times: dict[Fact, Callable[[int], float]] = {}
         self._known: dict[tuple[int, frozenset[tuple[Fact, int]]], Shared] = {}
         self._found: dict[tuple[int, tuple[tuple[str, ...], ...]], Shared] = {}
 
@@ -60,7 +59,8 @@ class Sharing:
         if len(counts) == 1:
             shares = even_shares(samples, len(facts))
         else:
-            shares = fair_shares(samples, [self._time(fact) for fact in facts], least=0)
+            times = {fact: partial(self.problem.whole_seconds, *fact) for fact in counts}
+            shares = fair_shares(samples, [times[fact] for fact in facts], least=0)
         by_fact: dict[Fact, list[int]] = {}
         for fact, share in zip(facts, shares, strict=True):
             by_fact.setdefault(fact, []).append(share)
@@ -68,12 +68,3 @@ class Sharing:
         rows = [self.problem.block_seconds(*fact, share) for fact, share in most]
         slowest = max(rows, key=lambda row: float(np.sum(row)))
         return Shared(by_fact, np.cumsum(np.pad(slowest, ((0, 0), (1, 0))), axis=1), most)
-
-    def _time(self, fact: Fact) -> Callable[[int], float]:
-        """Seconds of the whole model, by the samples; each is looked up once."""
-        if fact not in self._times:
-            kind, group = fact
-            self._times[fact] = cache(
-                lambda samples: float(self.problem.block_seconds(kind, group, samples).sum()) if samples else 0.0
-            )
-        return self._times[fact]

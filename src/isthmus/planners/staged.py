@@ -27,7 +27,16 @@ import numpy.typing as npt
 from isthmus.cost.compute import Group
 from isthmus.cost.tables import stage_links
 from isthmus.plan.types import Plan
-from isthmus.planners.cuts import balanced_cut, best_cut, pipeline_seconds, span_sums, stage_sums
+from isthmus.planners.cuts import (
+    Parts,
+    balanced_cut,
+    best_cut,
+    least_time,
+    pipeline_times,
+    pipelines_seconds,
+    span_sums,
+    stage_sums,
+)
 from isthmus.planners.ideas import Idea, Version
 from isthmus.planners.pieces import Ring, build_stages, last_bucket, least_ring, least_update, make_plan
 from isthmus.planners.problem import Bools, Floats, Problem, divided_work
@@ -43,14 +52,13 @@ __all__ = [
     "least_seconds",
     "nearest",
     "own_times",
-    "staged_idea",
+    "staged_ideas",
     "staged_plan",
     "versions",
     "way_seconds",
 ]
 
 _IDEA, _VERSIONS = 1.5e-4, 2e-3  # seconds that making them takes
-_HIDDEN = 0.8  # part of a stage's last backward in which its gradients are being sent, about
 Stage = tuple[tuple[tuple[str, ...], int], ...]  # devices and share of each replica
 _Timed = tuple[str, Group, int]  # kind and links of a replica, and its share
 Cut = Callable[[Way], Sequence[Floats]]  # what is to be even: for each stage what every block weighs on it
@@ -72,22 +80,34 @@ class _Crossing(NamedTuple):
     total: float  # seconds that one micro-batch takes of the busiest link, nic or trunk
 
 
-def staged_idea(
-    problem: Problem, room: Room, staged: Staged, cuts: Sequence[Cut], ways: Sequence[Way], borders: Sequence[int] = ()
-) -> Idea:
-    """An idea whose stages are cut in one of several ways; the last way to hold state needs least memory.
+def staged_ideas(
+    problem: Problem,
+    room: Room,
+    staged: Staged,
+    cuts: Sequence[Cut],
+    ways: Sequence[Way],
+    borders: Sequence[int] = (),
+    aheads: Sequence[int] = (0,),
+) -> Iterator[Idea]:
+    """Ideas whose stages are cut in one of several ways; the last way to hold state needs least memory.
 
-    `borders`: stages after which messages are slow, so that the idea's bound should count them.
+    `borders`: stages after which messages are slow, so that the ideas' bounds should count them. `aheads`: there is an
+    idea for each of them in place of `staged.ahead`.
     """
-    problem.effort += _IDEA
     devices = [device for stage in staged.stages for group, _ in stage for device in group]
-    return Idea(
-        seconds=least_seconds(problem, staged, borders),
-        memory=sum(problem.cluster.kind_of(device).memory for device in devices),
-        samples=max(share for stage in staged.stages for _, share in stage),
-        versions=partial(versions, problem, room, staged, cuts, ways),
-        nearest=partial(nearest, problem, room, staged, ways[-1]),
-    )
+    memory = sum(problem.cluster.kind_of(device).memory for device in devices)
+    samples = max(share for stage in staged.stages for _, share in stage)
+    seconds, around = _floor(problem, staged, borders)
+    for ahead in aheads:
+        problem.effort += _IDEA
+        one = staged._replace(ahead=ahead)
+        yield Idea(
+            seconds=max(seconds, _round_trips(problem, one, around)),
+            memory=memory,
+            samples=samples,
+            versions=partial(versions, problem, room, one, cuts, ways),
+            nearest=partial(nearest, problem, room, one, ways[-1]),
+        )
 
 
 def versions(
@@ -101,7 +121,6 @@ def versions(
     """Each way to hold the state, with each cut that fits so. `allowed`: runs of blocks that a stage may have."""
     problem.effort += _VERSIONS
     needs, found = list(_needs(problem, staged)), dict[tuple[Way, tuple[int, ...]], Version]()
-    crossings = [_crossing(problem, a, b) for a, b in pairwise(staged.stages)]
     for way in ways:
         fits = [_fits(room, stage, way, allowed) for stage in needs]
         if not all(matrix.any() for matrix in fits):
@@ -110,7 +129,8 @@ def versions(
             firsts = balanced_cut(cut(way), fits)
             if firsts is not None and (way, tuple(firsts)) not in found:
                 each = [way] * len(firsts)
-                seconds = _seconds(_measured(problem, staged, crossings, firsts, each), staged, each)
+                parts = _measured(problem, staged, firsts, each)
+                seconds = least_time(parts, parts.ends, _gathers(each), staged.micro_batches)
                 found[way, tuple(firsts)] = Version(seconds, partial(staged_plan, problem, staged, firsts, way))
     return sorted(found.values(), key=lambda version: version.seconds)
 
@@ -121,11 +141,11 @@ def nearest(problem: Problem, room: Room, staged: Staged, way: Way) -> Plan | No
     return None if firsts is None else staged_plan(problem, staged, firsts, way)
 
 
-def own_times(problem: Problem, staged: Staged) -> Cut:
+def own_times(problem: Problem, stages: Sequence[Stage]) -> Cut:
     """What a block weighs on a stage is the time of the stage's slowest replica."""
 
     def weights(way: Way) -> list[Floats]:
-        facts = [_facts(problem, stage) for stage in staged.stages]
+        facts = [_facts(problem, stage) for stage in stages]
         rows = {fact: way_seconds(problem.block_seconds(*fact), way) for stage in facts for fact in stage}
         return [rows[max(stage, key=lambda fact: float(rows[fact].sum()))] for stage in facts]
 
@@ -139,21 +159,31 @@ def way_seconds(seconds: Floats, way: Way) -> Floats:
 
 def least_seconds(problem: Problem, staged: Staged, borders: Sequence[int] = ()) -> float:
     """What the pipeline needs at least, however it is cut: evenly divided work, or round trips of all blocks."""
-    count = staged.micro_batches
+    seconds, around = _floor(problem, staged, borders)
+    return max(seconds, _round_trips(problem, staged, around))
+
+
+def _floor(problem: Problem, staged: Staged, borders: Sequence[int]) -> tuple[float, float]:
+    """What it needs whatever is in flight, and the seconds of one micro-batch's round trip, at least."""
     slowest, quickest, counts = dict[_Timed, Floats](), dict[_Timed, Floats](), dict[_Timed, int]()
     for stage in staged.stages:
-        rows = {fact: problem.both_seconds(*fact) for fact in _facts(problem, stage)}
-        most = max(rows, key=lambda fact: float(rows[fact].sum()))
-        slowest[most], counts[most] = rows[most], counts.get(most, 0) + 1
-        quickest.update(rows)
+        facts = _facts(problem, stage)
+        most = max(facts, key=lambda fact: problem.whole_seconds(*fact))
+        slowest[most], counts[most] = problem.both_seconds(*most), counts.get(most, 0) + 1
+        quickest.update((fact, problem.both_seconds(*fact)) for fact in facts if fact not in quickest)
+    count, around = staged.micro_batches, 0.0
     seconds = max(count * divided_work(slowest, counts), _tied_ends(problem, staged))
     if problem.serial:
         around = float(np.min(list(quickest.values()), axis=0).sum())
         for crossing in (_crossing(problem, staged.stages[s], staged.stages[s + 1]) for s in borders):
             around += 2 * (crossing.latency + crossing.message * problem.thinnest)
             seconds = max(seconds, count * crossing.total * problem.thinnest)
-        seconds = max(seconds, -(-count // flights(problem, staged)[0]) * around)
-    return seconds
+    return seconds, around
+
+
+def _round_trips(problem: Problem, staged: Staged, around: float) -> float:
+    """Seconds of all micro-batches, of which the first stage lets only some in at a time."""
+    return -(-staged.micro_batches // flights(problem, staged)[0]) * around if around else 0.0
 
 
 def _tied_ends(problem: Problem, staged: Staged) -> float:
@@ -217,12 +247,12 @@ def cut_times(
     `rings`: gradients go around the replicas of a stage and nobody else. Else the bound knows nothing of syncs, nor of
     updates that others have a part of.
     """
-    crossings = [_crossing(problem, a, b) for a, b in pairwise(staged.stages)]
-    parts = _measured(problem, staged, crossings, firsts, ways)
-    own = [update if way.state == "replicated" else 0.0 for way, (_, update) in zip(ways, parts.ends, strict=True)]
-    bare = parts if rings else parts._replace(ends=[(Ring(0.0, 0.0), update) for update in own])
-    least = _seconds(bare, staged, ways)
-    return least, max(least, _about(parts, staged) + _tied_ends(problem, staged))
+    parts = _measured(problem, staged, firsts, ways)
+    bare = parts.ends if rings else np.array([(0.0, 0.0, update) for update in parts.ends[:, 2]])
+    if not rings:
+        bare[[way.state != "replicated" for way in ways], 2] = 0.0
+    least, about = pipeline_times(parts, bare, _gathers(ways), staged.micro_batches)
+    return least, max(least, about + _tied_ends(problem, staged))
 
 
 def cut_bounds(
@@ -247,96 +277,51 @@ def cut_bounds(
         most[~(plain | second), s] = np.inf
     seconds = count * most.max(axis=1)
     if problem.serial and len(staged.stages) > 1:
-        crossings = [_crossing(problem, a, b) for a, b in pairwise(staged.stages)]
+        latency, message, total = _crossings(problem, staged.stages).T
         size = problem.steps[firsts[:, 1:] - 1]
-        hops = 2 * (np.array([c.latency for c in crossings]) + np.array([c.message for c in crossings]) * size)
-        seconds = np.maximum(seconds, (count * np.array([c.total for c in crossings]) * size).max(axis=1))
+        hops = 2 * (latency + message * size)
+        seconds = np.maximum(seconds, (count * total * size).max(axis=1))
         fits = np.isfinite(seconds)
-        seconds[fits] = np.maximum(
-            seconds[fits],
-            pipeline_seconds(most[fits], count, flights(problem, staged), least=least[fits], hops=hops[fits]),
-        )
+        most, quickest, let_in = most[fits], least[fits], np.array(flights(problem, staged))
+        seconds[fits] = np.maximum(seconds[fits], pipelines_seconds(most, quickest, hops[fits], let_in, count))
     return seconds, again, least.min(axis=1)
 
 
-class _Parts(NamedTuple):
-    """Seconds and bytes of each stage, and of what passes between it and the next."""
-
-    most: Floats  # of the slowest replica, both ways
-    least: Floats  # of the quickest replica, both ways
-    start: Floats  # of the quickest replica's forward
-    back: Floats  # of the slowest replica's backward
-    there: Floats  # bytes a sample to the next stage
-    home: Floats  # and back
-    crossings: Sequence[_Crossing]
-    flights: Sequence[int]
-    ends: Sequence[tuple[Ring, float]]
-
-
-def _measured(
-    problem: Problem, staged: Staged, crossings: Sequence[_Crossing], firsts: Sequence[int], ways: Sequence[Way]
-) -> _Parts:
+def _measured(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[Way]) -> Parts:
     facts = [_facts(problem, stage) for stage in staged.stages]
     rows = {fact: problem.block_seconds(*fact) for stage in facts for fact in stage}
     forth = {fact: stage_sums(row[0], firsts) for fact, row in rows.items()}
     again = np.array([way.recompute for way in ways])
-    back = {fact: stage_sums(row[1], firsts) + again * forth[fact] for fact, row in rows.items()}
-    per_stage = [[(float(forth[fact][s]), float(back[fact][s])) for fact in stage] for s, stage in enumerate(facts)]
+    back = {fact: (stage_sums(row[1], firsts) + again * forth[fact]).tolist() for fact, row in rows.items()}
+    ahead = {fact: row.tolist() for fact, row in forth.items()}
+    pairs = [[(ahead[fact][s], back[fact][s]) for fact in stage] for s, stage in enumerate(facts)]
     links = stage_links(np.array(firsts, np.int32), problem.table.tensors)
-    return _Parts(
-        most=np.array([max(a + b for a, b in pairs) for pairs in per_stage]),
-        least=np.array([min(a + b for a, b in pairs) for pairs in per_stage]),
-        start=np.array([min(a for a, _ in pairs) for pairs in per_stage]),
-        back=np.array([max(b for _, b in pairs) for pairs in per_stage]),
-        there=np.diagonal(links[0], 1),
-        home=np.diagonal(links[2], 1),
-        crossings=crossings,
-        flights=flights(problem, staged),
-        ends=list(_ends(problem, staged, firsts, ways)),
+    return Parts(
+        most=np.array([max([a + b for a, b in stage]) for stage in pairs]),
+        least=np.array([min([a + b for a, b in stage]) for stage in pairs]),
+        start=np.array([min(stage)[0] for stage in pairs]),
+        back=np.array([max([b for _, b in stage]) for stage in pairs]),
+        there=np.ascontiguousarray(np.diagonal(links[0], 1)),
+        home=np.ascontiguousarray(np.diagonal(links[2], 1)),
+        crossings=_crossings(problem, staged.stages),
+        flights=np.array(flights(problem, staged)),
+        ends=np.array(list(_ends(problem, staged, firsts, ways))),
     )
 
 
-def _seconds(parts: _Parts, staged: Staged, ways: Sequence[Way]) -> float:
-    """What the pipeline needs at least."""
-    count, least = staged.micro_batches, parts.least
-    seconds = float((count * parts.most).max())
-    for s, (ring, update) in enumerate(parts.ends):
-        gather = ring.sending / 2 if ways[s].state == "sharded-optimizer" else 0.0
-        last = (count - 1) * least[s] + parts.start[s] + ring.sending
-        seconds = max(seconds, max(count * least[s] + max(ring.travel, gather), last) + update)
-    for c, to, fro in zip(parts.crossings, parts.there, parts.home, strict=True):
-        seconds = max(seconds, count * c.total * max(to, fro))
-    if not (parts.there.all() and parts.home.all()):  # stages that do not wait for each other
-        return float(seconds)
-    pairs = zip(parts.crossings, parts.there, parts.home, strict=True)
-    hops = np.array([2 * c.latency + c.message * (to + fro) for c, to, fro in pairs])
-    return max(seconds, float(pipeline_seconds(parts.most, count, parts.flights, least=least, hops=hops)))
+def _gathers(ways: Sequence[Way]) -> Bools:
+    """Stages whose weights are gathered after their update."""
+    return np.array([way.state == "sharded-optimizer" for way in ways])
 
 
-def _about(parts: _Parts, staged: Staged) -> float:
-    """What the pipeline takes, about: no bound, but near.
-
-    One micro-batch goes around in A seconds; the others follow one by one, each P seconds behind the one before: P is
-    what the busiest stage or link needs for one, or a round trip from some stage on over those it lets in:
-
-        A + (m - 1) P, at the end of which stages wait for their gradients' sync, the last ones first
-    """
-    count, back = staged.micro_batches, parts.back
-    total, wait = np.array([(c.total, c.latency) for c in parts.crossings]).reshape(-1, 2).T
-    there, home = parts.there * total, parts.home * total
-    around = np.cumsum((parts.most + np.append(there + home + 2 * wait, 0.0))[::-1])[::-1]  # from each stage on
-    flight = np.minimum(parts.flights, count)
-    if not around[0] < np.inf:
-        return float("inf")
-    period = max(parts.most.max(), (around / flight).max(), there.max(initial=0.0), home.max(initial=0.0))
-    end = float(around[0] + (count - 1) * period)
-    before = np.append(0.0, np.cumsum(back + np.append(home + wait, 0.0)))[:-1]  # the way home from each stage
-    syncs = (max(0.0, ring.sending + ring.travel - _HIDDEN * back[s]) for s, (ring, _) in enumerate(parts.ends))
-    rests = zip(before, syncs, parts.ends, strict=True)
-    return max(end, *(float(end - way + sync + update) for way, sync, (_, update) in rests))
+def _crossings(problem: Problem, stages: Sequence[Stage]) -> Floats:
+    """[stages - 1, 3]"""
+    return np.array([_crossing(problem, a, b) for a, b in pairwise(stages)]).reshape(-1, 3)
 
 
-def _ends(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[Way]) -> Iterator[tuple[Ring, float]]:
+def _ends(
+    problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[Way]
+) -> Iterator[tuple[float, float, float]]:
     """Of each stage the ring of gradients and the seconds of the update; each is looked up once."""
     spans = pairwise((*firsts, len(problem.graph.blocks)))
     for stage, (a, b), way in zip(staged.stages, spans, ways, strict=True):
@@ -344,8 +329,7 @@ def _ends(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequenc
         if key not in problem.ends:
             ring, update = _end(problem, key[0], a, b, way, others=len(firsts) > 1)
             problem.ends[key] = (*ring, update)
-        sending, travel, update = problem.ends[key]
-        yield Ring(sending, travel), update
+        yield problem.ends[key]
 
 
 def _end(
