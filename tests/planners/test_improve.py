@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from random import Random
 
@@ -13,9 +15,15 @@ from isthmus.cluster.spec import Cluster
 from isthmus.errors import NoPlanError
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.validate import check
-from isthmus.planners.budget import Search
+from isthmus.planners.budget import Limits, Search
+from isthmus.planners.grid import Fix
+from isthmus.planners.ideas import Idea
+from isthmus.planners.improve import Pool, explore
+from isthmus.planners.lanes import Lanes
 from isthmus.planners.portfolio import choose_plan
-from isthmus.planners.schemes import SCHEMES
+from isthmus.planners.problem import Problem
+from isthmus.planners.room import Room
+from isthmus.planners.schemes import SCHEMES, data_even
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.test_portfolio import pipeline_of, problem, two_regions
@@ -66,6 +74,29 @@ def test_no_time_at_all() -> None:
     """A plan, or a clear word that there was no time for one."""
     with pytest.raises(NoPlanError, match=r"no layout was priced|fits in memory"):
         choose_plan(problem(two_regions(), chain(8)), budget=0.0)
+
+
+def test_a_scheme_that_never_ends_thinking_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making ideas counts: what has come by then is priced, and others get their turn."""
+
+    def endless(task: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
+        while True:
+            yield from data_even(task, room, fix)
+
+    monkeypatch.setitem(SCHEMES, "data-even", endless)
+    start = time.monotonic()
+    choice = choose_plan(problem(two_regions(), chain(8, width=256)), budget=1.0)
+    assert time.monotonic() - start < 5.0
+    assert choice.schemes["data-even"] is not None and choice.schemes["pipeline"] is not None
+    assert any("the budget ended the search" in note for note in choice.notes)
+
+
+@pytest.mark.parametrize(("seconds", "first"), [(2.0, True), (None, False), (60.0, False)])
+def test_the_hasty_ask_the_network_first(seconds: float | None, first: bool) -> None:
+    task = problem(two_regions(), chain(6))
+    pool, found = Pool(task, Lanes(task, Room(task)), Search(task, Limits(seconds, calls=40), None), None), []
+    explore(pool, [], lambda asked: found.append(len(asked.found)))
+    assert len(found) == 1 and (found[0] == 0) == first
 
 
 class Impatience:

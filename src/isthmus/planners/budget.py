@@ -21,6 +21,7 @@ Progress = Callable[[str, int], None]  # what is being tried, plans priced so fa
 _MOST_MESSAGES = 10_000_000  # of one plan: about ten seconds
 _SCHEME_MESSAGES = 25_000_000  # of all plans of one scheme
 _MESSAGES_A_SECOND = 1e6  # that the simulator plays, at least
+_HASTY = 3.0  # seconds
 
 
 class Limits(NamedTuple):
@@ -65,6 +66,11 @@ class Search:
         over_time = self.seconds is not None and self.left() <= 0
         over_effort = self.effort is not None and self.worked >= self.effort
         return self.interrupted or over_time or over_effort or (self.calls is not None and self.made >= self.calls)
+
+    @property
+    def hasty(self) -> bool:
+        """Whether there are so few seconds that what promises most at once comes first."""
+        return self.seconds is not None and self.seconds <= _HASTY
 
     @property
     def made(self) -> int:

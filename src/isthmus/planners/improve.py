@@ -164,18 +164,19 @@ def explore(pool: Pool, given: Sequence[Candidate], propose: Proposals | None = 
     problem, search = pool.problem, pool.search
     for candidate in given:
         pool.take(candidate)
+    proposals = None if problem.copied else propose
+    if proposals is not None and search.hasty:
+        _proposed(pool, proposals)
     with search.within(_FIRST_PART):
         for degree in tensor_degrees(problem)[:DEGREES]:
             _first(pool, all_bundles(problem, degree))
     pool.rank()
     with search.within(_FIRST_PART):
         resync(pool, count=1)
-    if propose is not None and not problem.copied:  # a good proposal at once would end the search around lesser plans
+    if proposals is not None and not search.hasty:  # a good one at once would end the search around lesser plans
         with search.within(_OWN_PART):
             _refine(pool)
-        with search.within(_PROPOSE_PART):
-            propose(pool)
-        pool.rank()
+        _proposed(pool, proposals)
     _refine(pool)
     resync(pool)
     while search.effort is None and not search.spent():  # somebody gave a budget, and some is left
@@ -186,6 +187,12 @@ def explore(pool: Pool, given: Sequence[Candidate], propose: Proposals | None = 
         if pool.limit < before:
             resync(pool)
     return pool.best
+
+
+def _proposed(pool: Pool, propose: Proposals) -> None:
+    with pool.search.within(_PROPOSE_PART):
+        propose(pool)
+    pool.rank()
 
 
 def _refine(pool: Pool) -> None:

@@ -26,6 +26,7 @@ from isthmus.planners.notes import missing_bytes, notes_on, nothing_fits
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.room import Room
 from isthmus.planners.schemes import SCHEMES
+from isthmus.planners.sync_ilp import load_solver
 
 __all__ = ["PLANNERS", "Choice", "Fix", "choose_plan", "parse_fix", "scheme_plans"]
 
@@ -36,7 +37,8 @@ _ALL = ("auto", "exact", "search", "learned", _SCHEMES)  # planners whose answer
 _MOST_IDEAS = 400  # of one scheme
 _MOST_NEAREST = 24  # plans priced only to say what is missing
 _NEAR = 1.05  # times the best plan so far: how far apart an idea's versions are taken to be
-_SCHEMES_PART = 0.4  # of the budget, where planners come after the schemes
+_SCHEMES_PART, _HASTY_PART = 0.4, 0.25  # of the budget, where planners come after the schemes
+_IDEAS_PART = 0.5  # of a scheme's seconds, to make its ideas
 _COPY_PART = 0.9  # of the budget of a large cluster, to plan one copy of it
 
 
@@ -77,6 +79,8 @@ def choose_plan(
         raise UsageError(
             "--fix pins degrees of the planner grid", found=f"--planner {planner}", expected="--planner grid"
         )
+    if planner in BEYOND:
+        load_solver()
     usual = budget is None and calls is None and planner in ("auto", "split", "search", "learned")
     effort = usual_effort(len(problem.usable)) if usual else None
     search = Search(problem, Limits(budget, calls, effort), progress)
@@ -140,7 +144,8 @@ def _found(search: Search, planner: str, fix: Fix | None, beside: bool) -> dict[
     beyond, wanted = BEYOND.get(planner) if fix is None else None, _wanted(planner, fix)
     first = search
     if beyond is not None:
-        first = Search(problem, search.limits(_SCHEMES_PART), search.progress)
+        part = _HASTY_PART if search.hasty else _SCHEMES_PART
+        first = Search(problem, search.limits(part), search.progress)
     names = tuple(dict.fromkeys((*wanted, *(SCHEMES if beside else ()))))
     for i, name in enumerate(names):
         if first.spent():
@@ -189,9 +194,14 @@ def _whole(search: Search, copies: Copies, small: Candidate) -> Candidate | None
 def _scheme(search: Search, room: Room, name: str, fix: Fix | None, kept: list[Idea]) -> Candidate | None:
     """The best plan of a scheme, whose ideas are added to `kept`: they are tried best bound first."""
     pinned = fix if fix is not None and name == "grid" else Fix()
-    ideas = sorted(SCHEMES[name](search.problem, room, pinned), key=lambda idea: idea.seconds)
+    ideas, until = list[Idea](), search.left() * (1 - _IDEAS_PART)
+    for idea in SCHEMES[name](search.problem, room, pinned):
+        ideas.append(idea)
+        if search.left() < until:
+            search.cut_short = True
+            break
     kept += ideas
-    return _best(search, ideas, name)
+    return _best(search, sorted(ideas, key=lambda idea: idea.seconds), name)
 
 
 def _best(search: Search, ideas: Sequence[Idea], name: str) -> Candidate | None:

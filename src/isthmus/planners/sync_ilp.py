@@ -39,7 +39,7 @@ from isthmus.planners.problem import Bools, Candidate, Problem
 from isthmus.planners.sync_loads import Programme, make_programme
 from isthmus.planners.sync_options import Offers, make_offers
 
-__all__ = ["Solution", "SyncChoice", "best_syncs", "greedy", "objective", "solve"]
+__all__ = ["Solution", "SyncChoice", "best_syncs", "greedy", "load_solver", "objective", "solve"]
 
 _SMALL = 0.01  # how much all syncs' own seconds, on average, count beside the finish: enough to break ties
 _GAP = 1e-4
@@ -188,9 +188,14 @@ def greedy(programme: Programme) -> tuple[int, ...]:
     return tuple(best[b] for b in sorted(best))
 
 
+def load_solver() -> None:
+    """Imports HiGHS, which takes a third of a second, before the clock of a search starts."""
+    import scipy.optimize  # noqa: F401
+
+
 def solve(programme: Programme, seconds: float = 0.5) -> Solution:
     """The programme's best choice, or the best that was found in time: each bucket's own fastest way at least."""
-    from scipy.optimize import Bounds, LinearConstraint, milp  # a third of a second to import, needed only here
+    from scipy.optimize import Bounds, LinearConstraint, milp
 
     start = greedy(programme)
     limit = objective(programme, start)
