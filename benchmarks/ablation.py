@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from _results import ROOT, finish, options, skip
-from learned import KNOWN, Key, Method, Row, Steps, Told, compared, known_of, summary, trace
+from _results import ROOT, Claim, at_least, finish, options, skip
+from learned import KNOWN, Key, Method, Row, Steps, Told, compared, known_of, mean_calls, summary, trace
 
 from isthmus.planners.improve import Pool
 from isthmus.planners.learned import NetworkPrior, load_network
@@ -34,7 +35,28 @@ def main() -> int:
     names = [file.stem for file in files]
     rows = compared(given, traced, names, CALLS)
     curves = {file.stem: [json.loads(line) for line in lines(file)] for file in files}
-    return finish(given, rows, [], others=summary(rows, CALLS, names), kept={"curves": curves})
+    return finish(given, rows, claims(rows, curves), others=summary(rows, CALLS, names), kept={"curves": curves})
+
+
+def claims(rows: Sequence[Row], curves: Mapping[str, Sequence[Row]]) -> list[Claim]:
+    """Whether what is hidden was of use: for networks that have blind twins."""
+    made = []
+    for whole in (name for name in curves if not blind(name)):
+        twins = [name for name in curves if blind(name) and name.rpartition("-")[0] == whole]
+        for what, of in (
+            ("held-out loss", lambda name: curves[name][-1]["held_loss"]),
+            ("calls to come near", lambda name: mean_calls(rows, CALLS, name)),
+        ):
+            if twins:
+                name = f"{what} of the best network that sees less, over {whole}'s"
+                made.append(at_least(name, min(map(of, twins)) / of(whole), 1.0))
+    return made
+
+
+def blind(name: str) -> str:
+    """What a network does not see, by its name."""
+    ending = name.rpartition("-")[2]
+    return ending if ending in BLIND else ""
 
 
 def lines(file: Path) -> list[str]:
@@ -53,12 +75,11 @@ def traced(key: Key) -> Steps | Row:
 def by_network(file: Path) -> Method:
     """The tree search with the prior of a network."""
     weights = load_network(file)
-    ending = file.stem.rpartition("-")[2]
     if weights is None:
         raise SystemExit(f"{file.name} was trained for other features or another cost model. Train it anew.")
 
     def run(pool: Pool, told: Told, _: random.Random) -> None:
-        Tree(pool, NetworkPrior(weights, ending if ending in BLIND else ""), told).grow()
+        Tree(pool, NetworkPrior(weights, blind(file.stem)), told).grow()
 
     return run
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,11 +19,12 @@ from isthmus.plan.validate import check
 from isthmus.planners.budget import Limits, Search
 from isthmus.planners.grid import Fix
 from isthmus.planners.ideas import Idea
-from isthmus.planners.improve import Pool, explore
+from isthmus.planners.improve import Pool, explore, slice_stages
 from isthmus.planners.lanes import Lanes
+from isthmus.planners.pieces import build_stages, make_plan, more_slices, only_pipeline
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
-from isthmus.planners.room import Room
+from isthmus.planners.room import Room, Way
 from isthmus.planners.schemes import SCHEMES, data_even
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
@@ -97,6 +99,41 @@ def test_the_hasty_ask_the_network_first(seconds: float | None, first: bool) -> 
     pool, found = Pool(task, Lanes(task, Room(task)), Search(task, Limits(seconds, calls=40), None), None), []
     explore(pool, [], lambda asked: found.append(len(asked.found)))
     assert len(found) == 1 and (found[0] == 0) == first
+
+
+def one_micro_batch(graph: BlockGraph) -> tuple[Problem, Pool]:
+    """Two stages on two hosts, and all samples at once: the second waits for the whole message of the first."""
+    task = problem(two_hosts("40 Gbit/s, latency: 0.1 ms", kind="slow"), graph)
+    first, *_, last = task.usable
+    members = [[((first,), 24)], [((last,), 24)]]
+    start = task.price(make_plan(task, build_stages(task, [0, 3], members, Way()), 1))
+    pool = Pool(task, Lanes(task, Room(task)), Search(task, Limits(), None), start)
+    return task, pool
+
+
+def test_slices_are_taken_as_long_as_they_gain() -> None:
+    task, pool = one_micro_batch(chain(6, width=512, rows=1024))
+    before = pool.limit
+    slice_stages(pool)
+    assert pool.best is not None and pool.limit < 0.9 * before
+    check(pool.best.plan, task.cluster, {"job": task.graph})
+    slices = [stage.replicas[0].slices for stage in only_pipeline(pool.best.plan).stages]
+    assert max(slices) > 1
+    for number in range(2):
+        plan = more_slices(task, pool.best.plan, number)
+        assert plan is None or task.price(plan).price.step_seconds >= 0.999 * pool.limit
+    start = pool.best.plan
+    for _ in range(6):
+        start = more_slices(task, start, 0) or start
+    assert only_pipeline(start).stages[0].replicas[0].slices == 24 and more_slices(task, start, 0) is None
+
+
+def test_samples_that_a_block_mixes_are_not_sliced() -> None:
+    graph = chain(6, width=512, rows=1024)
+    mixing = msgspec.structs.replace(graph.blocks[1], mixes_samples=("batch_norm",))
+    task, pool = one_micro_batch(msgspec.structs.replace(graph, blocks=(graph.blocks[0], mixing, *graph.blocks[2:])))
+    assert pool.best is not None and more_slices(task, pool.best.plan, 0) is None
+    assert more_slices(task, pool.best.plan, 1) is not None
 
 
 class Impatience:

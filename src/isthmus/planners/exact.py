@@ -27,7 +27,7 @@ from isthmus.planners.bound import Borders
 from isthmus.planners.budget import Search
 from isthmus.planners.bundles import Bundle, all_bundles, tensor_degrees
 from isthmus.planners.forms import Form, Shape, Sorts, forms
-from isthmus.planners.improve import Pool, Proposals, explore, polish, resync
+from isthmus.planners.improve import Pool, Proposals, explore, finish, polish
 from isthmus.planners.lanes import Lane, Lanes, Layout, Pace, lanes_plan
 from isthmus.planners.moves import AHEAD, STATES, Setting
 from isthmus.planners.pieces import only_pipeline
@@ -63,7 +63,7 @@ def exact(
     proven = not search.cut_short
     with search.within(0.5):
         polish(pool)
-    resync(pool)
+    finish(pool)
     search.cut_short = not proven
     return pool.best
 

@@ -26,11 +26,12 @@ from isthmus.planners.moves import (
     setting_moves,
     stage_moves,
 )
+from isthmus.planners.pieces import more_slices, only_pipeline
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.shares import micro_batch_counts
 from isthmus.planners.sync_ilp import best_syncs
 
-__all__ = ["DEGREES", "Found", "Pool", "Proposals", "explore", "one_lane", "polish", "resync", "ways"]
+__all__ = ["DEGREES", "Found", "Pool", "Proposals", "explore", "finish", "one_lane", "polish", "slice_stages", "ways"]
 
 _FIRST = 6  # first settings of one way to form lanes that are priced
 _STEP = 24  # changed settings that are priced, of one setting
@@ -43,8 +44,9 @@ _SYNCED, _SYNC_GAIN = 3, 1.5  # settings whose syncs are chosen; how far from th
 _SYNC_CALLS = 12  # that choosing syncs takes at least, about
 DEGREES = 3  # sizes of tensor groups that are tried
 _FIRST_PART, _OWN_PART, _PROPOSE_PART = 0.3, 0.6, 0.4  # of what is left of the budget then
-_CLIMB_PART, _SHAPE_PART, _POLISH_PART = 0.4, 0.5, 0.6
+_CLIMB_PART, _SHAPE_PART, _POLISH_PART, _MOST_PART = 0.4, 0.5, 0.6, 0.95
 _LANE_PART = 0.8  # the same, of `split`
+_MADE_PART = 0.5  # the same, to make pipelines before any is priced, where time is short
 
 
 class Found(NamedTuple):
@@ -177,15 +179,19 @@ def explore(pool: Pool, given: Sequence[Candidate], propose: Proposals | None = 
         with search.within(_OWN_PART):
             _refine(pool)
         _proposed(pool, proposals)
-    _refine(pool)
-    resync(pool)
+    with search.within(_MOST_PART):
+        _refine(pool)
+        resync(pool)
+    slice_stages(pool)
     while search.effort is None and not search.spent():  # somebody gave a budget, and some is left
         before = pool.limit
-        if not _widen(pool):
+        with search.within(_MOST_PART):
+            wider = _widen(pool)
+            _refine(pool)
+        if not wider:
             break
-        _refine(pool)
         if pool.limit < before:
-            resync(pool)
+            finish(pool)
     return pool.best
 
 
@@ -242,13 +248,14 @@ def one_lane(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Can
     with search.within(_LANE_PART):
         for degree in tensor_degrees(problem)[:DEGREES]:
             _one_lane(pool, all_bundles(problem, degree))
-    resync(pool)
+    finish(pool)
     return pool.best
 
 
 def _one_lane(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
     """Prices pipelines of all bundles, those of the most promising paces first."""
-    made = _pipelines(pool, bundles, spill=False)
+    with pool.search.within(_MADE_PART if pool.search.hasty else 1.0):
+        made = _pipelines(pool, bundles, spill=False)
     if not made and pool.best is None:
         made = _pipelines(pool, bundles, spill=True)
     for lane, pace in sorted(made, key=lambda pair: pair[0].seconds)[:_STEP]:
@@ -294,6 +301,32 @@ def resync(pool: Pool, count: int = _SYNCED) -> None:
         seconds = min(0.5, pool.search.left()) if calls is None else float("inf")
         choice = best_syncs(pool.problem, start.plan, seconds=seconds, calls=calls)
         pool.keep(Candidate(choice.plan, choice.price))
+
+
+def finish(pool: Pool) -> None:
+    """What a layout leaves open: how gradients are synced, and slices."""
+    resync(pool)
+    slice_stages(pool)
+
+
+def slice_stages(pool: Pool) -> None:
+    """Stages of the best plan run their shares in more slices, one stage at a time, as long as that gains.
+
+    A slice's messages leave before the next one is computed; work on few samples is less efficient. Where there is one
+    stage nothing is sent.
+    """
+    stage, since = 0, 0
+    while pool.best is not None and not pool.search.spent():
+        stages = len(only_pipeline(pool.best.plan).stages)
+        if stages < 2 or since == stages:
+            return
+        plan, before = more_slices(pool.problem, pool.best.plan, stage % stages), pool.limit
+        candidate = None if plan is None else pool.search.price(plan)
+        pool.search.tell("slices")
+        if candidate is not None and candidate.price.step_seconds < _WORTH * before and pool.keep(candidate):
+            since = 0
+        else:
+            stage, since = stage + 1, since + 1
 
 
 def _climb(pool: Pool) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from isthmus.cost.memory import moment_bytes
 from isthmus.cost.tables import ModelTable
 from isthmus.plan.ring import goes_whole
@@ -22,6 +24,7 @@ __all__ = [
     "least_update",
     "make_plan",
     "make_syncs",
+    "more_slices",
     "only_pipeline",
     "sync_messages",
     "unit_bytes",
@@ -167,6 +170,20 @@ def sync_messages(plan: Plan) -> int:
                 degrees, n = {degree[member] for member in sync.participants}, len(sync.participants)
                 messages += rounds * n * (n - 1) * sync.segments * (degrees.pop() if len(degrees) == 1 else 1)
     return messages
+
+
+def more_slices(problem: Problem, plan: Plan, number: int) -> Plan | None:
+    """The plan with twice as many slices in a stage; None where they would be less than a sample, mix samples, or
+    gather weights anew.
+    """
+    pipeline = only_pipeline(plan)
+    stage, at = pipeline.stages[number], problem.graph.by_name
+    blocks = problem.graph.blocks[at[stage.first] : at[stage.last] + 1]
+    more = tuple(replace(r, slices=min(2 * r.slices, r.share)) for r in stage.replicas)
+    if more == stage.replicas or stage.state == "sharded-all" or any(block.mixes_samples for block in blocks):
+        return None
+    stages = (*pipeline.stages[:number], replace(stage, replicas=more), *pipeline.stages[number + 1 :])
+    return replace(plan, parts=(replace(pipeline, stages=stages),))
 
 
 class Ring(NamedTuple):

@@ -144,7 +144,7 @@ def _found(search: Search, planner: str, fix: Fix | None, beside: bool) -> dict[
     beyond, wanted = BEYOND.get(planner) if fix is None else None, _wanted(planner, fix)
     first = search
     if beyond is not None:
-        part = _HASTY_PART if search.hasty else _SCHEMES_PART
+        part = _HASTY_PART if search.hasty and not problem.copied else _SCHEMES_PART
         first = Search(problem, search.limits(part), search.progress)
     names = tuple(dict.fromkeys((*wanted, *(SCHEMES if beside else ()))))
     for i, name in enumerate(names):

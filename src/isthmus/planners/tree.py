@@ -19,7 +19,7 @@ import numpy as np
 
 from isthmus.planners.budget import Search
 from isthmus.planners.drafts import Action, Draft, Drafts, Leaves
-from isthmus.planners.improve import Pool, polish, resync
+from isthmus.planners.improve import Pool, finish, polish
 from isthmus.planners.lanes import Lanes
 from isthmus.planners.problem import Candidate, Floats, Problem
 
@@ -56,7 +56,7 @@ def tree_search(
     pool.rank()
     with search.within(_POLISH_PART):
         polish(pool)
-    resync(pool)
+    finish(pool)
     return pool.best
 
 
