@@ -22,10 +22,15 @@ __all__ = ["rows_of"]
 _CODE = ("src/**/*.py", "src/**/*.safetensors", "benchmarks/*.py", "benchmarks/cases/**/*.yaml")
 
 
-def rows_of(name: str, make: Callable[[Any], Any], keys: Sequence[tuple[str | float, ...]]) -> list[Any]:
-    """What `make` makes of every key, in their order; a process for each core. A key says all that changes a row."""
+def rows_of(
+    name: str, make: Callable[[Any], Any], keys: Sequence[tuple[str | float, ...]], inputs: Sequence[Path] = ()
+) -> list[Any]:
+    """What `make` makes of every key, in their order; a process for each core.
+
+    A key says all that changes a row, beside code, cases and `inputs`: where one of these changes, rows are made anew.
+    """
     prepare_simulator()
-    file, code = ROOT / "build" / "benchmarks" / f"{name}-rows.jsonl", _code()
+    file, code = ROOT / "build" / "benchmarks" / f"{name}-rows.jsonl", _code(inputs)
     made = {tuple(row["key"]): row["row"] for row in _kept(file) if row["code"] == code and tuple(row["key"]) in keys}
     file.parent.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(cores(), mp_context=get_context("spawn")) as pool:
@@ -49,7 +54,7 @@ def _kept(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
-def _code() -> str:
-    """Changes with the package, the benchmarks and the cases."""
-    files = sorted(path for pattern in _CODE for path in ROOT.glob(pattern))
+def _code(inputs: Sequence[Path]) -> str:
+    """Changes with the package, the benchmarks, the cases, and other files that are read."""
+    files = sorted(path for pattern in _CODE for path in ROOT.glob(pattern)) + sorted(inputs)
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

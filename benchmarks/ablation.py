@@ -33,7 +33,7 @@ def main() -> int:
     if not files:
         return skip(given, f"no networks in {FOLDER.relative_to(ROOT)}: the training command makes them")
     names = [file.stem for file in files]
-    rows = compared(given, traced, names, CALLS)
+    rows = compared(given, traced, names, CALLS, files)
     curves = {file.stem: [json.loads(line) for line in lines(file)] for file in files}
     return finish(given, rows, claims(rows, curves), others=summary(rows, CALLS, names), kept={"curves": curves})
 

@@ -26,6 +26,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from _planner_cases import case_named, cases, problem_of
@@ -64,7 +65,9 @@ def main() -> int:
     return finish(given, rows, claims(rows, calls), others=summary(rows, calls, tuple(METHODS)))
 
 
-def compared(given: Options, make: Callable[[Key], Any], methods: Sequence[str], calls: int) -> list[Row]:
+def compared(
+    given: Options, make: Callable[[Key], Any], methods: Sequence[str], calls: int, inputs: Sequence[Path] = ()
+) -> list[Row]:
     """For every case, the calls that each search takes to come near the best known plan, and the best it has found.
 
     A list for each, by seeds; None where it did not come so far.
@@ -73,7 +76,7 @@ def compared(given: Options, make: Callable[[Key], Any], methods: Sequence[str],
     seeds = range(given.seed, given.seed + SEEDS)
     keys: list[Key] = [(name, method, at, calls) for at in seeds for method in methods for name in names]
     known: list[Key] = [(name, KNOWN, given.seed, calls) for name in names]
-    made = dict(zip([*known, *keys], rows_of(given.name, make, [*known, *keys]), strict=True))
+    made = dict(zip([*known, *keys], rows_of(given.name, make, [*known, *keys], inputs), strict=True))
     rows = []
     for name, first in zip(names, known, strict=True):
         found = {method: [made[name, method, at, calls] for at in seeds] for method in methods}

@@ -25,7 +25,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _code() -> str:
-    """Hash of the sources that hold compiled functions."""
+    """Hash of the sources whose compiled functions call each other; others call none of another file."""
     here, digest = Path(__file__).parent, hashlib.sha256()
     for file in (*sorted((here / "plan").glob("*.py")), *sorted((here / "cost").glob("*.py"))):
         digest.update(file.read_bytes())

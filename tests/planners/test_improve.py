@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import repeat
 from random import Random
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isthmus.api import prepare_simulator
 from isthmus.cluster.spec import Cluster
 from isthmus.errors import NoPlanError
 from isthmus.model.graph import BlockGraph
@@ -82,13 +84,15 @@ def test_a_scheme_that_never_ends_thinking_is_cut_short(monkeypatch: pytest.Monk
     """Making ideas counts: what has come by then is priced, and others get their turn."""
 
     def endless(task: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
-        while True:
-            yield from data_even(task, room, fix)
+        ideas = list(data_even(task, room, fix))
+        yield from ideas
+        yield from repeat(ideas[0]._replace(seconds=float("inf")))
 
+    prepare_simulator()
     monkeypatch.setitem(SCHEMES, "data-even", endless)
     start = time.monotonic()
-    choice = choose_plan(problem(two_regions(), chain(8, width=256)), budget=1.0)
-    assert time.monotonic() - start < 5.0
+    choice = choose_plan(problem(two_regions(), chain(8, width=256)), planner="data-even", budget=2.0)
+    assert time.monotonic() - start < 10.0
     assert choice.schemes["data-even"] is not None and choice.schemes["pipeline"] is not None
     assert any("the budget ended the search" in note for note in choice.notes)
 
@@ -99,6 +103,8 @@ def test_the_hasty_ask_the_network_first(seconds: float | None, first: bool) -> 
     pool, found = Pool(task, Lanes(task, Room(task)), Search(task, Limits(seconds, calls=40), None), None), []
     explore(pool, [], lambda asked: found.append(len(asked.found)))
     assert len(found) == 1 and (found[0] == 0) == first
+    with pool.search.within(0.01):
+        assert pool.search.hasty == first, "it is the whole budget that counts"
 
 
 def one_micro_batch(graph: BlockGraph) -> tuple[Problem, Pool]:

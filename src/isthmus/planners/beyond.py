@@ -10,7 +10,7 @@ from functools import partial
 
 from isthmus.planners import exact as branching
 from isthmus.planners.budget import Search
-from isthmus.planners.improve import Pool, Proposals, explore, one_lane
+from isthmus.planners.improve import Pool, Proposals, explore, one_lane, slice_stages
 from isthmus.planners.lanes import Lanes
 from isthmus.planners.learned import shipped_prior
 from isthmus.planners.problem import Candidate, Problem
@@ -21,6 +21,8 @@ __all__ = ["BEYOND"]
 
 Planner = Callable[[Problem, Room, Search, Sequence[Candidate]], Candidate | None]  # plans so far, the best first
 
+_EXPLORE_PART = 0.95  # of the budget; the rest is for slices
+
 
 def split(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """The best pipeline over all devices, in every usual order of them, by dynamic programming."""
@@ -28,8 +30,12 @@ def split(problem: Problem, room: Room, search: Search, given: Sequence[Candidat
 
 
 def auto(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """Pipelines side by side, settled by search; then how each gradient is synchronised."""
-    return explore(Pool(problem, Lanes(problem, room), search, given[0] if given else None), given, _proposals())
+    """Pipelines side by side, settled by search; then how each gradient is synchronised, and slices."""
+    pool = Pool(problem, Lanes(problem, room), search, given[0] if given else None)
+    with search.within(_EXPLORE_PART):
+        explore(pool, given, _proposals())
+    slice_stages(pool)
+    return pool.best
 
 
 def _proposals() -> Proposals | None:

@@ -43,6 +43,7 @@ class Search:
     def __init__(self, problem: Problem, limits: Limits, progress: Progress | None) -> None:
         self.problem, self.progress = problem, progress
         self.seconds, self.calls, self.effort = limits
+        self.hasty = limits.seconds is not None and limits.seconds <= _HASTY  # what promises most at once comes first
         self.start, self.first_call, self.first_effort = time.monotonic(), problem.calls, problem.effort
         self.crowded = 0  # the largest ring that was too much to play
         self.played = 0  # messages of the present scheme's plans
@@ -66,11 +67,6 @@ class Search:
         over_time = self.seconds is not None and self.left() <= 0
         over_effort = self.effort is not None and self.worked >= self.effort
         return self.interrupted or over_time or over_effort or (self.calls is not None and self.made >= self.calls)
-
-    @property
-    def hasty(self) -> bool:
-        """Whether there are so few seconds that what promises most at once comes first."""
-        return self.seconds is not None and self.seconds <= _HASTY
 
     @property
     def made(self) -> int:

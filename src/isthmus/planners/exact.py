@@ -6,10 +6,11 @@ are in flight, how state is held), every lane with every cut. Cuts whose bound (
 plan are priced: stages recompute where they would not fit otherwise, gradients go around rings and along trees, in few
 buckets and in many.
 
-Two things are not enumerated. Samples are shared so that all are done together (`sharing`: exact as far as computing
-goes). And which bucket is synced how is settled for the best few plans only (`sync_ilp`), after single samples, cuts
-and stages that recompute have been moved as long as that gains. The search starts from what `auto` finds, so it is
-never slower; where the budget ends first, nothing is proven, and the plan's notes say so.
+Three things are not enumerated. Samples are shared so that all are done together (`sharing`: exact as far as computing
+goes). Which bucket is synced how is settled for the best few plans only (`sync_ilp`), after single samples, cuts and
+stages that recompute have been moved as long as that gains. And slices are for the best plan alone. The search starts
+from what `auto` finds, so it is never slower; where the budget ends first, nothing is proven, and the plan's notes say
+so.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from isthmus.planners.bound import Borders
 from isthmus.planners.budget import Search
 from isthmus.planners.bundles import Bundle, all_bundles, tensor_degrees
 from isthmus.planners.forms import Form, Shape, Sorts, forms
-from isthmus.planners.improve import Pool, Proposals, explore, finish, polish
+from isthmus.planners.improve import Pool, Proposals, explore, finish, polish, slice_stages
 from isthmus.planners.lanes import Lane, Lanes, Layout, Pace, lanes_plan
 from isthmus.planners.moves import AHEAD, STATES, Setting
 from isthmus.planners.pieces import only_pipeline
@@ -51,10 +52,11 @@ def exact(
     propose: Proposals | None = None,
 ) -> Candidate | None:
     """The fastest plan of all layouts; `search.cut_short` says that the budget ended before that was proven."""
+    first = Pool(problem, lanes, search, given[0] if given else None)
     with search.within(_AUTO_PART):
-        best = explore(Pool(problem, lanes, search, given[0] if given else None), given, propose)
+        explore(first, given, propose)
     search.cut_short = False  # what `auto` left out is looked at here
-    pool = Pool(problem, lanes, search, best)
+    pool = Pool(problem, lanes, search, first.best)
     with search.within(1.0 - _END_PART):
         for degree in tensor_degrees(problem):
             bundles = all_bundles(problem, degree, most=len(problem.usable))
@@ -64,8 +66,9 @@ def exact(
     with search.within(0.5):
         polish(pool)
     finish(pool)
+    slice_stages(first)  # it may gain more by that
     search.cut_short = not proven
-    return pool.best
+    return first.best if first.limit < pool.limit else pool.best
 
 
 class _Cuts(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import product
 from typing import NamedTuple
 
@@ -44,7 +45,7 @@ _SYNCED, _SYNC_GAIN = 3, 1.5  # settings whose syncs are chosen; how far from th
 _SYNC_CALLS = 12  # that choosing syncs takes at least, about
 DEGREES = 3  # sizes of tensor groups that are tried
 _FIRST_PART, _OWN_PART, _PROPOSE_PART = 0.3, 0.6, 0.4  # of what is left of the budget then
-_CLIMB_PART, _SHAPE_PART, _POLISH_PART, _MOST_PART = 0.4, 0.5, 0.6, 0.95
+_CLIMB_PART, _SHAPE_PART, _POLISH_PART = 0.4, 0.5, 0.6
 _LANE_PART = 0.8  # the same, of `split`
 _MADE_PART = 0.5  # the same, to make pipelines before any is priced, where time is short
 
@@ -162,7 +163,10 @@ Proposals = Callable[[Pool], None]  # adds settings to the pool that others thin
 
 
 def explore(pool: Pool, given: Sequence[Candidate], propose: Proposals | None = None) -> Candidate | None:
-    """The best plan so far, or a faster one; all that was found is in the pool."""
+    """The best plan so far, or a faster one; all that was found is in the pool.
+
+    Nothing is sliced: bounds of layouts know nothing of slices, so that a sliced plan would rule out too much.
+    """
     problem, search = pool.problem, pool.search
     for candidate in given:
         pool.take(candidate)
@@ -179,19 +183,15 @@ def explore(pool: Pool, given: Sequence[Candidate], propose: Proposals | None = 
         with search.within(_OWN_PART):
             _refine(pool)
         _proposed(pool, proposals)
-    with search.within(_MOST_PART):
-        _refine(pool)
-        resync(pool)
-    slice_stages(pool)
+    _refine(pool)
+    resync(pool)
     while search.effort is None and not search.spent():  # somebody gave a budget, and some is left
         before = pool.limit
-        with search.within(_MOST_PART):
-            wider = _widen(pool)
-            _refine(pool)
-        if not wider:
+        if not _widen(pool):
             break
+        _refine(pool)
         if pool.limit < before:
-            finish(pool)
+            resync(pool)
     return pool.best
 
 
@@ -254,9 +254,9 @@ def one_lane(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Can
 
 def _one_lane(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
     """Prices pipelines of all bundles, those of the most promising paces first."""
-    with pool.search.within(_MADE_PART if pool.search.hasty else 1.0):
-        made = _pipelines(pool, bundles, spill=False)
-    if not made and pool.best is None:
+    with pool.search.within(_MADE_PART) if pool.search.hasty else nullcontext():
+        made, late = _pipelines(pool, bundles, spill=False), pool.search.spent()
+    if not made and pool.best is None and not late:
         made = _pipelines(pool, bundles, spill=True)
     for lane, pace in sorted(made, key=lambda pair: pair[0].seconds)[:_STEP]:
         if pool.search.spent():
@@ -304,7 +304,7 @@ def resync(pool: Pool, count: int = _SYNCED) -> None:
 
 
 def finish(pool: Pool) -> None:
-    """What a layout leaves open: how gradients are synced, and slices."""
+    """What a layout leaves open: how gradients are synced, and slices. Nothing is searched after that."""
     resync(pool)
     slice_stages(pool)
 

@@ -162,7 +162,9 @@ def _found(search: Search, planner: str, fix: Fix | None, beside: bool) -> dict[
     if not fitting and found.get(planner) is None:
         if search.interrupted:
             raise KeyboardInterrupt
-        raise nothing_fits(problem, wanted or (planner,), fix, _nearest(search, ideas), spent=search.spent())
+        raise nothing_fits(
+            problem, wanted or (planner,), fix, _nearest(search, ideas), spent=search.spent() or search.cut_short
+        )
     return found
 
 
