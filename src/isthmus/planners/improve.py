@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from itertools import product
 from typing import NamedTuple
 
@@ -47,7 +46,7 @@ DEGREES = 3  # sizes of tensor groups that are tried
 _FIRST_PART, _OWN_PART, _PROPOSE_PART = 0.3, 0.6, 0.4  # of what is left of the budget then
 _CLIMB_PART, _SHAPE_PART, _POLISH_PART = 0.4, 0.5, 0.6
 _LANE_PART = 0.8  # the same, of `split`
-_MADE_PART = 0.5  # the same, to make pipelines before any is priced, where time is short
+_MADE_PART = 0.5  # the same, to make layouts before any of them is priced
 
 
 class Found(NamedTuple):
@@ -239,7 +238,7 @@ def _first(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
     for settings in first_settings(pool.problem, bundles) if bundles else ():
         if pool.search.spent():
             return
-        _price_first(pool, bundles, pool.completed(settings), _FIRST)
+        _price_first(pool, bundles, _made(pool, settings), _FIRST)
 
 
 def one_lane(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate]) -> Candidate | None:
@@ -254,7 +253,7 @@ def one_lane(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Can
 
 def _one_lane(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
     """Prices pipelines of all bundles, those of the most promising paces first."""
-    with pool.search.within(_MADE_PART) if pool.search.hasty else nullcontext():
+    with pool.search.within(_MADE_PART):
         made, late = _pipelines(pool, bundles, spill=False), pool.search.spent()
     if not made and pool.best is None and not late:
         made = _pipelines(pool, bundles, spill=True)
@@ -337,8 +336,13 @@ def _climb(pool: Pool) -> None:
         if start is None:
             return
         pool.climbed.add(start.setting.signature)
-        made = pool.completed(setting_moves(pool.problem, start.setting, start.bundles))
-        _price_first(pool, start.bundles, made, _STEP)
+        _price_first(pool, start.bundles, _made(pool, setting_moves(pool.problem, start.setting, start.bundles)), _STEP)
+
+
+def _made(pool: Pool, settings: Iterable[Setting]) -> list[tuple[Setting, Layout]]:
+    """What settings become, as far as there is time for it."""
+    with pool.search.within(_MADE_PART):
+        return pool.completed(settings)
 
 
 def _price_first(pool: Pool, bundles: tuple[Bundle, ...], made: Sequence[tuple[Setting, Layout]], count: int) -> None:
@@ -369,7 +373,8 @@ def _reshape(pool: Pool) -> None:
 
 def _reshaped(pool: Pool, found: Found) -> Found | None:
     """The first layout that gains of all that differ in where one or two replicas stand, or in their pace."""
-    made = [layout for layout in _shapes(pool, found) if max(lane.least for lane in layout.lanes) < found.seconds]
+    with pool.search.within(_MADE_PART):
+        made = [layout for layout in _shapes(pool, found) if max(lane.least for lane in layout.lanes) < found.seconds]
     for layout in sorted(made, key=lambda layout: layout.seconds)[:_STEP]:
         if pool.search.spent():
             return None
