@@ -2,8 +2,8 @@
 
 The cases are the group small of `_planner_cases`: 54 files that were committed before the planner, and eight that were
 committed before any planner saw them. `exact` has five minutes for each; where these do not suffice, the best plan that
-it found is printed and nothing is proven. `auto` may price 3,000 plans. A case for each core is
-solved at a time, and a run that was ended goes on with those that it lacks.
+it found is printed and nothing is proven. `auto` may price 3,000 plans. A case for each core is solved at a time, and a
+run that was ended goes on with those that it lacks.
 
     python benchmarks/exact.py --quick        three cases
     python benchmarks/exact.py --again        what `exact` found in the last whole run stands; `auto` is run anew, and

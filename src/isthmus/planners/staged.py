@@ -248,10 +248,8 @@ def cut_times(
     updates that others have a part of.
     """
     parts = _measured(problem, staged, firsts, ways)
-    bare = parts.ends if rings else np.array([(0.0, 0.0, update) for update in parts.ends[:, 2]])
-    if not rings:
-        bare[[way.state != "replicated" for way in ways], 2] = 0.0
-    least, about = pipeline_times(parts, bare, _gathers(ways), staged.micro_batches)
+    own = np.array([(rings, rings, rings or way.state == "replicated") for way in ways])
+    least, about = pipeline_times(parts, np.where(own, parts.ends, 0.0), _gathers(ways), staged.micro_batches)
     return least, max(least, about + _tied_ends(problem, staged))
 
 
@@ -315,7 +313,7 @@ def _gathers(ways: Sequence[Way]) -> Bools:
 
 
 def _crossings(problem: Problem, stages: Sequence[Stage]) -> Floats:
-    """[stages - 1, 3]"""
+    """[stages - 1, 3]: what messages between stages meet, for one byte a sample."""
     return np.array([_crossing(problem, a, b) for a, b in pairwise(stages)]).reshape(-1, 3)
 
 

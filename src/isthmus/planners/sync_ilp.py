@@ -189,7 +189,7 @@ def greedy(programme: Programme) -> tuple[int, ...]:
 
 
 def load_solver() -> None:
-    """Imports HiGHS, which takes a third of a second, before the clock of a search starts."""
+    """Imports HiGHS: before the clock of a search starts."""
     import scipy.optimize  # noqa: F401
 
 
