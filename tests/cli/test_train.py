@@ -90,6 +90,33 @@ def test_what_names_no_plan_and_no_job_is_told_so(isthmus: Isthmus) -> None:
     assert done.code == 1 and "This names no model" in done.err
 
 
+def test_hosts_without_a_link_train_over_a_relay(
+    isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stages on hosts that only a third can reach, 20 ms from each: what passes goes 40 ms there and 40 back."""
+    monkeypatch.chdir(root)
+    plan, events, far = written(tmp_path, two_stages()), tmp_path / "events.jsonl", tmp_path / "row.yaml"
+    text = plan.read_text().replace(B, "there/CPU/0")
+    far.write_text(
+        "{kind: cluster, version: 1, name: desk, hosts: {here: {region: a, devices: {CPU: 1}}, "
+        "middle: {region: m, devices: {CPU: 1}}, there: {region: b, devices: {CPU: 1}}}, links: [{between: [a, m], "
+        "bandwidth: 1 Gbit/s, latency: 20 ms}, {between: [m, b], bandwidth: 1 Gbit/s, latency: 20 ms}]}"
+    )
+    plan.write_text(text)
+    refused = isthmus("train", plan, *TRUSTED, "--emulate", "--cluster", far, "--json")
+    assert refused.code == 1 and "via here - there over HOST" in refused.err
+    saved = json.loads(text)
+    saved["plan"]["via"] = [{"between": ["here", "there"], "hosts": ["middle"]}]
+    plan.write_text(json.dumps(saved))
+    done = isthmus("train", plan, *TRUSTED, "--emulate", "--cluster", far, "--events", events, "--json")
+    assert done.code == 0, done.err
+    steps = [one for one in map(json.loads, events.read_text().splitlines()) if one["event"] == "step"]
+    assert [one["loss"] for one in steps] == pytest.approx(plain_losses(), rel=1e-6)
+    assert done.values["workers"] == [A, "there/CPU/0", "middle/CPU/0"]
+    assert done.values["predicted_step_seconds"] > 0.08
+    assert done.values["step_seconds"] > (0.08 if done.values["shaped"] else 0.0)
+
+
 def test_an_emulated_world_gives_the_same_losses_over_its_own_links(
     isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

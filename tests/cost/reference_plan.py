@@ -273,9 +273,6 @@ class PipelineWriter:
             if device == leader:
                 listens.after += [knows[device], self.last[device]]
                 self.settled[device] = listens
-            elif not self.w.net.talk(device, leader):
-                whole.after += [knows[device], self.last[device]]
-                self.settled[device] = whole
             else:
                 first, waits = len(self.w.tasks), [knows[device], self.last[device], listens]
                 note = self.w.net.latency(leader, device)

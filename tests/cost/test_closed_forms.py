@@ -369,14 +369,17 @@ def test_one_worker_waits_for_nobody() -> None:
     assert not (played.tasks.kind == KINDS.index("totals")).any()
 
 
-def test_a_pair_that_cannot_talk_has_totals_for_nothing() -> None:
-    """Neighbours in a row of three hosts are linked, the ends are not: still a price."""
+def test_totals_go_over_a_relay() -> None:
+    """Neighbours in a row of three hosts are linked, the ends are not: what the last tells the first goes over both."""
     cluster = flat_cluster(
         {"x": "rx", "y": "ry", "z": "rz"}, [link("rx", "ry", HUGE, 1.0), link("ry", "rz", HUGE, 1.0)]
     )
     stages = [stage(i, i, replica(name)) for i, name in enumerate(devices(cluster))]
-    cost = price(plan_of(pipeline(stages, 1)), cluster, timed_model(3, 1.0, 2.0))
-    assert cost.step_seconds == pytest.approx(3 * 3.0 + 4 * 1.0, rel=EXACT)
+    plan, model = plan_of(pipeline(stages, 1)), timed_model(3, 1.0, 2.0)
+    with pytest.raises(PlanError, match="totals of a step"):
+        price(plan, cluster, model)
+    relayed = msgspec.structs.replace(plan, via=(Via(between=("x", "z"), hosts=("y",)),))
+    assert price(relayed, cluster, model).step_seconds == pytest.approx(3 * 3.0 + 4 * 1.0, rel=EXACT)
 
 
 @pytest.mark.parametrize("forward", [0.25, 40.0])

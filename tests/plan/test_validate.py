@@ -253,9 +253,10 @@ def test_more_messages_than_can_be_played() -> None:
     assert caught.value.rule == "size"
 
 
-def test_a_duplicate_takes_its_samples_from_itself_so_needs_no_link() -> None:
-    """Two duplicate stages on hosts that cannot talk: each copy feeds itself, both ways."""
+def test_a_duplicate_takes_its_samples_from_itself_and_totals_need_a_way() -> None:
+    """Two duplicate stages on hosts without a link: each copy feeds itself, both ways, and only totals are sent."""
     text = """plan for atlantic
+via tok - fra1 over va1
 pipeline twins: small:chain, batch 8, precision fp32
   schedule 1f1b, micro-batches 2
   stage embed .. h.1
@@ -267,3 +268,5 @@ pipeline twins: small:chain, batch 8, precision fp32
   sync all duplicate: [embed] [h.1] [h.2] [h.3] [h.4] [h.5] [h.6] [head] over tok/fast/0 fra1/game/0
 """
     check(parse(text), ATLANTIC, {"twins": chain()})
+    with pytest.raises(PlanError, match="totals of a step"):
+        check(parse(text.replace("via tok - fra1 over va1\n", "")), ATLANTIC, {"twins": chain()})

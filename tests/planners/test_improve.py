@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.api import prepare_simulator
+from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.errors import NoPlanError
 from isthmus.model.graph import BlockGraph
@@ -54,6 +55,38 @@ def test_auto_is_never_slower(cluster: Cluster, graph: BlockGraph, batch: int, s
     with suppress(NoPlanError):
         rivals.append(choose_plan(task, planner="split").price.step_seconds)
     assert choice.price.step_seconds <= min(rivals, default=float("inf")) * (1 + 1e-9)
+
+
+ROW = """
+kind: cluster
+version: 1
+name: row
+devices:
+  big: {compute: {fp32: 20 TFLOP/s}, memory: 16 GB, memory_bandwidth: 900 GB/s}
+  tiny: {compute: {fp32: 0.2 TFLOP/s}, memory: 16 GB, memory_bandwidth: 50 GB/s}
+hosts:
+  a: {region: ra, devices: {big: 1}}
+  m: {region: rm, devices: {tiny: 1}}
+  z: {region: rz, devices: {big: 1}}
+links:
+  - {between: [ra, rm], bandwidth: 10 Gbit/s, latency: 1 ms}
+  - {between: [rm, rz], bandwidth: 10 Gbit/s, latency: 1 ms}
+"""
+
+
+def test_auto_relays_where_hosts_have_no_link() -> None:
+    """Two quick devices that only a slow one can reach: it passes their messages on, and computes nothing."""
+    graph = chain(6, width=512, rows=4096)
+    task = problem(parse_cluster(ROW), graph, 64, precision="fp32")
+    choice = choose_plan(task)
+    part = pipeline_of(choice)
+    used = {device for stage in part.stages for replica in stage.replicas for device in replica.devices}
+    assert used == {"a/big/0", "z/big/0"} and [via.hosts for via in choice.plan.via] == [("m",)]
+    alone = choice.schemes["pipeline"]
+    assert alone is not None and choice.price.step_seconds < 0.6 * alone, "one of them computes for itself"
+    check(choice.plan, task.cluster, {"job": graph})
+    assert any("m passes on" in note for note in choice.notes)
+    assert choice.price.step_seconds >= choice.lower_bound
 
 
 def test_auto_goes_beyond_the_schemes() -> None:

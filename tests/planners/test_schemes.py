@@ -207,19 +207,20 @@ def test_even_limits_are_those_of_the_most_even_cuts(weights: list[float]) -> No
 def test_bounds_hold_on_random_clusters(
     data: st.DataObject, cluster: Cluster, graph: BlockGraph, batch: int, first: int
 ) -> None:
-    """Of every idea and version; and what can run at all keeps every rule."""
+    """Of every idea and version, also over relays; and what can run at all keeps every rule."""
     task = problem(cluster, graph, batch, sparsity=data.draw(st.sampled_from((None, None, 0.5))))
     bound, room = lower_bound(task), Room(task)
-    for scheme in SCHEMES.values():
-        ideas = list(scheme(task, room, Fix()))
-        for idea in ideas[first :: max(1, len(ideas) // 8)]:
-            for version in idea.versions():
-                plan = version.make()
-                price = task.price(plan).price
-                seconds = price.step_seconds * (1 + 1e-9)
-                assert seconds >= version.seconds and seconds >= idea.seconds and seconds >= bound
-                if not price.impossible:
-                    keeps_rules(plan, task)
+    with task.over_relays():
+        for scheme in SCHEMES.values():
+            ideas = list(scheme(task, room, Fix()))
+            for idea in ideas[first :: max(1, len(ideas) // 8)]:
+                for version in idea.versions():
+                    plan = version.make()
+                    price = task.price(plan).price
+                    seconds = price.step_seconds * (1 + 1e-9)
+                    assert seconds >= version.seconds and seconds >= idea.seconds and seconds >= bound
+                    if not price.impossible:
+                        keeps_rules(plan, task)
 
 
 def keeps_rules(plan: Plan, task: Problem) -> None:

@@ -11,16 +11,19 @@ from hypothesis import HealthCheck, Phase, assume, given, note, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from isthmus.cluster.spec import Cluster
 from isthmus.model.export import Example
 from isthmus.model.job import Optimizer
 from isthmus.model.zoo.synthetic import cross_entropy
+from isthmus.plan.relays import relays
 from isthmus.plan.text import render
 from isthmus.plan.types import Pipeline, Plan
 from tests.plan.strategies import pipelines
 from tests.runtime.tasks import Layer
 from tests.runtime.world import Cutting, Task, assert_same, reference, small_cluster, train
 
-CLUSTER = small_cluster(hosts=2, devices=3)
+PAIR = small_cluster(hosts=2, devices=3)
+CHAIN = small_cluster(hosts=4, devices=2, regions=4, chain=True)
 
 
 class Random(nn.Module):
@@ -66,11 +69,11 @@ def model(number: int) -> tuple[Task, Cutting]:
 
 
 @st.composite
-def cases(draw: Any) -> tuple[int, Plan]:
+def cases(draw: Any, cluster: Cluster) -> tuple[int, Plan]:
     number = draw(st.integers(0, len(MODELS) - 1))
     graph = model(number)[1].graph
-    devices = draw(st.permutations(list(CLUSTER.devices)))[: draw(st.integers(1, 6))]
-    part = draw(pipelines(CLUSTER, graph, devices, "job", False))
+    devices = draw(st.permutations(list(cluster.devices)))[: draw(st.integers(1, 6))]
+    part = draw(pipelines(cluster, graph, devices, "job", False))
     optimizer = Optimizer(name="sgd", learning_rate=0.1, momentum=0.9, clip=draw(st.sampled_from((None, 0.3))))
     job = msgspec.structs.replace(part.job, sparsity=None, optimizer=optimizer)
     stages = tuple(msgspec.structs.replace(stage, kept=None) for stage in part.stages)
@@ -79,16 +82,26 @@ def cases(draw: Any) -> tuple[int, Plan]:
         part, job=job, stages=stages, syncs=syncs, precision="fp32", model_digest=graph.digest
     )
     groups = [replica.devices for stage in part.stages for replica in stage.replicas]
-    assume(all(len({CLUSTER.devices[d].host for d in group}) == 1 for group in groups))  # others cannot be run
+    assume(all(len({cluster.devices[d].host for d in group}) == 1 for group in groups))  # others cannot be run
     assume(not any(s.how == "server" for s in part.syncs) or all(len(group) == 1 for group in groups))
-    return number, Plan(cluster=CLUSTER.name, parts=(part,))
+    return number, Plan(cluster=cluster.name, parts=(part,), via=relays(cluster))
 
 
-@given(cases())
+@given(cases(PAIR))
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
 def test_random_plans_train_like_one_process(case: tuple[int, Plan]) -> None:
-    number, plan = case
+    _trains_like_one_process(*case, PAIR)
+
+
+@given(cases(CHAIN))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
+def test_random_plans_over_relays_train_like_one_process(case: tuple[int, Plan]) -> None:
+    """Four hosts in a row, of which only neighbours have a link: others talk over one relay or two."""
+    _trains_like_one_process(*case, CHAIN)
+
+
+def _trains_like_one_process(number: int, plan: Plan, cluster: Cluster) -> None:
     note(render(plan))
     assert isinstance(plan.parts[0], Pipeline)
     task, cutting = model(number)
-    assert_same(train(task, plan, CLUSTER, cutting, 2), reference(task, plan, 2), 2e-5)
+    assert_same(train(task, plan, cluster, cutting, 2), reference(task, plan, 2), 2e-5)

@@ -84,13 +84,13 @@ class Result:
     weights: dict[str, Tensor]  # of every parameter, from each worker that has it: they must agree
 
 
-def small_cluster(hosts: int = 2, devices: int = 4, regions: int = 2) -> Cluster:
-    """CPU devices a0 .. on hosts h0 ..: `h0/CPU/0`."""
+def small_cluster(hosts: int = 2, devices: int = 4, regions: int = 2, *, chain: bool = False) -> Cluster:
+    """CPU devices a0 .. on hosts h0 ..: `h0/CPU/0`. In a chain only a region and the next have a link."""
     lines = "".join(f"  h{i}: {{region: r{i % regions}, devices: {{CPU: {devices}}}}}\n" for i in range(hosts))
     links = "".join(
         f"  - {{between: [r{a}, r{b}], bandwidth: 1 Gbit/s, latency: 1 ms}}\n"
         for a in range(regions)
-        for b in range(a, regions)
+        for b in range(a, min(a + 2, regions) if chain else regions)
     )
     kind = "{compute: 1 TFLOP/s, memory: 64 GB, memory_bandwidth: 50 GB/s}"
     return parse_cluster(
@@ -156,11 +156,12 @@ def train(
     weights: dict[str, dict[str, Tensor]] = {}
     saved: dict[str, list[Piece]] = {}
     failures: list[BaseException] = []
+    done = threading.Barrier(len(made))
 
     def work(device: str) -> None:
         try:
             own = owned.get(device) or dataclasses.replace(pieces.pieces, blocks=copy.deepcopy(pieces.pieces.blocks))
-            network = Network(store, device)
+            network = Network(store, device, ways=made[device].ways)
             worker = Worker(
                 made[device], own, pieces.draws, network, DEVICE, task.loss, task.get, buffers=buffers, initial=initial
             )
@@ -176,6 +177,8 @@ def train(
                 if name not in bucket.cuts
             }
             saved[device] = saved_pieces(worker)
+            done.wait(DEADLINE)  # others may still need this worker's relay
+            _talked_directly(network, cluster)
             worker.close()
         except BaseException as failure:
             failures.append(failure)
@@ -200,6 +203,13 @@ def train(
         )
         finish(folder, parts, header)
     return Result(everywhere[0], _assembled(saved, pieces))
+
+
+def _talked_directly(network: Network, cluster: Cluster) -> None:
+    """Every connection is inside a host, or between two that have a link."""
+    for channel in network.channels:
+        one, other = (cluster.devices[device].host for device in (channel.me, channel.near))
+        assert one == other or cluster.link(one, other) is not None, f"{one} and {other} have no link"
 
 
 def _assembled(saved: dict[str, list[Piece]], pieces: Cutting) -> dict[str, Tensor]:

@@ -173,6 +173,7 @@ def _emulation(args: argparse.Namespace, priced: Simulated, opened: contextlib.E
     from isthmus.emulate.act import Emulation
 
     hosts = dict.fromkeys(priced.cluster.devices[device].host for device in priced.price.memory)
+    hosts.update((host, None) for via in priced.plan.via for host in via.hosts)
     return opened.enter_context(Emulation(priced.cluster, list(hosts)))
 
 

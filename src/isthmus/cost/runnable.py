@@ -1,8 +1,8 @@
 """What can be priced and not run: refused by name by the runtime, and never the answer of a planner.
 
-Relays, pools and tensor groups over hosts; servers for tensor groups; state sharded over groups of different sizes; a
-micro-batch that is split where samples are mixed. Batch norm is summed up over replicas, if these go through their
-micro-batches in the same order.
+Pools, relays without devices and tensor groups over hosts; servers for tensor groups; state sharded over groups of
+different sizes; a micro-batch that is split where samples are mixed. Batch norm is summed up over replicas, if
+these go through their micro-batches in the same order.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["check_mixing", "check_runnable"]
 
 def check_runnable(resolved: Resolved, simulator: Simulator) -> None:
     """Raises PlanError for what the runtime cannot do yet."""
-    via = resolved.plan.via
-    if via:
-        raise PlanError(
-            "run",
-            "messages over a relay cannot be run yet",
-            where="plan, via",
-            found=" - ".join(via[0].between),
-            expected="direct links between all hosts that talk",
-        )
+    for via in resolved.plan.via:
+        if bare := [host for host in via.hosts if not simulator.cluster.hosts[host].devices]:
+            raise PlanError(
+                "run",
+                "a relay without devices can be priced, not run: workers pass messages on, and it has none",
+                where=f"via {via.between[0]} - {via.between[1]}",
+                found=bare[0],
+                expected="a host with a device",
+            )
     if any(resolved.pools):
         raise PlanError("run", "a pool cannot be run yet", where="plan", found="a pool", expected="pipelines")
     for part in resolved.pipelines:

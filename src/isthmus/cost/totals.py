@@ -3,8 +3,7 @@
 How many losses there were: whoever computes the last stage tells the leader, the first of them, after its last forward,
 and the leader tells all. Where gradients are clipped or scaled also how long the whole gradient is: everybody tells the
 leader after all its syncs, once the leader has come so far itself and said that it listens, and the leader answers.
-These are messages of no bytes on connections of their own, so they take latency only. Between devices that cannot talk
-they take no time at all, and such a plan keeps its price.
+These are messages of no bytes on connections of their own, so they take latency only.
 
 Devices stand for workers: other members of a tensor group sit beside its first device, and the root of a server that
 has no stage knows its part before the participants do.
@@ -23,9 +22,7 @@ __all__ = ["totals"]
 
 @lean
 def note(out: TaskList, wires: Wires, ready: int, source: int, target: int, turn: int) -> int:
-    """A message of no bytes, on a connection of its own; `ready` itself where two devices cannot talk."""
-    if source == target or wires.route_of[source, target] < 0:
-        return ready
+    """A message of no bytes, on a connection of its own."""
     return message(out, wires, ready, -1, -1, source, target, 0.0, 0.0, TOTALS, -1, turn)
 
 
@@ -63,14 +60,14 @@ def totals(
         if state.update[d] < 0:
             continue
         counted = state.settled[d]
-        if d != leader and wires.route_of[d, leader] >= 0:
+        if d != leader:
             state.settled[d] = out.size[0]  # the message that is written next, or its first hop
             after = latency_between(wires, leader, d)
             sent = message(out, wires, counted, state.last[d], -1, d, leader, 0.0, after, TOTALS, -1, 1)
             edge(out, own, state.settled[d])
             edge(out, sent, told)
         else:
-            state.settled[d] = own if d == leader else told
+            state.settled[d] = own
             edge(out, counted, state.settled[d])
             edge(out, state.last[d], state.settled[d])
         edge(out, note(out, wires, told, leader, d, 1), state.update[d])

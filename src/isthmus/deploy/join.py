@@ -267,7 +267,7 @@ class _Crew:
         try:
             own = {device: source.copy(program) for device, program in made.items()}  # torch.export wants one thread
             for device in made:
-                self._networks[device] = Network(store, device)
+                self._networks[device] = Network(store, device, ways=made[device].ways)
                 make = partial(self._made, device, places[device], own.pop(device), source, loss, get)
                 thread = threading.Thread(target=self._work, args=(device, make), name=device, daemon=True)
                 self._threads.append(thread)

@@ -22,6 +22,7 @@ __all__ = ["BEYOND"]
 Planner = Callable[[Problem, Room, Search, Sequence[Candidate]], Candidate | None]  # plans so far, the best first
 
 _EXPLORE_PART = 0.95  # of the budget; the rest is for slices
+_DIRECT_PART = 0.7  # of that, before layouts are made that talk over relays
 
 
 def split(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
@@ -30,10 +31,15 @@ def split(problem: Problem, room: Room, search: Search, given: Sequence[Candidat
 
 
 def auto(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """Pipelines side by side, settled by search; then how each gradient is synchronised, and slices."""
+    """Pipelines side by side, settled by search, with direct links first; then syncs of each bucket, and slices."""
     pool = Pool(problem, Lanes(problem, room), search, given[0] if given else None)
     with search.within(_EXPLORE_PART):
-        explore(pool, given, _proposals())
+        with search.within(_DIRECT_PART if problem.vias else 1.0):
+            explore(pool, given, _proposals())
+        if problem.vias:
+            with problem.over_relays():
+                pool = Pool(problem, Lanes(problem, room), search, pool.best)
+                explore(pool, [pool.best] if pool.best is not None else [])
     slice_stages(pool)
     return pool.best
 
@@ -46,7 +52,8 @@ def _proposals() -> Proposals | None:
 
 def exact(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Every layout that could be faster than the best plan: proven, on a handful of devices and blocks."""
-    return branching.exact(problem, Lanes(problem, room), search, given, _proposals())
+    with problem.over_relays():
+        return branching.exact(problem, Lanes(problem, room), search, given, _proposals())
 
 
 def search(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:

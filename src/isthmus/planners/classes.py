@@ -232,7 +232,7 @@ def _nearness(problem: Problem, a: _Class, b: _Class) -> float:
     hosts = problem.cluster.host_of(a.lead), problem.cluster.host_of(b.lead)
     if hosts[0].name == hosts[1].name:
         return float("inf")
-    link = problem.cluster.link(hosts[0].name, hosts[1].name)
+    link = problem.roads.link(hosts[0].name, hosts[1].name)
     return 0.0 if link is None else float(link.bandwidth)
 
 

@@ -19,13 +19,12 @@ from msgspec.structs import replace
 from isthmus.cluster.spec import Cluster
 from isthmus.plan.types import How, Pipeline, Plan, Replica, Stage
 from isthmus.planners.pieces import make_plan, only_pipeline
-from isthmus.planners.problem import Candidate, Problem
+from isthmus.planners.problem import LARGE, Candidate, Problem
 from isthmus.planners.shares import divisors
 from isthmus.units import BytesPerSecond
 
-__all__ = ["COPIED", "LARGE", "Copies", "copied_plan", "small_problem"]
+__all__ = ["COPIED", "Copies", "copied_plan", "small_problem"]
 
-LARGE = 64  # devices: what is planned whole
 COPIED: tuple[How, ...] = ("ring", "tree")  # how gradients of copies may become equal: both are priced by a few copies
 _WORTH = 0.02  # part of the cluster's speed that may stay idle for each halving of the small problem
 _PRICE = 3e-3  # seconds to price a plan of many copies

@@ -185,7 +185,7 @@ class Lanes:
     def from_plan(self, plan: Plan) -> Layout | None:
         """A plan of one pipeline, in which no device has two stages, as a lane; None where a lane cannot say it all."""
         (part,) = plan.parts
-        if not isinstance(part, Pipeline) or part.schedule != "1f1b" or plan.via:
+        if not isinstance(part, Pipeline) or part.schedule != "1f1b":
             return None
         devices = [d for stage in part.stages for replica in stage.replicas for d in replica.devices]
         states = {stage.state for stage in part.stages if len(stage.replicas) > 1} or {"replicated"}

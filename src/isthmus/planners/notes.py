@@ -41,6 +41,7 @@ def notes_on(
         notes.append(f"precision {problem.precision}: the fastest that every device has")
     notes.extend(assumed(problem.cluster, timeline))
     notes.extend(_mixed(problem, plan))
+    notes.extend(f"{' and '.join(via.between)} have no link: {', '.join(via.hosts)} passes on" for via in plan.via)
     notes.extend(_crowded(plan, crowded))
     if interrupted:
         notes.append("interrupted: this is the best plan so far")

@@ -64,7 +64,7 @@ def make_plan(
         schedule=schedule,
         ahead=ahead,
     )
-    return Plan(cluster=problem.cluster.name, parts=(pipeline,))
+    return Plan(cluster=problem.cluster.name, parts=(pipeline,), via=problem.vias)
 
 
 def make_syncs(
@@ -206,7 +206,7 @@ def least_ring(
     count = len(members)
     if count < 2 or (problem.profile is not None and problem.profile.collectives):
         return Ring(0.0, 0.0)
-    cluster, slowest, latencies = problem.simulator.priced, float("inf"), list[float]()
+    cluster, slowest, latencies = problem.roads, float("inf"), list[float]()
     for a, b in pairwise((*members, members[0])):
         host, other = cluster.host_of(a), cluster.host_of(b)
         if host.name == other.name:

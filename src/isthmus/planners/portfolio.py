@@ -12,9 +12,13 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from isthmus.cost.simulate import Price
 from isthmus.cost.timeline import Timeline, timeline
 from isthmus.errors import NoPlanError, UsageError
+from isthmus.plan.resolve import resolve
+from isthmus.plan.rules.reach import apart
 from isthmus.plan.types import Plan
 from isthmus.planners.beyond import BEYOND
 from isthmus.planners.bound import lower_bound
@@ -91,7 +95,7 @@ def choose_plan(
         found = _found(search, planner, fix, beside)
     fitting = {name: candidate for name in asked if (candidate := found.get(name)) is not None}
     winner = min(fitting, key=lambda name: fitting[name].price.step_seconds)
-    best = fitting[winner]
+    best = _slim(problem, fitting[winner])
     played = timeline(problem.simulator.play(best.plan))
     tried = [name for name in SCHEMES if name in found]
     notes = notes_on(
@@ -119,6 +123,16 @@ def choose_plan(
         notes=notes,
         interrupted=search.interrupted,
     )
+
+
+def _slim(problem: Problem, best: Candidate) -> Candidate:
+    """The plan with those relays only that it needs."""
+    if not best.plan.via:
+        return best
+    resolved = resolve(best.plan, problem.cluster, {problem.job.name: problem.graph})
+    needed = {frozenset(pair) for pair, _ in apart(resolved, problem.cluster)}
+    plan = replace(best.plan, via=tuple(via for via in best.plan.via if frozenset(via.between) in needed))
+    return Candidate(plan, problem.simulator.price(plan))
 
 
 def scheme_plans(problem: Problem, limits: Limits) -> list[Candidate]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
@@ -18,15 +19,17 @@ from isthmus.errors import NoPlanError, UsageError
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
 from isthmus.model.profile import Profile
+from isthmus.plan.relays import joined, relays
 from isthmus.plan.rules.stages import placed_blocks
-from isthmus.plan.types import Plan
+from isthmus.plan.types import Plan, Via
 
-__all__ = ["Candidate", "Fact", "Problem", "build_problem", "divided_work", "pick_precision"]
+__all__ = ["LARGE", "Candidate", "Fact", "Problem", "build_problem", "divided_work", "pick_precision"]
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Fact = tuple[str, Group]  # what a replica's time depends on besides its samples: kind and links of its devices
 _Sort = TypeVar("_Sort", bound=Hashable)
+LARGE = 64  # devices: what is planned whole, and with relays
 _PRICE, _PRICE_DEVICE, _TASK = 4e-4, 2e-5, 2.5e-7  # seconds to price a plan: at least, a device, and a task
 
 
@@ -58,6 +61,7 @@ class Problem:
         self.cluster, self.job, self.graph, self.precision, self.seed = cluster, job, graph, precision, seed
         self.profile = profile
         self.simulator = Simulator(cluster, {job.name: graph}, profile=profile)
+        self.roads = self.simulator.priced  # as messages pass it, for bounds and estimates
         self.calls, self.effort = 0, 0.0
         able = {name for name, kind in cluster.kinds.items() if kind.computes_in(precision, job.mixed) is not None}
         self.usable = tuple(device.name for device in cluster.devices.values() if device.kind in able)
@@ -76,6 +80,21 @@ class Problem:
                 expected=f"a kind with a {precision} rate not below its fp32 rate",
                 next="Choose another precision, or let such devices compute in fp32 with `mixed: true`",
             )
+
+    @cached_property
+    def vias(self) -> tuple[Via, ...]:
+        """Relays for hosts without a link, which every plan has; none in large clusters."""
+        return relays(self.cluster) if len(self.usable) <= LARGE and not self.copied else ()
+
+    @contextmanager
+    def over_relays(self) -> Iterator[None]:
+        """Meanwhile `roads` has a link for every two hosts that a relay joins, as good as the relay at its best."""
+        before = self.roads, self.crossings, self.ends
+        self.roads, self.crossings, self.ends = joined(self.roads, self.vias), {}, {}
+        try:
+            yield
+        finally:
+            self.roads, self.crossings, self.ends = before
 
     @cached_property
     def table(self) -> ModelTable:

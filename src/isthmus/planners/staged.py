@@ -363,7 +363,7 @@ def _crossing(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
 def _met(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
     if any(_spans(problem, devices) for devices, _ in (*senders, *receivers)):
         return _Crossing(0.0, 0.0, 0.0)
-    cluster, latency, message = problem.cluster, float("inf"), float("inf")
+    cluster, latency, message = problem.roads, float("inf"), float("inf")
     load = dict[tuple[str, ...], float]()
     room = dict[tuple[str, ...], float]()
     for a, b, samples in _meetings(senders, receivers):

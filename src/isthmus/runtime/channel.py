@@ -7,14 +7,18 @@ receiver has said that it is ready), so a receive posted early hides a round tri
 Gloo carries host memory only. CUDA tensors are staged through pinned memory; between two workers that both have NCCL
 they go over NCCL, with one communicator for each direction, since what is posted on one communicator runs in the
 order in which it was posted.
+
+A channel of two workers that cannot talk goes over others (`relay.py`): it is a connection with the nearest of those,
+which is asked for every message that is to come.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Protocol
@@ -26,13 +30,18 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from isthmus.errors import IsthmusError
 
-__all__ = ["Channel", "ChannelError", "Network", "Work"]
+__all__ = ["NOTE_BYTES", "RELAY", "Channel", "ChannelError", "Network", "Work"]
+
+RELAY = "relay"  # the channel on which relays are told what goes over them
+NOTE_BYTES = 4096  # of each such note
+_Post = Callable[[Tensor, int], "Work"]
 
 _FOR_EVER = timedelta(days=365)  # whoever looks after the workers sees that one died; silence is no error here
 _AT_ONCE = timedelta(milliseconds=1)
 _PATIENCE = 2.0  # seconds for a thread that connects to see that the channel was closed
 _LAST_TAG = 2**31 - 1  # reserved for closing
 _PING_TAG = 2**31 - 2  # reserved for measuring
+_ASK_TAG = 2**31 - 3  # reserved for asking a relay
 _PINGS = 3
 _ABSENT = "absent"
 
@@ -49,15 +58,29 @@ class Work(Protocol):
 
 
 class Channel:
-    """Messages between this worker and one other; all methods may be called from any thread."""
+    """Messages between this worker and one other; all methods may be called from any thread.
 
-    def __init__(self, name: str, me: str, other: str, connect: Callable[[Channel], tuple[Any, Any]]) -> None:
-        self.name, self.me, self.other = name, me, other
+    `over`: the nearest of the workers that pass them on, where the two cannot talk. `passes`: this worker is one of
+    those itself, and has a leg of the channel.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        me: str,
+        other: str,
+        connect: Callable[[Channel], tuple[Any, Any]],
+        *,
+        over: str | None = None,
+        passes: bool = False,
+    ) -> None:
+        self.name, self.me, self.other, self.over, self.passes = name, me, other, over, passes
+        self.near = over or other  # who is at the other end of the connection
         self.closed = False
         self.bytes_sent = 0
         self.round_trip = 0.0  # seconds, once connected
         self.keeps: object = None  # the store that the process groups use, which is Python's
-        self._peer = 1 if me < other else 0
+        self._peer = 1 if me < self.near else 0
         self._gloo: Any = None
         self._nccl: Any = None
         self._ready = False
@@ -78,22 +101,38 @@ class Channel:
         """Starts at once. The tensor must stay as it is until the work has been waited for."""
         self.connected()
         self.bytes_sent += tensor.numel() * tensor.element_size()
+        return self._send(tensor, tag)
+
+    def receive(self, into: Tensor, tag: int) -> Work:
+        """Posts a receive. A CUDA tensor is filled on the stream that is current where the work is waited for."""
+        self.connected()
+        return self._receive(into, tag)
+
+    def asked(self, note: Tensor) -> Work:
+        """Posts a receive of what the other side asks this relay for: tag and bytes of a message."""
+        self.connected()
+        return _Waiting(self, self._post(self._gloo.recv, note, _ASK_TAG))
+
+    def _send(self, tensor: Tensor, tag: int) -> Work:
         if not tensor.is_cuda:
             return _Waiting(self, self._post(self._gloo.send, tensor, tag))
         if self._nccl is not None:
             return _Waiting(self, self._post(self._nccl[self._peer].send, tensor, tag))
         return self._staged_send(tensor.detach(), tag)
 
-    def receive(self, into: Tensor, tag: int) -> Work:
-        """Posts a receive. A CUDA tensor is filled on the stream that is current where the work is waited for."""
-        self.connected()
+    def _receive(self, into: Tensor, tag: int) -> Work:
+        ask = self._ask(tag, into.numel() * into.element_size())
         if not into.is_cuda:
-            return _Waiting(self, self._post(self._gloo.recv, into, tag))
+            return _Waiting(self, self._post(self._gloo.recv, into, tag), holds=ask)
         if self._nccl is not None:
             return _Waiting(self, self._post(self._nccl[1 - self._peer].recv, into, tag))
         held = torch.empty(into.shape, dtype=into.dtype, pin_memory=True)
         work = self._post(self._gloo.recv, held, tag)
-        return _Waiting(self, work, lambda: into.detach().copy_(held, non_blocking=True))
+        return _Waiting(self, work, lambda: into.detach().copy_(held, non_blocking=True), holds=ask)
+
+    def _ask(self, tag: int, size: int) -> Any:
+        """Tells the relay, where there is one, what it is to bring."""
+        return None if self.over is None else self._post(self._gloo.send, torch.tensor([tag, size]), _ASK_TAG)
 
     def close(self) -> None:
         """Ends the connection; whoever waits, here or there, gets a ChannelError."""
@@ -116,7 +155,8 @@ class Channel:
                 self._gloo = gloo
             if self.closed:
                 _cut(gloo, self._peer)
-            self.round_trip = _round_trip(gloo, self._peer)
+            if not self.passes:
+                self.round_trip = _round_trip(self._send, self._receive, asks=self.me < self.other)
             self._ready = True
         except Exception as failure:
             self._failure = failure
@@ -154,10 +194,12 @@ class Channel:
 
 
 class _Waiting:
-    """A message of torch's, with our errors; `then` runs when it is there."""
+    """A message of torch's, with our errors; `then` runs when it is there. `holds`: what must last as long."""
 
-    def __init__(self, channel: Channel, work: Any, then: Callable[[], object] | None = None) -> None:
-        self._channel, self._work, self._then = channel, work, then
+    def __init__(
+        self, channel: Channel, work: Any, then: Callable[[], object] | None = None, holds: object = None
+    ) -> None:
+        self._channel, self._work, self._then, self._holds = channel, work, then, holds
 
     def wait(self) -> None:
         try:
@@ -187,7 +229,8 @@ class Network:
     """All channels of one worker. They share one Gloo device, so one thread that reads and writes.
 
     Channels may be made in any order on either side: each connects in a thread of its own.
-    `hostname` or `interface` is where this worker listens; `nccl`: its device is its own and it has NCCL.
+    `hostname` or `interface` is where this worker listens; `nccl`: its device is its own and it has NCCL. `ways`: of
+    each worker that it cannot talk with, the relays on the way there.
     """
 
     def __init__(
@@ -198,8 +241,9 @@ class Network:
         hostname: str = "",
         interface: str = "",
         nccl: bool = False,
+        ways: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self.me = me
+        self.me, self._ways = me, ways or {}
         self._store, self._nccl = store, nccl
         where = {"interface": interface} if interface else {"hostname": hostname or "127.0.0.1"}
         self._device = ProcessGroupGloo.create_device(**where)
@@ -211,21 +255,39 @@ class Network:
         """The channel of that name; the other side makes it with the same name and this worker's. Does not wait."""
         if other == self.me:
             raise ChannelError("a worker has no channel to itself", where=f"{self.me}, channel {name!r}")
+        way = self._ways.get(other)
+        return self._made((name, other)) if way is None else self._made((_relayed(name, self.me, other), other), way[0])
+
+    def leg(self, name: str, other: str, over: str | None) -> Channel:
+        """A relay's part of the channel of that name between two others: towards one of them, over the next relay."""
+        return self._made((name, other), over, passes=True)
+
+    def open_relay(self, near: str, name: str, path: Sequence[str]) -> None:
+        """Tells a relay of a channel that goes over it, with all workers on its way."""
+        note = json.dumps([name, *path]).encode().ljust(NOTE_BYTES)
+        self.channel(RELAY, near).send(torch.frombuffer(bytearray(note), dtype=torch.uint8), 0).wait()
+
+    def _made(self, key: tuple[str, str], over: str | None = None, passes: bool = False) -> Channel:
         with self._lock:
             if self._closed:
-                raise ChannelError("the network was closed here", where=f"{self.me}, channel {name!r}")
-            if (name, other) not in self._channels:
-                self._channels[name, other] = Channel(name, self.me, other, self._connect)
-            return self._channels[name, other]
+                raise ChannelError("the network was closed here", where=f"{self.me}, channel {key[0]!r}")
+            if key not in self._channels:
+                self._channels[key] = Channel(key[0], self.me, key[1], self._connect, over=over, passes=passes)
+            return self._channels[key]
+
+    @property
+    def channels(self) -> list[Channel]:
+        """All that were made so far."""
+        return list(self._channels.values())
 
     @property
     def bytes_sent(self) -> int:
         """Over all channels."""
-        return sum(channel.bytes_sent for channel in list(self._channels.values()))
+        return sum(channel.bytes_sent for channel in self.channels)
 
     def connect(self) -> None:
         """Waits until every channel made so far stands."""
-        for channel in list(self._channels.values()):
+        for channel in self.channels:
             channel.connected()
 
     def close(self) -> None:
@@ -236,14 +298,18 @@ class Network:
             list(pool.map(Channel.close, self._channels.values()))
 
     def _connect(self, channel: Channel) -> tuple[Any, Any]:
-        """Builds the process groups; rank 0 is the lower name."""
-        low, high = sorted((self.me, channel.other))
+        """Builds the process groups; rank 0 is the lower name. Whose channel goes over relays tells them first."""
+        if channel.over is not None and not channel.passes and self.me < channel.other:
+            self.open_relay(channel.over, channel.name, (self.me, *self._ways[channel.other], channel.other))
+        low, high = sorted((self.me, channel.near))
         store = channel.keeps = _Patient(self._store, f"channel/{low}/{high}/{channel.name}/", channel)
         rank = int(self.me == high)
         return _gloo(store, rank, self._device), (_nccl_ways(store, rank) if self._both_nccl(channel) else None)
 
     def _both_nccl(self, channel: Channel) -> bool:
-        """Every worker says once whether it has NCCL; only those that have it ask."""
+        """Every worker says once whether it has NCCL; only those that have it ask. Relays pass on host memory only."""
+        if channel.over is not None or channel.passes:
+            return False
         told = _Patient(self._store, "nccl/", channel)
         with self._lock:
             if not self._told:
@@ -301,24 +367,30 @@ def _nccl_ways(store: Store, rank: int) -> tuple[Any, Any]:
     return kind(PrefixStore("nccl0", store), rank, 2), kind(PrefixStore("nccl1", store), rank, 2)
 
 
-def _round_trip(group: Any, peer: int) -> float:
-    """Seconds there and back, the same number on both sides: rank 0 asks, the best of some counts, and it tells."""
-    notes = [torch.zeros(1, dtype=torch.float64) for _ in range(_PINGS if peer == 1 else _PINGS + 1)]
-    posted = [group.recv([note], peer, _PING_TAG) for note in notes]
+def _round_trip(send: _Post, receive: _Post, *, asks: bool) -> float:
+    """Seconds there and back, the same number on both sides: one asks, the best of some counts, and it tells."""
+    notes = [torch.zeros(1, dtype=torch.float64) for _ in range(_PINGS if asks else _PINGS + 1)]
+    posted = [receive(note, _PING_TAG) for note in notes]
     best = torch.full_like(notes[0], math.inf)
-    for receive in posted[:_PINGS]:
+    for coming in posted[:_PINGS]:
         begin = time.perf_counter()
-        if peer == 1:
-            group.send([best], peer, _PING_TAG).wait()
-        receive.wait()
-        if peer == 0:
-            group.send([best], peer, _PING_TAG).wait()
+        if asks:
+            send(best, _PING_TAG).wait()
+        coming.wait()
+        if not asks:
+            send(best, _PING_TAG).wait()
         best = best.clamp(max=time.perf_counter() - begin)
-    if peer == 1:
-        group.send([best], peer, _PING_TAG).wait()
+    if asks:
+        send(best, _PING_TAG).wait()
         return float(best)
     posted[-1].wait()
     return float(notes[-1])
+
+
+def _relayed(name: str, a: str, b: str) -> str:
+    """The name of all connections that together are a channel of two workers."""
+    low, high = sorted((a, b))
+    return f"{name}, {low} - {high}"
 
 
 def _plain(text: str) -> str:

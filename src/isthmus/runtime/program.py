@@ -10,7 +10,7 @@ tensor group all compute the group's runs: member i takes what flows in from mem
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -118,6 +118,8 @@ class Program(_Frozen, frozen=True, kw_only=True):
     workers: tuple[str, ...]  # all of the job
     leader: str  # adds up what all must know
     judges: tuple[str, ...]  # workers that compute losses that count
+    ways: Mapping[str, tuple[str, ...]] = {}  # of each worker that cannot be talked with: relays on the way there
+    carries: tuple[str, ...] = ()  # neighbours on the ways of others that go over this worker
 
 
 def samples_of_slice(run: Run | Flow, k: int) -> tuple[int, int]:
@@ -139,7 +141,7 @@ def programs(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> 
     for part in resolved.pipelines:
         prepared = simulator.prepare(part.pipeline, net)
         assert isinstance(prepared, Prepared)
-        made = _Compiler(resolved, part, prepared).programs()
+        made = _Compiler(resolved, part, prepared, cluster).programs()
         shared = any(bucket.layout == "sharded-all" for program in made.values() for bucket in program.buckets)
         found |= made if not shared or can_play(made, part.graph) else _late(made)
     return found
@@ -155,11 +157,24 @@ def _late(programs: Mapping[str, Program]) -> dict[str, Program]:
     }
 
 
+def _carried(ways: Mapping[tuple[str, str], tuple[str, ...]]) -> dict[str, dict[str, None]]:
+    """Of each relay: its neighbours on all ways over it."""
+    found: dict[str, dict[str, None]] = {}
+    for (one, other), way in ways.items():
+        for before, relay, after in zip((one, *way), way, (*way[1:], other), strict=False):
+            found.setdefault(relay, {}).update({before: None, after: None})
+    return found
+
+
+def _first_device(cluster: Cluster, host: str) -> str:
+    return next(name for name, device in cluster.devices.items() if device.host == host)
+
+
 class _Compiler:
     """One pipeline as programs."""
 
-    def __init__(self, resolved: Resolved, part: ResolvedPipeline, prepared: Prepared) -> None:
-        self.resolved, self.part, self.prepared = resolved, part, prepared
+    def __init__(self, resolved: Resolved, part: ResolvedPipeline, prepared: Prepared, cluster: Cluster) -> None:
+        self.resolved, self.part, self.prepared, self.cluster = resolved, part, prepared, cluster
         self.names = [device.name for device in resolved.devices]
         self.graph, self.runs = part.graph, prepared.runs
         replicas = [(s, r) for s, stage in enumerate(part.stages) for r in range(len(stage.replicas))]
@@ -178,7 +193,7 @@ class _Compiler:
         ]
 
     def programs(self) -> dict[str, Program]:
-        """By device: everybody with a run, and roots without one."""
+        """By device: everybody with a run, and roots and relays without one."""
         pipeline, last = self.part.pipeline, self.part.stages[-1]
         judges = [last.replicas[0]] if last.duplicate else list(last.replicas)
         runs: dict[str, list[Run]] = {}
@@ -186,7 +201,9 @@ class _Compiler:
             for run, device in self._members(number):
                 runs.setdefault(device, []).append(run)
         roots = [self.names[sync.root] for sync in self.part.syncs if sync.root is not None]
-        workers = tuple(dict.fromkeys([*runs, *roots]))
+        ways = self._ways(tuple(dict.fromkeys([*runs, *roots])))
+        workers = tuple(dict.fromkeys([*runs, *roots, *(relay for way in ways.values() for relay in way)]))
+        carries = _carried(ways)
         return {
             device: Program(
                 device=device,
@@ -200,9 +217,23 @@ class _Compiler:
                 workers=workers,
                 leader=self.names[judges[0].devices[0]],
                 judges=tuple(self.names[replica.devices[0]] for replica in judges),
+                ways={other: way for (one, other), way in ways.items() if one == device},
+                carries=tuple(carries.get(device, ())),
             )
             for device in workers
         }
+
+    def _ways(self, workers: tuple[str, ...]) -> dict[tuple[str, str], tuple[str, ...]]:
+        """Relays between two workers, both ways, as the plan has it: of each host that passes on one device."""
+        at: dict[str, list[str]] = {}
+        for device in workers:
+            at.setdefault(self.cluster.devices[device].host, []).append(device)
+        ways: dict[tuple[str, str], tuple[str, ...]] = {}
+        for via in self.resolved.plan.via:
+            relays = tuple(at[host][0] if host in at else _first_device(self.cluster, host) for host in via.hosts)
+            for one, other in product(at.get(via.between[0], ()), at.get(via.between[1], ())):
+                ways[one, other], ways[other, one] = relays, relays[::-1]
+        return ways
 
     def _members(self, number: int) -> list[tuple[Run, str]]:
         """A run as each member of its tensor group has it."""

@@ -85,8 +85,9 @@ class Serving:
         samples = open_samples(job, built)
         self._numbers = SampleOrder(seed=job.seed, count=samples.count)
         network = Network(
-            FileStore(self._place.store), self.program.device, interface=self._place.interface, nccl=self._place.nccl
-        )
+            FileStore(self._place.store), self.program.device, interface=self._place.interface, nccl=self._place.nccl,
+            ways=self.program.ways,
+        )  # fmt: skip
         worker = Worker(
             self.program, pieces, draws_of(pieces, example), network, device, loss, samples.get,
             buffers=kept_buffers(built.module), initial=initial, slower=self._place.slower,

@@ -2,7 +2,9 @@
 
 Who must talk: replicas of stages joined by a tensor whose samples meet (activations one way, gradients the other), and
 the participants of each sync: neighbours in the ring; for `tree` those of one region among each other and the first of
-each region in a ring; for `factors` all with each other; for `server` each with the root. The devices of a tensor group
+each region in a ring; for `factors` all with each other; for `server` each with the root; all with each other where all
+state is sharded, since weights are fetched from whoever has them. All workers of a job talk with
+the one that adds up what all must know, the first that computes losses. The devices of a tensor group
 need more (rule `tensor-group`), those of a pool nothing: they are on one host.
 """
 
@@ -14,9 +16,9 @@ from itertools import combinations, combinations_with_replacement, pairwise, pro
 from isthmus.cluster.spec import Cluster
 from isthmus.errors import PlanError
 from isthmus.plan.resolve import Resolved, ResolvedPipeline, ResolvedReplica, ResolvedSync, suppliers
-from isthmus.plan.types import Via
+from isthmus.plan.types import Layout, Via
 
-__all__ = ["check_reach"]
+__all__ = ["apart", "check_reach"]
 
 Pair = tuple[int, int]
 
@@ -24,13 +26,8 @@ Pair = tuple[int, int]
 def check_reach(resolved: Resolved, cluster: Cluster) -> None:
     """Every relay works, and every pair that must talk can."""
     relayed = _relayed(resolved.plan.via, cluster)
-    asked: set[tuple[str, str]] = set()
-    for a, b, where in _talks(resolved, cluster):
-        pair = (resolved.devices[a].host, resolved.devices[b].host)
-        if pair in asked or pair[0] == pair[1]:
-            continue
-        asked.update((pair, pair[::-1]))
-        if pair not in relayed and cluster.link(*pair) is None:
+    for pair, where in apart(resolved, cluster):
+        if pair not in relayed:
             raise PlanError(
                 "reachable",
                 "two hosts must talk and cannot",
@@ -39,6 +36,18 @@ def check_reach(resolved: Resolved, cluster: Cluster) -> None:
                 expected="a link, or a relay in the plan",
                 next=f"Add the link to the cluster file, or to the plan: via {pair[0]} - {pair[1]} over HOST",
             )
+
+
+def apart(resolved: Resolved, cluster: Cluster) -> Iterator[tuple[tuple[str, str], str]]:
+    """Every pair of hosts that must talk and has no link, once, and where in the plan that is said."""
+    asked: set[tuple[str, str]] = set()
+    for a, b, where in _talks(resolved, cluster):
+        pair = (resolved.devices[a].host, resolved.devices[b].host)
+        if pair in asked or pair[0] == pair[1]:
+            continue
+        asked.update((pair, pair[::-1]))
+        if cluster.link(*pair) is None:
+            yield pair, where
 
 
 def _relayed(vias: Sequence[Via], cluster: Cluster) -> set[tuple[str, str]]:
@@ -79,14 +88,15 @@ def _talks(resolved: Resolved, cluster: Cluster) -> Iterator[tuple[int, int, str
     for part in resolved.pipelines:
         where = f"pipeline {part.pipeline.job.name}"
         yield from ((a, b, f"{where}, between stages") for a, b in _stage_pairs(part, resolved))
-        seen: set[tuple[str, int | None, int, int, bool]] = set()
+        seen: set[tuple[str, int | None, int, int, frozenset[Layout]]] = set()
         for sync, run in zip(part.pipeline.syncs, part.syncs, strict=True):
-            holders, sharded = part.holders[run.parameters[0]], _sharded(part, run)
-            alike = (run.how, run.root, id(run.participants), id(holders), sharded)
+            holders, states = part.holders[run.parameters[0]], _states(part, run)
+            alike = (run.how, run.root, id(run.participants), id(holders), states)
             if alike not in seen:
                 seen.add(alike)
-                pairs = _sync_pairs(part, run, resolved, linked, sharded)
+                pairs = _sync_pairs(part, run, resolved, linked, states)
                 yield from ((a, b, f"{where}, sync {sync.bucket}") for a, b in pairs)
+        yield from ((a, b, f"{where}, totals of a step") for a, b in _total_pairs(part))
 
 
 def _stage_pairs(part: ResolvedPipeline, resolved: Resolved) -> Iterator[Pair]:
@@ -104,6 +114,13 @@ def _stage_pairs(part: ResolvedPipeline, resolved: Resolved) -> Iterator[Pair]:
             yield from _flow_pairs(part, target, source, resolved)
 
 
+def _total_pairs(part: ResolvedPipeline) -> Iterator[Pair]:
+    leader = part.stages[-1].replicas[0].devices[0]
+    workers = dict.fromkeys(device for stage in part.stages for replica in stage.replicas for device in replica.devices)
+    workers.update((sync.root, None) for sync in part.syncs if sync.root is not None)
+    return ((device, leader) for device in workers)
+
+
 def _flow_pairs(part: ResolvedPipeline, source: int, target: int, resolved: Resolved) -> Iterator[Pair]:
     for receiver in part.stages[target].replicas:
         for index, _, _ in suppliers(resolved, part.stages[source], receiver):
@@ -115,7 +132,11 @@ def _between(one: ResolvedReplica, other: ResolvedReplica) -> Iterator[Pair]:
 
 
 def _sync_pairs(
-    part: ResolvedPipeline, run: ResolvedSync, resolved: Resolved, linked: set[tuple[str, str]], sharded: bool
+    part: ResolvedPipeline,
+    run: ResolvedSync,
+    resolved: Resolved,
+    linked: set[tuple[str, str]],
+    states: frozenset[Layout],
 ) -> Iterator[Pair]:
     groups = _groups(part, run)
     if run.how == "server" and run.root is not None:
@@ -128,9 +149,9 @@ def _sync_pairs(
             yield from _all_pairs((groups[first] for first in members), resolved, linked)
         for a, b in _ring([members[0] for members in by_region.values()]):
             yield from ((x, y) for x in groups[a] for y in groups[b])
-    elif run.how == "factors":
+    if run.how == "factors" or "sharded-all" in states:
         yield from _all_pairs((groups[first] for first in run.participants), resolved, linked)
-    if run.how in ("ring", "sparse") or sharded:
+    if run.how in ("ring", "sparse") or states != {"replicated"}:
         for a, b in _ring(run.participants):
             yield from ((x, y) for x in groups[a] for y in groups[b])
 
@@ -159,8 +180,6 @@ def _ring(members: Sequence[int]) -> Iterator[Pair]:
     return pairwise((*members, members[0])) if len(members) > 1 else iter(())
 
 
-def _sharded(part: ResolvedPipeline, run: ResolvedSync) -> bool:
-    """Sharded state is gathered around the ring of participants, however the gradient came."""
-    return any(
-        part.pipeline.stages[stage].state != "replicated" for name in run.parameters for stage, _ in part.holders[name]
-    )
+def _states(part: ResolvedPipeline, run: ResolvedSync) -> frozenset[Layout]:
+    """Of the stages that hold the bucket. Sharded state is gathered around the ring, however the gradient came."""
+    return frozenset(part.pipeline.stages[stage].state for name in run.parameters for stage, _ in part.holders[name])
