@@ -18,8 +18,8 @@ from pathlib import Path
 from _results import ROOT, Claim, at_least, finish, options, skip
 from learned import KNOWN, Key, Method, Row, Steps, Told, compared, known_of, mean_calls, summary, trace
 
-from isthmus.planners.improve import Pool
 from isthmus.planners.learned import NetworkPrior, load_network
+from isthmus.planners.pool import Pool
 from isthmus.planners.tree import Tree
 
 CALLS = 200

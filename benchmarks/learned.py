@@ -35,9 +35,10 @@ from _rows import rows_of
 
 from isthmus.planners.budget import Limits, Search
 from isthmus.planners.drafts import Action, Draft, Drafts, Leaves, path_to
-from isthmus.planners.improve import Pool, explore
+from isthmus.planners.improve import explore
 from isthmus.planners.lanes import Lanes
 from isthmus.planners.learned import shipped_prior
+from isthmus.planners.pool import Pool
 from isthmus.planners.portfolio import scheme_plans
 from isthmus.planners.room import Room
 from isthmus.planners.tree import Tree, even

@@ -13,8 +13,8 @@ from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.planners.budget import Limits, Search
 from isthmus.planners.drafts import APART, IDLE, NEW, Action, Draft, Drafts, Leaves, path_to
-from isthmus.planners.improve import Pool
 from isthmus.planners.lanes import Lanes
+from isthmus.planners.pool import Pool
 from isthmus.planners.problem import Floats, Problem
 from isthmus.planners.room import Room
 from isthmus.planners.tree import Asked, Tree, even

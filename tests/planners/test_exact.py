@@ -17,8 +17,8 @@ from isthmus.model.graph import BlockGraph
 from isthmus.planners.bound import Borders, lower_bound
 from isthmus.planners.bundles import all_bundles
 from isthmus.planners.forms import Sorts, forms
-from isthmus.planners.improve import ways
 from isthmus.planners.lanes import Lane, Lanes, Pace, lanes_plan
+from isthmus.planners.pool import ways
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
 from isthmus.planners.room import Room

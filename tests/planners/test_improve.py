@@ -20,11 +20,13 @@ from isthmus.errors import NoPlanError
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.validate import check
 from isthmus.planners.budget import Limits, Search
+from isthmus.planners.finish import finish
 from isthmus.planners.grid import Fix
 from isthmus.planners.ideas import Idea
-from isthmus.planners.improve import Pool, explore, slice_stages
+from isthmus.planners.improve import explore
 from isthmus.planners.lanes import Lanes
 from isthmus.planners.pieces import build_stages, make_plan, more_slices, only_pipeline
+from isthmus.planners.pool import Pool
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
 from isthmus.planners.room import Room, Way
@@ -153,7 +155,7 @@ def one_micro_batch(graph: BlockGraph) -> tuple[Problem, Pool]:
 def test_slices_are_taken_as_long_as_they_gain() -> None:
     task, pool = one_micro_batch(chain(6, width=512, rows=1024))
     before = pool.limit
-    slice_stages(pool)
+    finish(pool)
     assert pool.best is not None and pool.limit < 0.9 * before
     check(pool.best.plan, task.cluster, {"job": task.graph})
     slices = [stage.replicas[0].slices for stage in only_pipeline(pool.best.plan).stages]

@@ -16,9 +16,9 @@ from isthmus.plan.types import Layout as State
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.planners.bound import lower_bound
 from isthmus.planners.bundles import all_bundles
-from isthmus.planners.improve import ways
 from isthmus.planners.lanes import Lane, Lanes, Pace, lanes_plan
 from isthmus.planners.pieces import build_stages, make_plan
+from isthmus.planners.pool import ways
 from isthmus.planners.room import Room, Way
 from isthmus.planners.staged import Staged, staged_plan
 from tests.plan.small_models import chain

@@ -10,9 +10,11 @@ from functools import partial
 
 from isthmus.planners import exact as branching
 from isthmus.planners.budget import Search
-from isthmus.planners.improve import Pool, Proposals, explore, one_lane, slice_stages
+from isthmus.planners.finish import finish
+from isthmus.planners.improve import Proposals, explore, one_lane
 from isthmus.planners.lanes import Lanes
 from isthmus.planners.learned import shipped_prior
+from isthmus.planners.pool import Pool
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.room import Room
 from isthmus.planners.tree import even, propose, tree_search
@@ -21,7 +23,7 @@ __all__ = ["BEYOND"]
 
 Planner = Callable[[Problem, Room, Search, Sequence[Candidate]], Candidate | None]  # plans so far, the best first
 
-_EXPLORE_PART = 0.95  # of the budget; the rest is for slices
+_EXPLORE_PART = 0.95  # of the budget; the rest is for duplicates and slices
 _DIRECT_PART = 0.7  # of that, before layouts are made that talk over relays
 
 
@@ -31,7 +33,7 @@ def split(problem: Problem, room: Room, search: Search, given: Sequence[Candidat
 
 
 def auto(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """Pipelines side by side, settled by search, with direct links first; then syncs of each bucket, and slices."""
+    """Pipelines side by side, settled by search, with direct links first; then all that a layout leaves open."""
     pool = Pool(problem, Lanes(problem, room), search, given[0] if given else None)
     with search.within(_EXPLORE_PART):
         with search.within(_DIRECT_PART if problem.vias else 1.0):
@@ -40,7 +42,7 @@ def auto(problem: Problem, room: Room, search: Search, given: Sequence[Candidate
             with problem.over_relays():
                 pool = Pool(problem, Lanes(problem, room), search, pool.best)
                 explore(pool, [pool.best] if pool.best is not None else [])
-    slice_stages(pool)
+    finish(pool, synced=True)
     return pool.best
 
 

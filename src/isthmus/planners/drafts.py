@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from isthmus.planners.bundles import Bundle, all_bundles, tensor_degrees
-from isthmus.planners.improve import DEGREES, Pool, ways
+from isthmus.planners.improve import DEGREES
 from isthmus.planners.lanes import Pace
 from isthmus.planners.moves import AHEAD, COUNTS, STATES, Setting
+from isthmus.planners.pool import Pool, ways
 from isthmus.planners.problem import Problem
 from isthmus.planners.shares import micro_batch_counts
 

@@ -27,11 +27,13 @@ from msgspec.structs import replace
 from isthmus.planners.bound import Borders
 from isthmus.planners.budget import Search
 from isthmus.planners.bundles import Bundle, all_bundles, tensor_degrees
+from isthmus.planners.finish import finish
 from isthmus.planners.forms import Form, Shape, Sorts, forms
-from isthmus.planners.improve import Pool, Proposals, explore, finish, polish, slice_stages
+from isthmus.planners.improve import Proposals, explore, polish
 from isthmus.planners.lanes import Lane, Lanes, Layout, Pace, lanes_plan
 from isthmus.planners.moves import AHEAD, STATES, Setting
 from isthmus.planners.pieces import only_pipeline
+from isthmus.planners.pool import Pool
 from isthmus.planners.problem import Bools, Candidate, Floats, Problem
 from isthmus.planners.shares import divisors, fair_shares
 from isthmus.planners.staged import Stage, Staged, cut_bounds, flights
@@ -66,7 +68,7 @@ def exact(
     with search.within(0.5):
         polish(pool)
     finish(pool)
-    slice_stages(first)  # it may gain more by that
+    finish(first, synced=True)  # it may gain more by that
     search.cut_short = not proven
     return first.best if first.limit < pool.limit else pool.best
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import product
-from typing import NamedTuple
 
-from isthmus.plan.types import How, Pipeline, Plan, Sync
-from isthmus.planners.budget import Search, sound
+from isthmus.planners.budget import Search
 from isthmus.planners.bundles import Bundle, all_bundles, bundle_of, tensor_degrees
-from isthmus.planners.lanes import BUCKETS, Lane, Lanes, Layout, Pace, lanes_plan, layout_key
+from isthmus.planners.finish import finish, resync
+from isthmus.planners.lanes import Lane, Lanes, Layout, Pace
 from isthmus.planners.moves import (
     FIRST_AHEAD,
     Setting,
@@ -26,136 +24,22 @@ from isthmus.planners.moves import (
     setting_moves,
     stage_moves,
 )
-from isthmus.planners.pieces import more_slices, only_pipeline
+from isthmus.planners.pool import KEPT, WORTH, Found, Pool, distinct
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.shares import micro_batch_counts
-from isthmus.planners.sync_ilp import best_syncs
 
-__all__ = ["DEGREES", "Found", "Pool", "Proposals", "explore", "finish", "one_lane", "polish", "slice_stages", "ways"]
+__all__ = ["DEGREES", "Proposals", "explore", "one_lane", "polish"]
 
 _FIRST = 6  # first settings of one way to form lanes that are priced
 _STEP = 24  # changed settings that are priced, of one setting
-_KEPT = 1000  # plans that are remembered
 _SHAPED = 4  # layouts whose replicas change places, and that are polished
 _WIDER = 48  # settings that promised too little at first, priced before all is refined again
 _POOL = 10  # settings whose changes are tried before the search gives up
-_WORTH = 0.999  # times the best: what counts as a gain
-_SYNCED, _SYNC_GAIN = 3, 1.5  # settings whose syncs are chosen; how far from the best they may be before
-_SYNC_CALLS = 12  # that choosing syncs takes at least, about
 DEGREES = 3  # sizes of tensor groups that are tried
 _FIRST_PART, _OWN_PART, _PROPOSE_PART = 0.3, 0.6, 0.4  # of what is left of the budget then
 _CLIMB_PART, _SHAPE_PART, _POLISH_PART = 0.4, 0.5, 0.6
 _LANE_PART = 0.8  # the same, of `split`
 _MADE_PART = 0.5  # the same, to make layouts before any of them is priced
-
-
-class Found(NamedTuple):
-    """A setting, what it became, and what the simulator says."""
-
-    setting: Setting
-    bundles: tuple[Bundle, ...]
-    layout: Layout
-    how: How
-    buckets: int
-    candidate: Candidate
-
-    @property
-    def seconds(self) -> float:
-        """Of one step."""
-        return self.candidate.price.step_seconds
-
-
-class Pool:
-    """What was tried, and the best of it."""
-
-    def __init__(self, problem: Problem, lanes: Lanes, search: Search, best: Candidate | None) -> None:
-        self.problem, self.lanes, self.search, self.best = problem, lanes, search, best
-        search.best = best
-        self.found: list[Found] = []
-        self.climbed: set[object] = set()  # settings whose changes were tried
-        self.shaped: set[object] = set()  # stages that were looked at
-        self.polished: set[Layout] = set()
-        self.rest: list[tuple[Setting, tuple[Bundle, ...], Layout]] = []  # what promised too little to be priced
-        self.width = 1  # times _POOL: settings whose changes are tried
-        self._seen: set[object] = set()
-        self._priced: dict[object, Candidate] = {}
-
-    @property
-    def limit(self) -> float:
-        """Seconds of the best plan."""
-        return self.best.price.step_seconds if self.best is not None else float("inf")
-
-    def completed(self, settings: Iterable[Setting]) -> list[tuple[Setting, Layout]]:
-        """New settings with what they become, the most promising first."""
-        made = []
-        for setting in settings:
-            if self.search.spent():
-                break
-            if setting.signature in self._seen:
-                continue
-            self._seen.add(setting.signature)
-            layout = self.lanes.complete(setting.parts, setting.pace)
-            if layout is not None and max(lane.least for lane in layout.lanes) < self.limit:
-                made.append((setting, layout))
-        return sorted(made, key=lambda pair: pair[1].seconds)
-
-    def price(self, setting: Setting, bundles: tuple[Bundle, ...], layout: Layout) -> frozenset[str]:
-        """Keeps what fits and keeps every rule; devices that always fall short of memory, none where something fits."""
-        short: frozenset[str] | None = None
-        for how, buckets in ways(self.problem, layout):
-            if self.search.spent():
-                break
-            candidate = self.price_one(setting, bundles, layout, how, buckets)
-            if candidate is not None:
-                missing = frozenset(shortage.where for shortage in candidate.price.shortages)
-                short = missing if short is None else short & missing
-        self.rank()
-        return short or frozenset()
-
-    def price_one(
-        self, setting: Setting, bundles: tuple[Bundle, ...], layout: Layout, how: How, buckets: int
-    ) -> Candidate | None:
-        """The same, of one way to sync; None where playing it would take more than is left."""
-        candidate = self.priced(layout, how, buckets)
-        if candidate is not None and self.keep(candidate):
-            self.found.append(Found(setting, bundles, layout, how, buckets, candidate))
-        return candidate
-
-    def priced(self, layout: Layout, how: How, buckets: int) -> Candidate | None:
-        """A layout as a plan with its price; each is priced once."""
-        key = layout_key(self.problem, layout, how, buckets)
-        if key not in self._priced:
-            candidate = self.search.price(lanes_plan(self.problem, layout, how, buckets))
-            if candidate is None:
-                return None
-            self._priced[key] = candidate
-        return self._priced[key]
-
-    def rank(self) -> None:
-        """The best first, and no more than can be of use."""
-        self.found = sorted(self.found, key=lambda found: found.seconds)[:_KEPT]
-
-    def take(self, candidate: Candidate) -> None:
-        """Keeps a plan that somebody else made, where it has the form of a lane, to go on from it."""
-        layout = self.lanes.from_plan(candidate.plan)
-        if layout is None or len({len(group) for stage in layout.lanes[0].stages for group, _ in stage}) > 1:
-            return
-        used = tuple(bundle_of(self.problem, (group,)) for stage in layout.lanes[0].stages for group, _ in stage)
-        taken = {device for bundle in used for device in bundle.devices}
-        degree = len(used[0].groups[0])
-        rest = tuple(bundle for bundle in all_bundles(self.problem, degree) if taken.isdisjoint(bundle.devices))
-        how: How = "tree" if any(sync.how == "tree" for sync in _syncs(candidate.plan)) else "ring"
-        self.found.append(Found(Setting((used,), layout.pace), (*used, *rest), layout, how, BUCKETS[-1], candidate))
-
-    def keep(self, candidate: Candidate) -> bool:
-        """Whether it fits; makes it the best so far if it is, and keeps every rule."""
-        if not candidate.price.fits:
-            return False
-        if candidate.price.step_seconds < self.limit:
-            if not sound(self.problem, candidate.plan):
-                return False
-            self.best = self.search.best = candidate
-        return True
 
 
 Proposals = Callable[[Pool], None]  # adds settings to the pool that others think of
@@ -203,7 +87,7 @@ def _proposed(pool: Pool, propose: Proposals) -> None:
 def _refine(pool: Pool) -> None:
     """Climbs, reshapes and polishes in turns, until none of them gains."""
     before = float("inf")
-    while pool.limit < _WORTH * before and not pool.search.spent():
+    while pool.limit < WORTH * before and not pool.search.spent():
         before = pool.limit
         with pool.search.within(_CLIMB_PART):
             _climb(pool)
@@ -218,7 +102,7 @@ def _widen(pool: Pool) -> bool:
 
     Whether anything is left to be tried.
     """
-    if not pool.rest and len(_distinct(pool.found, _KEPT)) <= _SHAPED * pool.width:
+    if not pool.rest and len(distinct(pool.found, KEPT)) <= _SHAPED * pool.width:
         return False
     pool.width += 1
     pool.rest.sort(key=lambda one: one[2].seconds)
@@ -279,59 +163,10 @@ def _pipelines(pool: Pool, bundles: tuple[Bundle, ...], *, spill: bool) -> list[
     return made
 
 
-def resync(pool: Pool, count: int = _SYNCED) -> None:
-    """How each bucket is synchronised, for the best few plans: an integer programme. Copies are synced all alike.
-
-    Plans that gather sharded state leave little to choose, so that the best ones with whole state are looked at too.
-    """
-    if pool.problem.copied:
-        return
-    whole = [found for found in pool.found if found.layout.pace.state == "replicated" and _replicated(found.layout)]
-    likely = [*_distinct(pool.found, count), *_distinct(whole, count)]
-    near = [found.candidate for found in likely if found.seconds < _SYNC_GAIN * pool.limit]
-    starts = list({id(candidate): candidate for candidate in (pool.best, *near) if candidate is not None}.values())
-    for start in starts:
-        if pool.search.spent():
-            return
-        pool.search.tell("syncs")
-        calls = pool.search.calls_left()
-        if calls is not None and calls < _SYNC_CALLS:
-            return
-        seconds = min(0.5, pool.search.left()) if calls is None else float("inf")
-        choice = best_syncs(pool.problem, start.plan, seconds=seconds, calls=calls)
-        pool.keep(Candidate(choice.plan, choice.price))
-
-
-def finish(pool: Pool) -> None:
-    """What a layout leaves open: how gradients are synced, and slices. Nothing is searched after that."""
-    resync(pool)
-    slice_stages(pool)
-
-
-def slice_stages(pool: Pool) -> None:
-    """Stages of the best plan run their shares in more slices, one stage at a time, as long as that gains.
-
-    A slice's messages leave before the next one is computed; work on few samples is less efficient. Where there is one
-    stage nothing is sent.
-    """
-    stage, since = 0, 0
-    while pool.best is not None and not pool.search.spent():
-        stages = len(only_pipeline(pool.best.plan).stages)
-        if stages < 2 or since == stages:
-            return
-        plan, before = more_slices(pool.problem, pool.best.plan, stage % stages), pool.limit
-        candidate = None if plan is None else pool.search.price(plan)
-        pool.search.tell("slices")
-        if candidate is not None and candidate.price.step_seconds < _WORTH * before and pool.keep(candidate):
-            since = 0
-        else:
-            stage, since = stage + 1, since + 1
-
-
 def _climb(pool: Pool) -> None:
     """Tries changes of the best settings, best first, until those of the whole pool have been tried."""
     while not pool.search.spent():
-        best = _distinct(pool.found, _POOL * pool.width)
+        best = distinct(pool.found, _POOL * pool.width)
         start = next((found for found in best if found.setting.signature not in pool.climbed), None)
         if start is None:
             return
@@ -355,17 +190,9 @@ def _price_first(pool: Pool, bundles: tuple[Bundle, ...], made: Sequence[tuple[S
         pool.search.tell("lanes")
 
 
-def _distinct(found: Sequence[Found], most: int = _POOL) -> list[Found]:
-    """The best few, each setting once, as good as its best plan."""
-    first: dict[object, Found] = {}
-    for one in found:
-        first.setdefault(one.setting.signature, one)
-    return list(first.values())[:most]
-
-
 def _reshape(pool: Pool) -> None:
     """Replicas change places in the best few layouts, each cut anew, as long as that gains."""
-    for start in _distinct(pool.found, _SHAPED * pool.width):
+    for start in distinct(pool.found, _SHAPED * pool.width):
         found: Found | None = start
         while found is not None and not pool.search.spent():
             found = _reshaped(pool, found)
@@ -380,7 +207,7 @@ def _reshaped(pool: Pool, found: Found) -> Found | None:
             return None
         candidate = pool.priced(layout, found.how, found.buckets)
         pool.search.tell("stages")
-        gains = candidate is not None and candidate.price.step_seconds < _WORTH * found.seconds
+        gains = candidate is not None and candidate.price.step_seconds < WORTH * found.seconds
         if candidate is not None and gains and pool.keep(candidate):
             parts = tuple(
                 tuple(bundle_of(pool.problem, (group,)) for stage in lane.stages for group, _ in stage)
@@ -437,7 +264,7 @@ def _settled(pool: Pool, found: Found, i: int, stages: Stages, pace: Pace) -> It
 
 def polish(pool: Pool) -> None:
     """One change of a finished layout at a time, as long as one gains."""
-    for start in _distinct(pool.found, _SHAPED * pool.width):
+    for start in distinct(pool.found, _SHAPED * pool.width):
         if start.layout in pool.polished or pool.search.spent():
             continue
         pool.polished.add(start.layout)
@@ -453,26 +280,7 @@ def polish(pool: Pool) -> None:
                     continue
                 candidate = pool.priced(timed, start.how, start.buckets)
                 pool.search.tell("polish")
-                gains = candidate is not None and candidate.price.step_seconds < _WORTH * seconds
+                gains = candidate is not None and candidate.price.step_seconds < WORTH * seconds
                 if candidate is not None and gains and pool.keep(candidate):
                     current, seconds, moved = timed, candidate.price.step_seconds, True
                     break
-
-
-def _syncs(plan: Plan) -> tuple[Sync, ...]:
-    return tuple(sync for part in plan.parts if isinstance(part, Pipeline) for sync in part.syncs)
-
-
-def ways(problem: Problem, layout: Layout) -> list[tuple[How, int]]:
-    """How gradients are synced first, and in how many buckets: around rings; where regions share them, by trees too."""
-    regions = {
-        problem.cluster.host_of(group[0]).region for lane in layout.lanes for stage in lane.stages for group, _ in stage
-    }
-    several = _replicated(layout)
-    trees = len(regions) > 1 and (several or problem.copied) and layout.pace.state != "sharded-all"
-    hows: tuple[How, ...] = ("ring", "tree") if trees else ("ring",)
-    return list(product(hows, BUCKETS if several and not problem.copied else BUCKETS[:1]))
-
-
-def _replicated(layout: Layout) -> bool:
-    return len(layout.lanes) > 1 or any(len(stage) > 1 for stage in layout.lanes[0].stages)

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from isthmus.cost.version import COST_MODEL
 from isthmus.planners.drafts import Drafts
 from isthmus.planners.forward import Weights, log_likely
-from isthmus.planners.improve import Pool
+from isthmus.planners.pool import Pool
 from isthmus.planners.problem import Candidate, Floats
 from isthmus.planners.scene import ACTION, BLOCK, EDGE, SCENE, SORT, WHOLE, Feedback, Look, feedback_of
 from isthmus.planners.tree import Asked, Prior, even

@@ -19,8 +19,10 @@ import numpy as np
 
 from isthmus.planners.budget import Search
 from isthmus.planners.drafts import Action, Draft, Drafts, Leaves
-from isthmus.planners.improve import Pool, finish, polish
+from isthmus.planners.finish import finish
+from isthmus.planners.improve import polish
 from isthmus.planners.lanes import Lanes
+from isthmus.planners.pool import Pool
 from isthmus.planners.problem import Candidate, Floats, Problem
 
 __all__ = ["Asked", "Prior", "Tree", "even", "propose", "tree_search"]

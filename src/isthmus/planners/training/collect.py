@@ -15,8 +15,9 @@ import msgspec
 from isthmus.errors import NoPlanError
 from isthmus.planners.budget import Limits, Search
 from isthmus.planners.drafts import Draft, Drafts
-from isthmus.planners.improve import Pool, explore
+from isthmus.planners.improve import explore
 from isthmus.planners.lanes import Lanes
+from isthmus.planners.pool import Pool
 from isthmus.planners.portfolio import scheme_plans
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.room import Room
