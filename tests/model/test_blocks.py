@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.model.blocks import Item, _branchy, _cheapest, _metis_order, choose_blocks
+from isthmus.model.blocks import Item, _branchy, _cheapest, _depth_first, _metis_order, choose_blocks
 
 
 @st.composite
@@ -100,11 +100,20 @@ def crossing(items: list[Item], runs: list[list[int]]) -> float:
     return sum(items[source].elements for source, _ in pairs)
 
 
+@given(graphs())
+def test_going_deep_first_keeps_every_reader_behind_its_sources(graph: tuple[list[Item], list[list[int]]]) -> None:
+    items, _ = graph
+    position = {item: p for p, item in enumerate(_depth_first(items))}
+    assert len(position) == len(items)
+    assert all(position[source] < position[i] for i, item in enumerate(items) for source in item.reads)
+
+
 def test_branches_are_taken_one_after_another() -> None:
     items = towers(4, 6)
     assert _branchy(items, list(range(len(items)))) and not _branchy(chain(20), list(range(60)))
-    order = _metis_order(items, [], 4)
-    assert order is not None and sorted(order) == list(range(len(items)))
+    assert sorted(_metis_order(items, list(range(len(items))), 4)) == list(range(len(items)))
+    tower = [items[i].module for i in _depth_first(items)]
+    assert [module for module, _ in itertools.groupby(tower)] == ["in", "t0", "t1", "t2", "t3", "out"]
     runs = choose_blocks(items, [], 4)
     in_turns = [list(range(a, b)) for a, b in itertools.pairwise([0, 7, 13, 19, 26])]
     assert len(runs) == 4 and crossing(items, runs) < crossing(items, in_turns) / 2

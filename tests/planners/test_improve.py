@@ -10,13 +10,17 @@ from random import Random
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from isthmus.api import prepare_simulator
 from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.errors import NoPlanError
+from isthmus.model.capture import capture
+from isthmus.model.export import Example
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.validate import check
 from isthmus.planners.budget import Limits, Search
@@ -89,6 +93,37 @@ def test_auto_relays_where_hosts_have_no_link() -> None:
     check(choice.plan, task.cluster, {"job": graph})
     assert any("m passes on" in note for note in choice.notes)
     assert choice.price.step_seconds >= choice.lower_bound
+
+
+class Towers(nn.Module):
+    """Two branches whose layers are called in turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = (nn.ModuleList(nn.Linear(64, 64) for _ in range(12)) for _ in range(2))
+        self.head = nn.Linear(128, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = b = x
+        for left, right in zip(self.left, self.right, strict=True):
+            a, b = torch.relu(left(a)), torch.relu(right(b))
+        out: Tensor = self.head(torch.cat((a, b), -1))
+        return out
+
+
+def test_branches_are_placed_apart() -> None:
+    """Each on a host of its own: both compute at the same time, and only what joins them crosses the slow link."""
+    with torch.device("meta"):
+        model, example = Towers(), Example(args=(torch.zeros(2, 256, 64),), kwargs={})
+    graph, change = capture(model, example, name="towers"), msgspec.structs.replace
+    blocks = [change(block, forward_flops=1e9, backward_flops=2e9) for block in graph.blocks[:-1]]
+    weights = [change(weight, elements=4_000_000, shape=(2000, 2000), linear=None) for weight in graph.parameters]
+    heavy = change(graph, blocks=(*blocks, graph.blocks[-1]), parameters=tuple(weights))
+    cluster = ROW.replace("{tiny: 1}", "{}") + "  - {between: [ra, rz], bandwidth: 1 Gbit/s, latency: 1 ms}\n"
+    choice = choose_plan(problem(parse_cluster(cluster), heavy, 32, precision="fp32"))
+    stages = pipeline_of(choice).stages
+    assert [stage.first for stage in stages] == ["left", "right"], "the first blocks of each"
+    assert {replica.devices[0] for stage in stages for replica in stage.replicas} == {"a/big/0", "z/big/0"}
 
 
 def test_auto_goes_beyond_the_schemes() -> None:

@@ -11,15 +11,17 @@ transformer, 2 beside a residual connection). The first term splits work evenly;
 where a split of a 1/limit share just pays and is raised until at most `limit` blocks remain: equal layers then merge
 all at once, so that a repetitive model gives repetitive blocks.
 
-Branchy models are cut a second time in an order found by METIS (groups of operations with few elements between, cycles
-contracted, groups ordered by mean position); it is used where clearly fewer elements cross at the same balance.
+Branchy models are also cut in other orders: each branch to its end before the next (so that branches whose operations
+alternate become blocks that can be placed apart), and one found by METIS (groups of operations with few elements
+between, cycles contracted, groups ordered by mean position). They are used where clearly fewer elements cross at the
+same balance.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +32,7 @@ __all__ = ["Item", "choose_blocks"]
 _WIDE = 0.0015  # a block of share 0.06 is split at a place of double width, one of 0.05 is not
 _TOO_WIDE = 3.0  # never cut there, if both sides have a narrow place and little work lies between them
 _LITTLE = 0.1
-_BETTER = 0.9  # METIS's order must let this part of the elements cross at most
+_BETTER = 0.9  # another order must let this part of the elements cross at most
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,19 +52,19 @@ def choose_blocks(items: Sequence[Item], joins: Iterable[Sequence[int]], limit: 
     """Runs of items in one topological order, at most `limit`; each set in `joins` stays in one run."""
     joined = [sorted(set(join)) for join in joins if len(set(join)) > 1]
     plain = _cut(items, joined, list(range(len(items))), limit)
-    order = _metis_order(items, joined, len(plain.runs))
-    if order is None:
-        return plain.runs
-    other = _cut(items, joined, order, limit)
-    better = other.crossing < _BETTER * plain.crossing and other.largest <= plain.largest * 1.001
-    return other.runs if better and len(other.runs) >= len(plain.runs) else plain.runs
+    best = plain
+    for order in _other_orders(items, joined, len(plain.runs)):
+        other = _cut(items, joined, order, limit)
+        better = other.crossing < _BETTER * best.crossing and other.largest <= best.largest * 1.001
+        best = other if better and len(other.runs) >= len(best.runs) else best
+    return best.runs
 
 
 @dataclass(frozen=True)
 class _Result:
     runs: list[list[int]]
-    crossing: float
-    largest: float
+    crossing: float  # elements over a cut, on average
+    largest: float  # share
 
 
 def _cut(items: Sequence[Item], joins: list[list[int]], order: list[int], limit: int) -> _Result:
@@ -77,7 +79,7 @@ def _cut(items: Sequence[Item], joins: list[list[int]], order: list[int], limit:
     bounds = [0, *(int(p) for p in chosen), len(order)]
     runs = [order[a:b] for a, b in itertools.pairwise(bounds)]
     shares = np.diff(done[bounds])
-    return _Result(runs, float(crossing[chosen].sum()), float(shares.max(initial=0.0)))
+    return _Result(runs, float(crossing[chosen].mean()) if len(chosen) else 0.0, float(shares.max(initial=0.0)))
 
 
 def _crossing(items: Sequence[Item], order: list[int]) -> Floats:
@@ -195,11 +197,34 @@ def _cheapest(done: Floats, places: npt.NDArray[np.int64], prices: Floats) -> np
     return places[chosen[::-1]]
 
 
-def _metis_order(items: Sequence[Item], joins: list[list[int]], parts: int) -> list[int] | None:
-    """A topological order that finishes one part of METIS's partition before the next; None for models like a chain."""
+def _other_orders(items: Sequence[Item], joins: list[list[int]], parts: int) -> Iterator[list[int]]:
+    """Topological orders beside the given one; none for models like a chain."""
     group = _merged(len(items), joins)
-    if parts < 2 or not _branchy(items, group):
-        return None
+    if parts > 1 and _branchy(items, group):
+        yield _depth_first(items)
+        yield _metis_order(items, group, parts)
+
+
+def _depth_first(items: Sequence[Item]) -> list[int]:
+    """What can go on from the item before goes on; of several the first."""
+    readers: list[list[int]] = [[] for _ in items]
+    waiting = [len(set(item.reads)) for item in items]
+    for index, item in enumerate(items):
+        for source in set(item.reads):
+            readers[source].append(index)
+    ready = [index for index in reversed(range(len(items))) if not waiting[index]]
+    order: list[int] = []
+    while ready:
+        order.append(ready.pop())
+        for reader in reversed(readers[order[-1]]):
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                ready.append(reader)
+    return order
+
+
+def _metis_order(items: Sequence[Item], group: list[int], parts: int) -> list[int]:
+    """A topological order that finishes one part of METIS's partition before the next."""
     import pymetis
 
     vertex = {g: v for v, g in enumerate(sorted(set(group)))}
