@@ -12,7 +12,7 @@ from isthmus.errors import PlanError
 from isthmus.plan.types import Plan
 from isthmus.plan.validate import check
 from isthmus.planners.pieces import sync_messages
-from isthmus.planners.problem import Candidate, Problem
+from isthmus.planners.problem import LARGE, Candidate, Problem
 
 __all__ = ["Limits", "Progress", "Search", "sound", "usual_effort"]
 
@@ -33,8 +33,11 @@ class Limits(NamedTuple):
 
 
 def usual_effort(devices: int) -> float:
-    """What a search for so many devices may take where nobody says: seconds on a usual machine."""
-    return min(40.0, max(5.0, devices / 200))
+    """What a search for so many devices may take where nobody says: seconds on a usual machine.
+
+    With 5 steps of small clusters are 1 % shorter than with 1.6; those of 128 devices are up to 1.9 times as long with it.
+    """
+    return 1.6 if devices <= LARGE else min(40.0, max(5.0, devices / 200))
 
 
 class Search:
@@ -43,7 +46,8 @@ class Search:
     def __init__(self, problem: Problem, limits: Limits, progress: Progress | None) -> None:
         self.problem, self.progress = problem, progress
         self.seconds, self.calls, self.effort = limits
-        self.hasty = limits.seconds is not None and limits.seconds <= _HASTY  # what promises most at once comes first
+        seconds = limits.seconds if limits.seconds is not None else limits.effort
+        self.hasty = seconds is not None and seconds <= _HASTY  # what promises most at once comes first
         self.start, self.first_call, self.first_effort = time.monotonic(), problem.calls, problem.effort
         self.crowded = 0  # the largest ring that was too much to play
         self.played = 0  # messages of the present scheme's plans
