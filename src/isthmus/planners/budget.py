@@ -35,7 +35,7 @@ class Limits(NamedTuple):
 def usual_effort(devices: int) -> float:
     """What a search for so many devices may take where nobody says: seconds on a usual machine.
 
-    With 5 steps of small clusters are 1 % shorter than with 1.6; those of 128 devices are up to 1.9 times as long with it.
+    With 5 steps of small clusters are 1 % shorter than with 1.6; those of 128 devices are up to half as long.
     """
     return 1.6 if devices <= LARGE else min(40.0, max(5.0, devices / 200))
 
