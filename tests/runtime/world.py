@@ -178,7 +178,8 @@ def train(
             }
             saved[device] = saved_pieces(worker)
             done.wait(DEADLINE)  # others may still need this worker's relay
-            _talked_directly(network, cluster)
+            if checked:
+                _talked_directly(network, cluster)
             worker.close()
         except BaseException as failure:
             failures.append(failure)
