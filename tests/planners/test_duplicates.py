@@ -101,6 +101,9 @@ def test_the_rest_of_a_bucket_stays_as_it_is() -> None:
     after = {name for sync in only_pipeline(changed).syncs for name in _names(task, sync.parameters)}
     assert before == after
     assert [stage.first for stage in only_pipeline(changed).stages] == ["embed", "h.1"]
+    again = duplicated(task, changed, 1, 5, 6)
+    check(again, task.cluster, {"job": task.graph})
+    assert [sync.how for sync in only_pipeline(again).syncs].count("duplicate") == 2
 
 
 def both(task: Problem) -> Plan:

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import msgspec
+import pytest
 import torch
 from hypothesis import HealthCheck, Phase, assume, given, note, settings
 from hypothesis import strategies as st
@@ -17,10 +18,10 @@ from isthmus.model.job import Optimizer
 from isthmus.model.zoo.synthetic import cross_entropy
 from isthmus.plan.relays import relays
 from isthmus.plan.text import render
-from isthmus.plan.types import Pipeline, Plan
+from isthmus.plan.types import Pipeline, Plan, Replica, Stage
 from tests.plan.strategies import pipelines
 from tests.runtime.tasks import Layer
-from tests.runtime.world import Cutting, Task, assert_same, reference, small_cluster, train
+from tests.runtime.world import Cutting, Task, assert_same, pipeline_plan, reference, small_cluster, train
 
 PAIR = small_cluster(hosts=2, devices=3)
 CHAIN = small_cluster(hosts=4, devices=2, regions=4, chain=True)
@@ -98,6 +99,19 @@ def test_random_plans_train_like_one_process(case: tuple[int, Plan]) -> None:
 def test_random_plans_over_relays_train_like_one_process(case: tuple[int, Plan]) -> None:
     """Four hosts in a row, of which only neighbours have a link: others talk over one relay or two."""
     _trains_like_one_process(*case, CHAIN)
+
+
+@pytest.mark.parametrize("used", [(0, 3), (0, 2), (3, 1)])
+def test_relays_without_a_stage_reach_the_leader(used: tuple[int, int]) -> None:
+    """Two stages on hosts that are not neighbours: those between only pass on, and end with the others."""
+    cutting = model(0)[1]
+    names = [block.name for block in cutting.graph.blocks]
+    stages = [
+        Stage(first=first, last=last, replicas=(Replica(devices=(f"h{host}/CPU/0",), share=4),))
+        for host, first, last in zip(used, (names[0], names[2]), (names[1], names[-1]), strict=True)
+    ]
+    plan = msgspec.structs.replace(pipeline_plan(cutting, stages, batch=8, micro_batches=2), via=relays(CHAIN))
+    _trains_like_one_process(0, plan, CHAIN)
 
 
 def _trains_like_one_process(number: int, plan: Plan, cluster: Cluster) -> None:

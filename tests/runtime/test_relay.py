@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from isthmus.cluster.spec import Cluster
 from isthmus.plan.relays import joined, relays
 from isthmus.plan.types import Via
 from isthmus.runtime.channel import Channel, ChannelError, Network
-from isthmus.runtime.relay import Relay
+from isthmus.runtime.relay import pass_on
 from tests.runtime.threads import at_once
 
 ENDS = ("a/cpu/0", "z/cpu/0")
@@ -36,7 +35,7 @@ def row(path: tuple[str, ...]) -> Iterator[dict[str, Network]]:
     made = {name: Network(store, name, ways=ways.get(name)) for name in path}
     for at, name in enumerate(path):
         carries = (path[at - 1], path[at + 1]) if name in between else ()
-        Relay(made[name], SimpleNamespace(ways=ways.get(name, {}), carries=carries))  # type: ignore[arg-type]
+        pass_on(made[name], (way[0] for way in ways.get(name, {}).values()), carries)
     try:
         yield made
     finally:
@@ -80,14 +79,26 @@ def test_everything_arrives_whole_and_in_the_order_of_its_tag(seed: int, between
         assert joints == {frozenset(pair) for pair in pairwise(path)}, "only neighbours connect"
 
 
-def test_when_a_relay_goes_both_ends_hear_of_it() -> None:
+def test_more_tags_than_are_remembered_or_passed_on_at_once() -> None:
+    """All asked for before anything is sent, on two channels over the same relay."""
+    messages = [(tag, torch.full((3,), float(tag))) for tag in range(200)]
     with row((ENDS[0], "m/cpu/0", ENDS[1])) as made:
-        channels = [made[end].channel("talk", other) for end, other in (ENDS, ENDS[::-1])]
-        waiting = [channel.receive(torch.zeros(4), 0) for channel in channels]
-        made["m/cpu/0"].close()
+        for name in ("one", "other"):
+            channels = [made[end].channel(name, other) for end, other in (ENDS, ENDS[::-1])]
+            got = at_once([lambda c=c: talk(c, messages, messages) for c in channels])  # type: ignore[misc]
+            assert all(torch.equal(a, b) for came in got for a, (_, b) in zip(came, messages, strict=True))
+
+
+@pytest.mark.parametrize("who", ["m/cpu/0", "n/cpu/0", ENDS[1]])
+def test_when_a_relay_or_the_other_end_goes_an_end_hears_of_it(who: str) -> None:
+    with row((ENDS[0], "m/cpu/0", "n/cpu/0", ENDS[1])) as made:
+        channels = {end: made[end].channel("talk", other) for end, other in (ENDS, ENDS[::-1])}
+        waiting = [channels[end].receive(torch.zeros(4), 0) for end in ENDS if end != who]
+        at_once([channel.connected for channel in channels.values()])
+        made[who].close()
         for work in waiting:
-            with pytest.raises(ChannelError, match="lost the channel to"):
-                work.wait()
+            with pytest.raises(ChannelError, match=r"lost the channel to ./cpu/0 over"):
+                at_once([work.wait])
 
 
 ROW = """

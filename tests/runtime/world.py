@@ -183,6 +183,7 @@ def train(
             worker.close()
         except BaseException as failure:
             failures.append(failure)
+            done.abort()
 
     threads = [threading.Thread(target=work, args=(device,), daemon=True) for device in made]
     for thread in threads:

@@ -13,8 +13,8 @@ all at once, so that a repetitive model gives repetitive blocks.
 
 Branchy models are also cut in other orders: each branch to its end before the next (so that branches whose operations
 alternate become blocks that can be placed apart), and one found by METIS (groups of operations with few elements
-between, cycles contracted, groups ordered by mean position). They are used where clearly fewer elements cross at the
-same balance.
+between, cycles contracted, groups ordered by mean position). They are used where clearly fewer elements cross a cut
+(on average: blocks that need not hold two branches are smaller, so there are more cuts) at the same balance.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Item", "choose_blocks"]
 _WIDE = 0.0015  # a block of share 0.06 is split at a place of double width, one of 0.05 is not
 _TOO_WIDE = 3.0  # never cut there, if both sides have a narrow place and little work lies between them
 _LITTLE = 0.1
-_BETTER = 0.9  # another order must let this part of the elements cross at most
+_BETTER = 0.9  # another order must let this part of the elements cross each cut at most
 
 Floats = npt.NDArray[np.float64]
 

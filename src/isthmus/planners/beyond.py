@@ -23,7 +23,7 @@ __all__ = ["BEYOND"]
 
 Planner = Callable[[Problem, Room, Search, Sequence[Candidate]], Candidate | None]  # plans so far, the best first
 
-_EXPLORE_PART = 0.95  # of the budget; the rest is for duplicates and slices
+_EXPLORE_PART = 0.92  # of the budget; the rest is for duplicates and slices
 _DIRECT_PART = 0.7  # of that, before layouts are made that talk over relays
 
 
@@ -40,8 +40,9 @@ def auto(problem: Problem, room: Room, search: Search, given: Sequence[Candidate
             explore(pool, given, _proposals())
         if problem.vias:
             with problem.over_relays():
-                pool = Pool(problem, Lanes(problem, room), search, pool.best)
-                explore(pool, [pool.best] if pool.best is not None else [])
+                direct, pool = pool, Pool(problem, Lanes(problem, room), search, pool.best)
+                pool.found += direct.found
+                explore(pool, ())
     finish(pool, synced=True)
     return pool.best
 

@@ -14,10 +14,11 @@ its outputs, or the last layers of a convolutional network. Only such ends are p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 
 from msgspec.structs import replace
 
-from isthmus.plan.resolve import resolve
+from isthmus.plan.resolve import is_duplicate, resolve
 from isthmus.plan.types import Plan, Stage, Sync
 from isthmus.planners.pieces import only_pipeline
 from isthmus.planners.problem import Problem
@@ -30,8 +31,9 @@ _MOST_BLOCKS = 3  # at one end of a stage
 def with_duplicates(problem: Problem, plan: Plan) -> Iterator[Plan]:
     """The plan with one end of a stage duplicated, in every way that could pay, the most bytes saved first."""
     part, number, found = only_pipeline(plan), problem.graph.by_name, []
+    samples = problem.job.batch // part.micro_batches
     for s, stage in enumerate(part.stages):
-        if len(stage.replicas) < 2 or stage.state == "sharded-all" or _is_duplicate(problem, plan, stage):
+        if len(stage.replicas) < 2 or stage.state == "sharded-all" or is_duplicate(stage, samples):
             continue
         ends = _ends(problem, number[stage.first], number[stage.last] + 1)
         found += [(saved, s, first, end) for saved, first, end in ends]
@@ -46,8 +48,8 @@ def could_duplicate(problem: Problem) -> bool:
 
 def _ends(problem: Problem, low: int, high: int) -> Iterator[tuple[float, int, int]]:
     """Bytes saved, first block and the one after the last, of ends of blocks low .. high - 1 that could pay."""
-    for count in range(1, min(_MOST_BLOCKS, high - low) + 1):
-        for first, end in {(low, low + count), (high - count, high)}:
+    for blocks in range(1, min(_MOST_BLOCKS, high - low) + 1):
+        for first, end in {(low, low + blocks), (high - blocks, high)}:
             if (saved := _saved(problem, first, end)) > 0.0:
                 yield saved, first, end
 
@@ -61,21 +63,20 @@ def duplicated(problem: Problem, plan: Plan, number: int, first: int, end: int) 
     return replace(plan, parts=(replace(part, stages=tuple(stages), syncs=tuple(syncs)),))
 
 
-def _is_duplicate(problem: Problem, plan: Plan, stage: Stage) -> bool:
-    return stage.replicas[0].share == problem.job.batch // only_pipeline(plan).micro_batches
-
-
 def _parameters(problem: Problem, first: int, end: int) -> list[str]:
     return list(dict.fromkeys(name for block in problem.graph.blocks[first:end] for name in block.parameters))
 
 
 def _saved(problem: Problem, first: int, end: int) -> float:
     """Bytes of weights less those that cross the border of these blocks; 0 where other blocks use some of them."""
-    names, steps = _parameters(problem, first, end), problem.steps
+    names, table = _parameters(problem, first, end), problem.table.tensors
     if any(not first <= user < end for name in names for user in problem.table.users[name]):
         return 0.0
     weights = sum(problem.graph.parameter[name].elements for name in names) * problem.table.width
-    crossing = sum(float(steps[border]) for border in (first - 1, end - 1) if 0 <= border < len(steps))
+    crossing = 0.0
+    for i, source in enumerate(table.source):
+        inside = {first <= block < end for block in (source, *table.target[table.first[i] : table.first[i + 1]])}
+        crossing += float(table.per_sample[i]) if len(inside) == 2 else 0.0
     return weights * (problem.kept or 1.0) - crossing * problem.job.batch
 
 
@@ -94,13 +95,19 @@ def _cut(problem: Problem, stage: Stage, first: int, end: int) -> Iterator[Stage
 def _split(problem: Problem, plan: Plan, names: frozenset[str]) -> Iterator[Sync]:
     """The syncs, without these parameters; those of each bucket become one that sends nothing."""
     (resolved,) = resolve(plan, problem.cluster, {problem.job.name: problem.graph}).pipelines
+    taken = {sync.bucket for sync in only_pipeline(plan).syncs}
     for sync, run in zip(only_pipeline(plan).syncs, resolved.syncs, strict=True):
         alike, others = _apart(run.parameters, names)
         if others:
             yield replace(sync, parameters=others) if alike else sync
         if alike:
-            bucket = f"{sync.bucket}.all" if others else sync.bucket
-            yield Sync(bucket=bucket, how="duplicate", parameters=alike, participants=sync.participants)
+            free = (name for k in count() if (name := f"{sync.bucket}.all{k or ''}") not in taken)
+            yield Sync(
+                bucket=next(free) if others else sync.bucket,
+                how="duplicate",
+                parameters=alike,
+                participants=sync.participants,
+            )
 
 
 def _apart(parameters: Sequence[str], names: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -6,11 +6,11 @@ are in flight, how state is held), every lane with every cut. Cuts whose bound (
 plan are priced: stages recompute where they would not fit otherwise, gradients go around rings and along trees, in few
 buckets and in many.
 
-Three things are not enumerated. Samples are shared so that all are done together (`sharing`: exact as far as computing
+Some things are not enumerated. Samples are shared so that all are done together (`sharing`: exact as far as computing
 goes). Which bucket is synced how is settled for the best few plans only (`sync_ilp`), after single samples, cuts and
-stages that recompute have been moved as long as that gains. And slices are for the best plan alone. The search starts
-from what `auto` finds, so it is never slower; where the budget ends first, nothing is proven, and the plan's notes say
-so.
+stages that recompute have been moved as long as that gains. Slices and duplicates are
+for the best few plans alone. Relays go along the paths of `plan/relays.py`. The search starts from what `auto` finds
+with a part of the budget; where the budget ends first, nothing is proven, and the plan's notes say so.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ them would rule out too much.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 
 from isthmus.plan.types import Plan
 from isthmus.planners.duplicates import could_duplicate, with_duplicates
@@ -22,6 +22,7 @@ __all__ = ["finish", "resync"]
 
 _SYNCED, _SYNC_GAIN = 3, 1.5  # settings whose syncs are chosen; how far from the best they may be before
 _SYNC_CALLS = 12  # that choosing syncs takes at least, about
+_DUPLICATE_PART = 0.4  # of what is left in the end; the rest is for slices
 _ENDS = 4  # of stages that may be duplicated, tried for one plan
 _NEAR = 1.1  # times the best: plans with duplicates whose syncs are chosen
 
@@ -57,7 +58,8 @@ def finish(pool: Pool, *, synced: bool = False) -> None:
     """Settles all that a layout leaves open; nothing is searched after that. `synced`: syncs were chosen already."""
     if not synced:
         resync(pool)
-    duplicate_blocks(pool)
+    with pool.search.within(_DUPLICATE_PART):
+        duplicate_blocks(pool)
     slice_stages(pool)
 
 
@@ -72,7 +74,7 @@ def duplicate_blocks(pool: Pool) -> None:
     whole = [found for found in pool.found if replicated(found.layout) and found.layout.pace.state != "sharded-all"]
     near = [found.candidate.plan for found in distinct(whole, _SYNCED) if found.seconds < _SYNC_GAIN * pool.limit]
     best = [pool.best.plan] if pool.best is not None else []
-    for start in (*best, *near, *_side_by_side(pool)):
+    for start in chain(best, near, _side_by_side(pool)):
         current: Plan | None = start
         while current is not None:
             current = _duplicated(pool, current)

@@ -126,12 +126,15 @@ def choose_plan(
 
 
 def _slim(problem: Problem, best: Candidate) -> Candidate:
-    """The plan with those relays only that it needs."""
+    """The plan with those relays only that it needs; as relays may need others, from none on until none is missing."""
     if not best.plan.via:
         return best
-    resolved = resolve(best.plan, problem.cluster, {problem.job.name: problem.graph})
-    needed = {frozenset(pair) for pair, _ in apart(resolved, problem.cluster)}
-    plan = replace(best.plan, via=tuple(via for via in best.plan.via if frozenset(via.between) in needed))
+    plan, missing = replace(best.plan, via=()), True
+    while missing:
+        resolved = resolve(plan, problem.cluster, {problem.job.name: problem.graph})
+        needed = {frozenset(pair) for pair, _ in apart(resolved, problem.cluster)}
+        via = tuple(via for via in best.plan.via if frozenset(via.between) in needed)
+        plan, missing = replace(plan, via=via), via != plan.via
     return Candidate(plan, problem.simulator.price(plan))
 
 

@@ -30,10 +30,10 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from isthmus.errors import IsthmusError
 
-__all__ = ["NOTE_BYTES", "RELAY", "Channel", "ChannelError", "Network", "Work"]
+__all__ = ["NOTE_BYTES", "Channel", "ChannelError", "Network", "Work"]
 
-RELAY = "relay"  # the channel on which relays are told what goes over them
-NOTE_BYTES = 4096  # of each such note
+NOTE_BYTES = 4096  # of what a relay is told of a channel
+_NOTES = "relay"  # the channel on which it is told
 _Post = Callable[[Tensor, int], "Work"]
 
 _FOR_EVER = timedelta(days=365)  # whoever looks after the workers sees that one died; silence is no error here
@@ -100,7 +100,8 @@ class Channel:
     def send(self, tensor: Tensor, tag: int) -> Work:
         """Starts at once. The tensor must stay as it is until the work has been waited for."""
         self.connected()
-        self.bytes_sent += tensor.numel() * tensor.element_size()
+        with self._lock:
+            self.bytes_sent += tensor.numel() * tensor.element_size()
         return self._send(tensor, tag)
 
     def receive(self, into: Tensor, tag: int) -> Work:
@@ -184,7 +185,8 @@ class Channel:
         return _Staged(self, self._stager.submit(send))
 
     def _error(self, cause: Exception | None) -> ChannelError:
-        what = f"the channel to {self.other} was closed here" if self.closed else f"lost the channel to {self.other}"
+        other = self.other if self.over is None else f"{self.other} over {self.over}"
+        what = f"the channel to {other} was closed here" if self.closed else f"lost the channel to {other}"
         return ChannelError(
             what,
             where=f"{self.me}, channel {self.name!r}",
@@ -265,7 +267,13 @@ class Network:
     def open_relay(self, near: str, name: str, path: Sequence[str]) -> None:
         """Tells a relay of a channel that goes over it, with all workers on its way."""
         note = json.dumps([name, *path]).encode().ljust(NOTE_BYTES)
-        self.channel(RELAY, near).send(torch.frombuffer(bytearray(note), dtype=torch.uint8), 0).wait()
+        if len(note) > NOTE_BYTES:
+            raise ChannelError("too long a way, or a name, for a relay", where=f"{self.me}, channel {name!r}")
+        self.notes(near).send(torch.frombuffer(bytearray(note), dtype=torch.uint8), 0).wait()
+
+    def notes(self, near: str) -> Channel:
+        """The channel on which a relay is told what goes over it: next to it, so always direct."""
+        return self._made((_NOTES, near))
 
     def _made(self, key: tuple[str, str], over: str | None = None, passes: bool = False) -> Channel:
         with self._lock:
@@ -308,7 +316,7 @@ class Network:
 
     def _both_nccl(self, channel: Channel) -> bool:
         """Every worker says once whether it has NCCL; only those that have it ask. Relays pass on host memory only."""
-        if channel.over is not None or channel.passes:
+        if channel.over is not None or channel.passes or channel.name == _NOTES:
             return False
         told = _Patient(self._store, "nccl/", channel)
         with self._lock:

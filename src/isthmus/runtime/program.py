@@ -201,8 +201,10 @@ class _Compiler:
             for run, device in self._members(number):
                 runs.setdefault(device, []).append(run)
         roots = [self.names[sync.root] for sync in self.part.syncs if sync.root is not None]
-        ways = self._ways(tuple(dict.fromkeys([*runs, *roots])))
-        workers = tuple(dict.fromkeys([*runs, *roots, *(relay for way in ways.values() for relay in way)]))
+        workers = tuple(dict.fromkeys([*runs, *roots]))
+        while len(joined := self._with_relays(workers)) > len(workers):  # a relay may need another to reach the leader
+            workers = joined
+        ways = self._ways(workers)
         carries = _carried(ways)
         return {
             device: Program(
@@ -222,6 +224,10 @@ class _Compiler:
             )
             for device in workers
         }
+
+    def _with_relays(self, workers: tuple[str, ...]) -> tuple[str, ...]:
+        ways = self._ways(workers)
+        return tuple(dict.fromkeys([*workers, *(relay for way in ways.values() for relay in way)]))
 
     def _ways(self, workers: tuple[str, ...]) -> dict[tuple[str, str], tuple[str, ...]]:
         """Relays between two workers, both ways, as the plan has it: of each host that passes on one device."""

@@ -24,7 +24,7 @@ from isthmus.runtime.pace import Pace
 from isthmus.runtime.place import Draws, Placed, place
 from isthmus.runtime.program import BucketSpec, Program, Run
 from isthmus.runtime.randomness import Randomness
-from isthmus.runtime.relay import Relay
+from isthmus.runtime.relay import pass_on
 from isthmus.runtime.syncs import Ring, Sync, make_sync
 from isthmus.runtime.totals import Totals
 from isthmus.runtime.turns import stretch_parameters
@@ -71,7 +71,7 @@ class Worker:
         """
         self.program, self.graph, self.device, self.dtype = program, pieces.graph, device, DTYPES[program.precision]
         self.network, self._get, self._pace = network, get, Pace(slower)
-        Relay(network, program)
+        pass_on(network, (way[0] for way in program.ways.values()), program.carries)
         placed = place(program, pieces, draws, network, device, self._pace)
         modules = placed.modules
         parameters = {

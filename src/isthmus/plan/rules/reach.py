@@ -1,17 +1,18 @@
 """The rule that messages can pass: every pair of hosts that must talk has a link, or a relay that the plan names.
 
-Who must talk: replicas of stages joined by a tensor whose samples meet (activations one way, gradients the other), and
-the participants of each sync: neighbours in the ring; for `tree` those of one region among each other and the first of
-each region in a ring; for `factors` all with each other; for `server` each with the root; all with each other where all
-state is sharded, since weights are fetched from whoever has them. All workers of a job talk with
-the one that adds up what all must know, the first that computes losses. The devices of a tensor group
-need more (rule `tensor-group`), those of a pool nothing: they are on one host.
+Who must talk: replicas of stages joined by a tensor whose samples meet (activations one way, gradients the other);
+replicas of a stage that adds up batch statistics, all with each other; and the participants of each sync: neighbours in
+the ring; for `tree` those of one region among each other and the first of each region in a ring; for `factors` all with
+each other; for `server` each with the root; all with each other where all state is sharded, since weights are fetched
+from whoever has them. All workers of a job, those that only relay too, talk with the one that adds up what all must
+know, the first that computes losses. The devices of a tensor group need more (rule `tensor-group`), those of a pool
+nothing: they are on one host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations, combinations_with_replacement, pairwise, product
+from itertools import chain, combinations, combinations_with_replacement, pairwise, product
 
 from isthmus.cluster.spec import Cluster
 from isthmus.errors import PlanError
@@ -41,8 +42,8 @@ def check_reach(resolved: Resolved, cluster: Cluster) -> None:
 def apart(resolved: Resolved, cluster: Cluster) -> Iterator[tuple[tuple[str, str], str]]:
     """Every pair of hosts that must talk and has no link, once, and where in the plan that is said."""
     asked: set[tuple[str, str]] = set()
-    for a, b, where in _talks(resolved, cluster):
-        pair = (resolved.devices[a].host, resolved.devices[b].host)
+    talks = (((resolved.devices[a].host, resolved.devices[b].host), where) for a, b, where in _talks(resolved, cluster))
+    for pair, where in chain(talks, _relay_pairs(resolved)):
         if pair in asked or pair[0] == pair[1]:
             continue
         asked.update((pair, pair[::-1]))
@@ -88,6 +89,7 @@ def _talks(resolved: Resolved, cluster: Cluster) -> Iterator[tuple[int, int, str
     for part in resolved.pipelines:
         where = f"pipeline {part.pipeline.job.name}"
         yield from ((a, b, f"{where}, between stages") for a, b in _stage_pairs(part, resolved))
+        yield from ((a, b, f"{where}, batch statistics") for a, b in _mixing_pairs(part, resolved, linked))
         seen: set[tuple[str, int | None, int, int, frozenset[Layout]]] = set()
         for sync, run in zip(part.pipeline.syncs, part.syncs, strict=True):
             holders, states = part.holders[run.parameters[0]], _states(part, run)
@@ -112,6 +114,26 @@ def _stage_pairs(part: ResolvedPipeline, resolved: Resolved) -> Iterator[Pair]:
         yield from _flow_pairs(part, source, target, resolved)
         if grad:
             yield from _flow_pairs(part, target, source, resolved)
+
+
+def _mixing_pairs(part: ResolvedPipeline, resolved: Resolved, linked: set[tuple[str, str]]) -> Iterator[Pair]:
+    for stage in part.stages:
+        mixes = any(block.mixes_samples for block in part.graph.blocks[stage.first : stage.last + 1])
+        if mixes and not stage.duplicate:
+            yield from _all_pairs((replica.devices for replica in stage.replicas), resolved, linked)
+
+
+def _relay_pairs(resolved: Resolved) -> Iterator[tuple[tuple[str, str], str]]:
+    """Hosts that pass something on, each with that of the leader."""
+    for part in resolved.pipelines:
+        hosts = {resolved.devices[device].host for pair in _total_pairs(part) for device in pair}
+        leader = resolved.devices[part.stages[-1].replicas[0].devices[0]].host
+        used = list(resolved.plan.via)
+        while over := [via for via in used if set(via.between) <= hosts]:
+            hosts.update(host for via in over for host in via.hosts)
+            used = [via for via in used if via not in over]
+            where = f"pipeline {part.pipeline.job.name}, totals of a step"
+            yield from (((host, leader), where) for via in over for host in via.hosts)
 
 
 def _total_pairs(part: ResolvedPipeline) -> Iterator[Pair]:
