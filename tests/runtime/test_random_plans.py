@@ -91,6 +91,7 @@ def cases(draw: Any, cluster: Cluster) -> tuple[int, Plan]:
 @given(cases(PAIR))
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
 def test_random_plans_train_like_one_process(case: tuple[int, Plan]) -> None:
+    note(render(case[1]))
     _trains_like_one_process(*case, PAIR)
 
 
@@ -98,6 +99,7 @@ def test_random_plans_train_like_one_process(case: tuple[int, Plan]) -> None:
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
 def test_random_plans_over_relays_train_like_one_process(case: tuple[int, Plan]) -> None:
     """Four hosts in a row, of which only neighbours have a link: others talk over one relay or two."""
+    note(render(case[1]))
     _trains_like_one_process(*case, CHAIN)
 
 
@@ -115,7 +117,6 @@ def test_relays_without_a_stage_reach_the_leader(used: tuple[int, int]) -> None:
 
 
 def _trains_like_one_process(number: int, plan: Plan, cluster: Cluster) -> None:
-    note(render(plan))
     assert isinstance(plan.parts[0], Pipeline)
     task, cutting = model(number)
     assert_same(train(task, plan, cluster, cutting, 2), reference(task, plan, 2), 2e-5)
