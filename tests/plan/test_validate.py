@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.errors import PlanError
 from isthmus.model.graph import BlockGraph, Linear
@@ -270,3 +271,56 @@ pipeline twins: small:chain, batch 8, precision fp32
     check(parse(text), ATLANTIC, {"twins": chain()})
     with pytest.raises(PlanError, match="totals of a step"):
         check(parse(text.replace("via tok - fra1 over va1\n", "")), ATLANTIC, {"twins": chain()})
+
+
+def test_replicas_that_add_up_statistics_need_a_way() -> None:
+    """Each talks with the server, which leads too; batch norm makes all talk with all."""
+    text = """plan for atlantic
+pipeline star: small:chain, batch 12, precision fp32
+  schedule 1f1b, micro-batches 2
+  stage embed .. head
+    va1/fast/0: share 2
+    tok/fast/0: share 2
+    fra1/game/0: share 2
+  sync all server: BLOCKS over va1/fast/0 tok/fast/0 fra1/game/0, root va1/fast/0
+"""
+    graph = chain()
+    text = text.replace("BLOCKS", " ".join(f"[{block.name}]" for block in graph.blocks))
+    check(parse(text), ATLANTIC, {"star": graph})
+    mixing = msgspec.structs.replace(graph.blocks[1], mixes_samples=("batch_norm",))
+    normed = msgspec.structs.replace(graph, blocks=(graph.blocks[0], mixing, *graph.blocks[2:]))
+    with pytest.raises(PlanError, match="batch statistics"):
+        check(parse(text), ATLANTIC, {"star": normed})
+    check(parse(text.replace("pipeline star", "via tok - fra1 over va1\npipeline star")), ATLANTIC, {"star": normed})
+
+
+ROW = """
+kind: cluster
+version: 1
+name: row
+hosts:
+  a: {region: ra, devices: {T4: 1}}
+  b: {region: rb, devices: {T4: 1}}
+  c: {region: rc, devices: {T4: 1}}
+  d: {region: rd, devices: {T4: 1}}
+links:
+  - {between: [ra, rb], bandwidth: 1 Gbit/s, latency: 1 ms}
+  - {between: [rb, rc], bandwidth: 1 Gbit/s, latency: 1 ms}
+  - {between: [rc, rd], bandwidth: 1 Gbit/s, latency: 1 ms}
+"""
+
+
+def test_a_relay_needs_a_way_to_the_leader() -> None:
+    """Four hosts in a row, stages on the ends: b passes on, and must reach d, where losses are computed."""
+    text = """plan for row
+via a - d over b c
+pipeline ends: small:chain, batch 8, precision fp32
+  schedule 1f1b, micro-batches 2
+  stage embed .. h.3
+    a/T4/0: share 4
+  stage h.4 .. head
+    d/T4/0: share 4
+"""
+    with pytest.raises(PlanError, match="no link between b and d"):
+        check(parse(text), parse_cluster(ROW), {"ends": chain()})
+    check(parse(text.replace("pipeline", "via b - d over c\npipeline", 1)), parse_cluster(ROW), {"ends": chain()})
