@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from isthmus.cluster.spec import Cluster
+from isthmus.errors import PlanError
 from isthmus.model.export import Example
 from isthmus.model.job import Optimizer
 from isthmus.model.zoo.synthetic import cross_entropy
 from isthmus.plan.relays import relays
 from isthmus.plan.text import render
 from isthmus.plan.types import Pipeline, Plan, Replica, Stage
+from isthmus.runtime.program import programs
 from tests.plan.strategies import pipelines
 from tests.runtime.tasks import Layer
 from tests.runtime.world import Cutting, Task, assert_same, pipeline_plan, reference, small_cluster, train
@@ -85,7 +87,19 @@ def cases(draw: Any, cluster: Cluster) -> tuple[int, Plan]:
     groups = [replica.devices for stage in part.stages for replica in stage.replicas]
     assume(all(len({cluster.devices[d].host for d in group}) == 1 for group in groups))  # others cannot be run
     assume(not any(s.how == "server" for s in part.syncs) or all(len(group) == 1 for group in groups))
-    return number, Plan(cluster=cluster.name, parts=(part,), via=relays(cluster))
+    plan = Plan(cluster=cluster.name, parts=(part,), via=relays(cluster))
+    assume(_runs(plan, cluster, number))
+    return number, plan
+
+
+def _runs(plan: Plan, cluster: Cluster, number: int) -> bool:
+    """Not what the runtime refuses by name: a gradient that would count twice."""
+    try:
+        programs(plan, cluster, {"job": model(number)[1].graph})
+    except PlanError as refused:
+        assert refused.rule == "run" and "counted twice" in str(refused)
+        return False
+    return True
 
 
 @given(cases(PAIR))
