@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
-from isthmus.errors import PlanError
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Plan
 from isthmus.plan.validate import check
@@ -27,6 +26,7 @@ from tests.plan.strategies import clusters, graphs
 from tests.planners.random_layouts import random_lanes, random_pace
 from tests.planners.test_bound import synced
 from tests.planners.test_portfolio import problem
+from tests.planners.test_schemes import keeps_rules
 
 FAR = """
 kind: cluster
@@ -38,14 +38,6 @@ hosts:
 links:
   - {between: [east, west], bandwidth: 2 Gbit/s, latency: 1 ms}
 """
-
-
-def rules_kept(task: Problem, plan: Plan) -> None:
-    """All but whether hosts can talk, which a random layout does not care for."""
-    try:
-        check(plan, task.cluster, {"job": task.graph})
-    except PlanError as broken:
-        assert broken.rule == "reachable"
 
 
 @settings(max_examples=60)
@@ -60,10 +52,10 @@ def test_plans_keep_every_rule_and_the_bound(cluster: Cluster, graph: BlockGraph
     layout = lanes.layout(random_lanes(task, random, pace, pairs=True), pace)
     plan = synced(task, lanes_plan(task, layout, random.choice(("ring", "tree"))), random)
     for changed in with_duplicates(task, plan):
-        rules_kept(task, changed)
+        keeps_rules(changed, task)
         assert bound <= task.price(changed).price.step_seconds * (1 + 1e-9)
         for again in with_duplicates(task, changed):
-            rules_kept(task, again)
+            keeps_rules(again, task)
 
 
 def wide_embedding() -> BlockGraph:

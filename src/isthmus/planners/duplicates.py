@@ -8,7 +8,8 @@ which takes every sample. A step then
             n - 1 times the computing of these blocks
 
 So it pays where weights are many, activations few and computing little: an embedding whose table has more bytes than
-its outputs, or the last layers of a convolutional network. Only such ends are proposed.
+its outputs, or the last layers of a convolutional network. Only such ends are proposed, and not of tensor groups: what is
+cut off may have nothing that a group can split.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def with_duplicates(problem: Problem, plan: Plan) -> Iterator[Plan]:
     part, number, found = only_pipeline(plan), problem.graph.by_name, []
     samples = problem.job.batch // part.micro_batches
     for s, stage in enumerate(part.stages):
-        if len(stage.replicas) < 2 or stage.state == "sharded-all" or is_duplicate(stage, samples):
+        grouped = any(len(replica.devices) > 1 for replica in stage.replicas)
+        if len(stage.replicas) < 2 or grouped or stage.state == "sharded-all" or is_duplicate(stage, samples):
             continue
         ends = _ends(problem, number[stage.first], number[stage.last] + 1)
         found += [(saved, s, first, end) for saved, first, end in ends]

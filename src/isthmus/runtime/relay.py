@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -45,11 +46,7 @@ def _thread(work: Callable[..., None], *arguments: object) -> None:
 def _hear(network: Network, channel: Channel) -> None:
     """Opens what a neighbour tells of; where that fails, everybody hears of it."""
     try:
-        posted = deque(_note(channel) for _ in range(_NOTES))
-        while True:
-            note, work = posted.popleft()
-            work.wait()
-            posted.append(_note(channel))
+        for note in _coming(partial(_note, channel), _NOTES):
             name, *path = json.loads(bytes(note.numpy()))
             _thread(_open, network, name, path)
     except Exception:
@@ -68,6 +65,16 @@ def _open(network: Network, name: str, path: Sequence[str]) -> None:
         network.open_relay(forth.over, name, path)
 
 
+def _coming(post: Callable[[], tuple[Tensor, Work]], ahead: int) -> Iterator[Tensor]:
+    """What comes, one after another, with so many receives posted ahead; ends by the error that a wait raises."""
+    posted = deque(post() for _ in range(ahead))
+    while True:
+        note, work = posted.popleft()
+        work.wait()
+        posted.append(post())
+        yield note
+
+
 def _note(channel: Channel) -> tuple[Tensor, Work]:
     note = torch.zeros(NOTE_BYTES, dtype=torch.uint8)
     return note, channel.receive(note, 0)
@@ -83,11 +90,7 @@ def _pass_all(asking: Channel, giving: Channel) -> None:
     order: dict[int, threading.Event] = {}  # of each tag: whether what was asked for last has been posted
     with ThreadPoolExecutor(_AHEAD, thread_name_prefix="relay") as pool:
         try:
-            posted = deque(_ask(asking) for _ in range(_AHEAD))
-            while True:
-                note, work = posted.popleft()
-                work.wait()
-                posted.append(_ask(asking))
+            for note in _coming(partial(_ask, asking), _AHEAD):
                 tag, size = note.tolist()
                 held = torch.empty(size, dtype=torch.uint8)
                 before, order[tag] = order.get(tag), threading.Event()
