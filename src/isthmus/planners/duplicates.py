@@ -8,8 +8,8 @@ which takes every sample. A step then
             n - 1 times the computing of these blocks
 
 So it pays where weights are many, activations few and computing little: an embedding whose table has more bytes than
-its outputs, or the last layers of a convolutional network. Only such ends are proposed, and not of tensor groups: what is
-cut off may have nothing that a group can split.
+its outputs, or the last layers of a convolutional network. Only such ends are proposed, and not of tensor groups: what
+is cut off may have nothing that a group can split.
 """
 
 from __future__ import annotations
