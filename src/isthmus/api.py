@@ -146,6 +146,7 @@ def plan(
     batch: int | None = None,
     sequence: int | None = None,
     precision: Precision | None = None,
+    trust_independent_samples: bool | None = None,
     profile: Measured = None,
     planner: str = "auto",
     fix: str | None = None,
@@ -156,12 +157,19 @@ def plan(
     """The best plan found within `budget` seconds or `calls` simulator calls; NoPlanError where nothing fits.
 
     `profile`: measured times (a profile, a file or several), which go before what the catalog and the links say; the
-    last notes tell how many did.
+    last notes tell how many did. `trust_independent_samples`: split the batch also where it is not proven that samples
+    stay apart.
     """
     pinned = parse_fix(fix) if fix is not None else None
     machines = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     measured, name = _profile(profile)
-    jobs = jobs_of(what, batch=batch, sequence=sequence, precision=precision)
+    jobs = jobs_of(
+        what,
+        batch=batch,
+        sequence=sequence,
+        precision=precision,
+        trust_independent_samples=trust_independent_samples,
+    )
     models = {jobs[0].name: what} if isinstance(what, BlockGraph) else models_of(jobs)
     prepare_simulator()
     problem = build_problem(machines, jobs, models, seed, measured)
@@ -272,9 +280,15 @@ def jobs_of(
     batch: int | None = None,
     sequence: int | None = None,
     precision: Precision | None = None,
+    trust_independent_samples: bool | None = None,
 ) -> tuple[Job, ...]:
     """The jobs that are meant; what is given beside a job or a model wins over what it says itself."""
-    given = {"batch": batch, "sequence": sequence, "precision": precision}
+    given = {
+        "batch": batch,
+        "sequence": sequence,
+        "precision": precision,
+        "trust_independent_samples": trust_independent_samples,
+    }
     changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
     if isinstance(what, (str, Path)):
         what = load_jobs(what) if str(what).endswith((".yaml", ".yml")) else _job_of(str(what))

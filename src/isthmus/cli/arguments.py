@@ -166,6 +166,7 @@ def _plan(parser: Parser) -> None:
     parser.add_argument("--batch", type=_whole, metavar="N", help="samples per step of the whole job (32)")
     parser.add_argument("--sequence", type=_whole, metavar="N", help=_SEQUENCE_HELP)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="the fastest that every device has")
+    _independent(parser)
     parser.add_argument("--profile", metavar="FILE", action="append", default=[], help=_PROFILE_HELP)
     parser.add_argument(
         "--planner",
@@ -199,6 +200,7 @@ def _train(parser: Parser) -> None:
     parser.add_argument("--batch", type=_whole, metavar="N", help="samples per step of the whole job (32)")
     parser.add_argument("--sequence", type=_whole, metavar="N", help=_SEQUENCE_HELP)
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="the fastest that every device has")
+    _independent(parser)
     parser.add_argument("--steps", type=_whole, metavar="N", help="train so many in all (what the job says; 1000)")
     parser.add_argument("--engine", choices=("local",), default="local", help="where workers run (local)")
     parser.add_argument("--emulate", action="store_true", help="act out the cluster here: its links, slow devices")
@@ -253,6 +255,15 @@ def _planned(parser: Parser) -> None:
     parser.add_argument("--cluster", metavar="FILE", help="other machines than those that the plan holds")
     parser.add_argument("--profile", metavar="FILE", action="append", default=[], help=_PROFILE_HELP)
     _trusted(parser)
+
+
+def _independent(parser: Parser) -> None:
+    parser.add_argument(
+        "--trust-independent-samples",
+        action="store_true",
+        default=None,
+        help="split the batch also where it is not proven that samples stay apart: you answer for it",
+    )
 
 
 def _trusted(parser: Parser) -> None:

@@ -36,7 +36,13 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     check_folder(args.output)
     cluster = load_cluster(args.cluster)
     profile = load_profile(*args.profile) if args.profile else None
-    jobs = jobs_of(args.what, batch=args.batch, sequence=args.sequence, precision=args.precision)
+    jobs = jobs_of(
+        args.what,
+        batch=args.batch,
+        sequence=args.sequence,
+        precision=args.precision,
+        trust_independent_samples=args.trust_independent_samples,
+    )
     progress.phase(f"Reading {', '.join(dict.fromkeys(job.model for job in jobs))}")
     models = models_of(jobs)
     problem = build_problem(cluster, jobs, models, args.seed, profile)

@@ -66,8 +66,8 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 
 def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated, list[str]]:
     """The plan as it is."""
-    for flag in ("batch", "sequence", "precision"):
-        if getattr(args, flag) is not None:
+    for flag in ("batch", "sequence", "precision", "trust-independent-samples"):
+        if getattr(args, flag.replace("-", "_")) is not None:
             raise UsageError(f"--{flag} cannot be given for a plan", where="isthmus train", next="Plan again with it")
     prepare_simulator(progress.compiling)
     progress.phase(f"Checking {args.what}")
@@ -87,7 +87,13 @@ def _planned_now(args: argparse.Namespace, progress: Progress) -> tuple[Simulate
     precision: Precision | None = args.precision
     if args.emulate and precision is None:
         precision = "fp32"  # what a processor computes best in
-    jobs = jobs_of(args.what, batch=args.batch, sequence=args.sequence, precision=precision)
+    jobs = jobs_of(
+        args.what,
+        batch=args.batch,
+        sequence=args.sequence,
+        precision=precision,
+        trust_independent_samples=args.trust_independent_samples,
+    )
     if args.cluster is None:
         raise UsageError("a job needs a cluster to be planned for", where="isthmus train", next="Add --cluster FILE")
     cluster = load_cluster(args.cluster)

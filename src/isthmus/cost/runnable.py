@@ -1,7 +1,7 @@
 """What can be priced and not run: refused by name by the runtime, and never the answer of a planner.
 
 Pools, relays without devices and tensor groups over hosts; servers for tensor groups; state sharded over groups of
-different sizes; a micro-batch that is split where samples are mixed. Batch norm is summed up over replicas, if
+different sizes; a batch that is split where samples may be mixed. Batch norm is summed up over replicas, if
 these go through their micro-batches in the same order.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from isthmus.cost.simulate import Prepared, Simulator
 from isthmus.errors import PlanError
-from isthmus.model.graph import NORMS
+from isthmus.model.graph import NORMS, Block
 from isthmus.plan.resolve import Resolved, ResolvedPipeline, ResolvedStage, ResolvedSync
 
 __all__ = ["check_mixing", "check_runnable"]
@@ -83,35 +83,58 @@ def _sharded(part: ResolvedPipeline, sync: ResolvedSync) -> bool:
 
 
 def check_mixing(part: ResolvedPipeline) -> None:
-    """Refuses a plan that splits a micro-batch where samples are mixed. Batch norm is synchronised over replicas."""
+    """Refuses a plan that splits the batch where samples may be mixed. Batch norm is synchronised over replicas.
+
+    An operation that is not proven to keep samples apart needs the whole batch at once, unless the job says that its
+    samples are independent.
+    """
+    trusted = part.pipeline.job.trust_independent_samples
     for stage in part.stages:
-        split = len(stage.replicas) > 1 and not stage.duplicate
         sliced = any(replica.slices > 1 for replica in stage.replicas)
+        how = "slices" if sliced else "replicas" if len(stage.replicas) > 1 and not stage.duplicate else None
+        how = how or ("micro-batches" if part.pipeline.micro_batches > 1 else None)
         for block in part.graph.blocks[stage.first : stage.last + 1]:
-            for operation in block.mixes_samples:
-                if sliced or (split and operation not in NORMS):
-                    raise _mixes(part, stage, block.name, operation, "slices" if sliced else "replicas")
+            if sliced and block.statistics:
+                raise _sliced_norm(part, stage, block)
+            if how is not None and block.unproven and not trusted:
+                raise _unproven(part, stage, block, how)
 
 
-def _mixes(part: ResolvedPipeline, stage: ResolvedStage, block: str, operation: str, how: str) -> PlanError:
+def _where(part: ResolvedPipeline, stage: ResolvedStage) -> str:
     first, last = (part.graph.blocks[number].name for number in (stage.first, stage.last))
-    normed = operation in NORMS
+    return f"pipeline {part.pipeline.job.name}, stage {first} .. {last}"
+
+
+def _sliced_norm(part: ResolvedPipeline, stage: ResolvedStage, block: Block) -> PlanError:
     return PlanError(
         "mixes-samples",
-        f"block {block} mixes samples ({operation}), and the plan splits its micro-batch into {how}",
-        where=f"pipeline {part.pipeline.job.name}, stage {first} .. {last}",
-        expected="one slice" if normed else "the whole micro-batch on one replica, in one slice",
-        next="Give the stage one slice for each replica" if normed else "Let one replica take the whole micro-batch",
+        f"block {block.name} takes statistics over its samples, and the plan splits its micro-batch into slices",
+        where=_where(part, stage),
+        found=", ".join(operation for operation in block.mixes_samples if operation in NORMS),
+        expected="one slice",
+        next="Give the stage one slice for each replica",
+    )
+
+
+def _unproven(part: ResolvedPipeline, stage: ResolvedStage, block: Block, how: str) -> PlanError:
+    return PlanError(
+        "mixes-samples",
+        f"block {block.name} may mix samples, and the plan splits the batch into {how}",
+        where=_where(part, stage),
+        found="; ".join(block.unproven[:3]),
+        expected="operations that are proven to keep samples apart, or the whole batch on one replica at once",
+        next="Let one replica take the whole batch; or, if you know that each sample's result does not depend on the "
+        "others, say --trust-independent-samples",
     )
 
 
 def _check_side_by_side(resolved: Resolved, part: ResolvedPipeline, simulator: Simulator) -> None:
     """Replicas that add up batch statistics must go through their micro-batches in the same order."""
-    if not any(block.mixes_samples for block in part.graph.blocks):
+    if not any(block.statistics for block in part.graph.blocks):
         return
     walks = dict(_walks(resolved, part, simulator))
     for s, (stage, told) in enumerate(zip(part.stages, part.pipeline.stages, strict=True)):
-        mixes = any(block.mixes_samples for block in part.graph.blocks[stage.first : stage.last + 1])
+        mixes = any(block.statistics for block in part.graph.blocks[stage.first : stage.last + 1])
         if mixes and not stage.duplicate and len({walks[s, r] for r in range(len(stage.replicas))}) > 1:
             raise PlanError(
                 "run",

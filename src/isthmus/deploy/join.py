@@ -349,7 +349,7 @@ def _check_meetings(resolved: Resolved, places: Mapping[str, torch.device]) -> N
     seen: dict[torch.device, str] = {}
     for part, stage in ((p, stage) for p in resolved.pipelines for stage in p.stages):
         blocks = part.graph.blocks[stage.first : stage.last + 1]
-        mixes = len(stage.replicas) > 1 and not stage.duplicate and any(block.mixes_samples for block in blocks)
+        mixes = len(stage.replicas) > 1 and not stage.duplicate and any(block.statistics for block in blocks)
         for index in (d for r in stage.replicas if mixes or len(r.devices) > 1 for d in r.devices):
             device = resolved.devices[index].name
             place = places[device]

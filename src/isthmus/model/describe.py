@@ -15,7 +15,8 @@ from torch.fx.node import map_aggregate
 
 from isthmus.model.costs import kept_by, moved_by, weights_moved_by
 from isthmus.model.digest import digest_of
-from isthmus.model.graph import Block, BlockGraph, Linear, Parameter, Tensor, TensorSplit
+from isthmus.model.graph import NORMS, Block, BlockGraph, Linear, Parameter, Tensor, TensorSplit
+from isthmus.model.samples import described, is_apart
 from isthmus.model.sections import Section, Sections
 from isthmus.model.tensor_split import Pair
 from isthmus.model.trace import Op, Trace
@@ -95,10 +96,20 @@ def _block(cut: Sections, section: Section, name: str, kept: dict[fx.Node, float
         weights_moved=sum(weights_moved_by(trace, flow, op) for op in section.ops),
         operations=sum(op.node not in flow.views for op in section.local),
         workspace=_workspace(cut, section, kept),
-        mixes_samples=tuple(dict.fromkeys(flow.mixing[op.node] for op in section.ops if op.node in flow.mixing)),
+        mixes_samples=_mixing(cut, section),
         tensor=_tensor_split(cut, section, kept),
     )
     return msgspec.structs.replace(block, digest=_block_digest(cut, section, block))
+
+
+def _mixing(cut: Sections, section: Section) -> tuple[str, ...]:
+    """What mixes samples here or is not proven not to, and tensors to or from other blocks that no plan can cut."""
+    flow = cut.flow
+    found = [flow.mixing[op.node] for op in section.ops if op.node in flow.mixing]
+    for node in (*section.incoming, *section.outgoing):
+        if not is_apart(flow.samples[node]) and node not in flow.mixing:
+            found.append(described(node))
+    return tuple(dict.fromkeys(found))
 
 
 def _kept_by_section(cut: Sections) -> list[dict[fx.Node, float]]:
@@ -247,7 +258,8 @@ def _block_digest(cut: Sections, section: Section, block: Block) -> str:
         for op in computing
     ]
     lines.append(f"gives {[place[node] for node in section.outgoing]}")
-    bare = msgspec.structs.replace(block, name="", digest="", parameters=(), tensor=None)
+    norms = tuple(operation for operation in block.mixes_samples if operation in NORMS)
+    bare = msgspec.structs.replace(block, name="", digest="", parameters=(), tensor=None, mixes_samples=norms)
     return hashlib.sha256("\n".join([*lines, repr(bare)]).encode()).hexdigest()
 
 

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from isthmus.model.graph import Split
+from isthmus.model.graph import NORMS, Split
+from isthmus.model.sample_rules import SAMPLE_RULES
+from isthmus.model.samples import State, prove
 from isthmus.model.trace import Op, Trace, Value
 
 __all__ = ["Flow", "flow_of", "is_view"]
@@ -32,8 +34,6 @@ _DROPOUTS = {"dropout", "dropout_", "feature_dropout", "alpha_dropout", "native_
 _NO_GRAD = {"detach", "detach_"}
 _FORMS = {"new_ones", "new_zeros", "new_full", "new_empty"}  # take no values from their input, only dtype and device
 _LINEAR = {"add", "sub", "neg", "mul", "div", "sum", "to", "_to_copy", "stack", "cat"} | _VIEWS | _MAYBE_COPY
-_ALONG = {"softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "sort", "topk"}
-_ALONG |= {"flip", "roll", "median", "kthvalue", "cummax", "cummin", "logsumexp", "argsort"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,8 @@ class Flow:
     grad: dict[fx.Node, bool] = field(default_factory=dict)
     constant: set[fx.Node] = field(default_factory=set)
     split: dict[fx.Node, Split] = field(default_factory=dict)
-    mixing: dict[fx.Node, str] = field(default_factory=dict)
+    samples: dict[fx.Node, tuple[State, ...]] = field(default_factory=dict)  # how each depends on samples
+    mixing: dict[fx.Node, str] = field(default_factory=dict)  # what mixes samples, or may do so
 
 
 def flow_of(trace: Trace) -> Flow:
@@ -59,6 +60,7 @@ def flow_of(trace: Trace) -> Flow:
         _alias(trace, flow, op)
         flow.grad[op.node] = _needs_grad(trace, flow, op)
         _join(trace, flow, op)
+    _find_mixing(trace, flow)
     _find_constants(trace, flow)
     return flow
 
@@ -111,19 +113,13 @@ def _needs_grad(trace: Trace, flow: Flow, op: Op) -> bool:
 
 
 def _join(trace: Trace, flow: Flow, op: Op) -> None:
-    """How the parts of a split batch become this operation's whole result, and whether it mixes samples."""
+    """How the parts of a split batch become this operation's whole result."""
     sources = [node for node in op.node.all_input_nodes if node in trace.values and op.kind not in _FORMS]
     splits = {flow.split[node] for node in sources if node not in trace.attributes}
-    real = _real(trace, flow, sources)
-    if _mixes(trace, op, real):
-        flow.mixing[op.node] = op.kind
     if any(value.batch_dims for value in op.values):
         flow.split[op.node] = "concat"
     elif "concat" in splits:
-        summed = _sums(op)
-        flow.split[op.node] = "sum" if summed else "whole"
-        if not summed and real:
-            flow.mixing[op.node] = op.kind
+        flow.split[op.node] = "sum" if _sums(op) else "whole"
     else:
         flow.split[op.node] = "sum" if "sum" in splits and op.kind.rstrip("_") in _LINEAR else "whole"
 
@@ -134,31 +130,14 @@ def _sums(op: Op) -> bool:
     return op.kind == "sum" or (op.kind in ("cross_entropy_loss", "nll_loss") and bool(reduction == 2))
 
 
-def _mixes(trace: Trace, op: Op, real: bool) -> bool:
-    """Batch statistics, products over the batch, and operations along a dimension that grows with the batch.
-
-    Sorting or counting integers over the batch (routing of tokens to experts) moves samples but mixes no values.
-    """
-    if op.kind in ("batch_norm", "native_batch_norm", "instance_norm"):
-        return op.kind != "instance_norm" and bool(op.node.args[5])
-    if not real:
-        return False
-    if any(len(value.batch_dims) > 1 for value in op.values):
-        return True
-    first = op.node.args[0] if op.node.args else None
-    if op.kind not in _ALONG or not isinstance(first, fx.Node):
-        return False
-    position = 2 if op.kind in ("topk", "kthvalue") else 1
-    along = op.node.args[position] if len(op.node.args) > position else op.node.kwargs.get("dim", -1)
-    dims = along if isinstance(along, (list, tuple)) else (along if isinstance(along, int) else -1,)
-    rank = len(trace.value(first).shapes[0])
-    return any(dim % max(rank, 1) in trace.value(first).batch_dims for dim in dims if isinstance(dim, int))
-
-
-def _real(trace: Trace, flow: Flow, sources: list[fx.Node]) -> bool:
-    """Whether values of samples come in: trained on or given, not integers cast for a count."""
-    inputs = [s for s in sources if trace.value(s).batch_dims and (flow.grad[s] or s in trace.inputs)]
-    return any(trace.value(source).floating for source in inputs)
+def _find_mixing(trace: Trace, flow: Flow) -> None:
+    """Batch statistics, by the operation's kind, and what is not proven to keep samples apart, by its line of code."""
+    proven = prove(trace, SAMPLE_RULES)
+    flow.samples.update(proven.states)
+    flow.mixing.update(proven.unproven)
+    for op in trace.ops:
+        if op.kind in NORMS and op.node not in flow.mixing and bool(op.node.args[5]):
+            flow.mixing[op.node] = op.kind
 
 
 def _find_constants(trace: Trace, flow: Flow) -> None:

@@ -68,8 +68,18 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     weights_moved: float  # parameter elements read by one forward, whatever the samples
     operations: int  # kernels started by one forward
     workspace: float = 0.0  # largest sum of elements alive inside the block beyond what is saved
-    mixes_samples: tuple[str, ...] = ()  # operations that mix samples (batch norm): a split batch changes them
+    mixes_samples: tuple[str, ...] = ()  # batch norms, and operations that are not proven to keep samples apart
     tensor: TensorSplit | None = None
+
+    @property
+    def statistics(self) -> bool:
+        """Whether it takes statistics over the batch, which replicas can add up."""
+        return any(operation in NORMS for operation in self.mixes_samples)
+
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """The operations that are not proven to keep samples apart, each with its line of code."""
+        return tuple(operation for operation in self.mixes_samples if operation not in NORMS)
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):

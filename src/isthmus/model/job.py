@@ -41,6 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     place: Mapping[str, str] = {}
     priority: float = 1.0
     deadline: str | None = None
+    trust_independent_samples: bool = False  # the user says that samples stay apart where that is not proven
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

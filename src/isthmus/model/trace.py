@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from isthmus.model.export import Example, Exported, Line, export_model
 
-__all__ = ["Attribute", "Op", "Trace", "Value", "kind_of", "tensors_of", "trace"]
+__all__ = ["Attribute", "Op", "Trace", "Value", "arguments_of", "bound", "kind_of", "tensors_of", "trace"]
 
 _CHECKS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range"}
 _CHECKS |= {"sym_constrain_range_for_size", "_check_is_size", "check_is_size"}
@@ -260,6 +260,20 @@ def kind_of(target: Any) -> str:
     """`aten::add_` -> `add_`; anything else by its own name."""
     schema = getattr(target, "_schema", None)
     return str(schema.name).rpartition("::")[2] if schema is not None else str(getattr(target, "__name__", target))
+
+
+def bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """All arguments of an operation by name, defaults included."""
+    arguments = target._schema.arguments
+    given = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | dict(kwargs)
+    return {a.name: given.get(a.name, a.default_value) for a in arguments}
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """A node's arguments by name; by their places where its function has no schema."""
+    if getattr(node.target, "_schema", None) is None:
+        return {str(place): value for place, value in enumerate(node.args)} | node.kwargs
+    return bound(node.target, node.args, node.kwargs)
 
 
 def _mutates(target: Any) -> bool:

@@ -34,7 +34,8 @@ from isthmus.units import format_bytes, parse_bytes
 __all__ = ["parse", "render", "render_replica", "render_schedule", "render_stage", "render_sync"]
 
 _OPTIMIZER = ("learning_rate", "betas", "momentum", "weight_decay", "clip")
-_JOB = ("steps", "mixed", "seed", "data", "loss", "sparsity", "place", "priority", "deadline")
+_RUN = ("steps", "mixed", "seed", "data", "loss", "sparsity", "place", "priority", "deadline")
+_JOB = (*_RUN, "trust_independent_samples")
 
 
 def render(plan: Plan) -> str:

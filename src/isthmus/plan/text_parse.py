@@ -115,6 +115,7 @@ _JOB: dict[str, Reader] = {
     "asks": _one_of(Precision),
     "steps": Line.integer,
     "mixed": _flag,
+    "trust-independent-samples": _flag,
     "seed": Line.integer,
     "data": Line.name,
     "loss": Line.name,

@@ -40,7 +40,7 @@ def notes_on(
     if problem.job.precision is None:
         notes.append(f"precision {problem.precision}: the fastest that every device has")
     notes.extend(assumed(problem.cluster, timeline))
-    notes.extend(_mixed(problem, plan))
+    notes.extend(_mixed(problem))
     notes.extend(f"{' and '.join(via.between)} have no link: {', '.join(via.hosts)} passes on" for via in plan.via)
     notes.extend(_crowded(plan, crowded))
     if interrupted:
@@ -84,15 +84,16 @@ def _guess(cluster: Cluster, used: LinkUse) -> str:
     return f"latency of {format_seconds(link.latency)}" if link is not None and "latency" in link.imputed else ""
 
 
-def _mixed(problem: Problem, plan: Plan) -> Iterator[str]:
-    """Stages that split a micro-batch although some of their layers mix its samples."""
-    blocks, number = problem.graph.blocks, problem.graph.by_name
-    stages = [stage for part in plan.parts if isinstance(part, Pipeline) for stage in part.stages]
-    split = [stage for stage in stages if len(stage.replicas) > 1 or any(r.slices > 1 for r in stage.replicas)]
-    runs = [blocks[number[stage.first] : number[stage.last] + 1] for stage in split]
-    mixing = dict.fromkeys(operation for run in runs for block in run for operation in block.mixes_samples)
-    if mixing:
-        yield f"{next(iter(mixing))} mixes samples: its statistics would be of parts of a micro-batch, not of all of it"
+def _mixed(problem: Problem) -> Iterator[str]:
+    """What may mix samples: it keeps the batch whole, or the user answers for it."""
+    unproven = dict.fromkeys(operation for block in problem.graph.blocks for operation in block.unproven)
+    if not unproven:
+        return
+    first = f"{next(iter(unproven))}{f' and {len(unproven) - 1} more' if len(unproven) > 1 else ''}"
+    if problem.job.trust_independent_samples:
+        yield f"not proven to keep samples apart, and trusted because the job says so: {first}"
+    else:
+        yield f"the batch stays whole in one replica, because this is not proven to keep samples apart: {first}"
 
 
 def missing_bytes(candidate: Candidate) -> float:

@@ -180,7 +180,7 @@ def more_slices(problem: Problem, plan: Plan, number: int) -> Plan | None:
     stage, at = pipeline.stages[number], problem.graph.by_name
     blocks = problem.graph.blocks[at[stage.first] : at[stage.last] + 1]
     more = tuple(replace(r, slices=min(2 * r.slices, r.share)) for r in stage.replicas)
-    if more == stage.replicas or stage.state == "sharded-all" or any(block.mixes_samples for block in blocks):
+    if more == stage.replicas or stage.state == "sharded-all" or not problem.may_slice(blocks):
         return None
     stages = (*pipeline.stages[:number], replace(stage, replicas=more), *pipeline.stages[number + 1 :])
     return replace(plan, parts=(replace(pipeline, stages=stages),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import NamedTuple, TypeVar
@@ -16,7 +16,7 @@ from isthmus.cost.flat import group_of
 from isthmus.cost.simulate import Price, Simulator
 from isthmus.cost.tables import ModelTable
 from isthmus.errors import NoPlanError, UsageError
-from isthmus.model.graph import BlockGraph
+from isthmus.model.graph import Block, BlockGraph
 from isthmus.model.job import Job
 from isthmus.model.profile import Profile
 from isthmus.plan.relays import joined, relays
@@ -182,6 +182,11 @@ class Problem:
             if target not in (host.name, host.region):
                 allowed[blocks] = False
         return allowed
+
+    def may_slice(self, blocks: Iterable[Block]) -> bool:
+        """Whether these blocks give the same for parts of a micro-batch: they take no statistics and mix no samples."""
+        trusted = self.job.trust_independent_samples
+        return not any(block.statistics or (block.unproven and not trusted) for block in blocks)
 
     @property
     def price_effort(self) -> float:

@@ -19,10 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from isthmus.errors import ModelError
 from isthmus.model.export import Example, probes_of
 from isthmus.model.pieces import Pieces
-from isthmus.model.trace import kind_of, tensors_of
+from isthmus.model.trace import bound, kind_of, tensors_of
 from isthmus.runtime.plain_attention import PlainAttention
 
-__all__ = ["Draw", "Split", "active", "bound", "draws_itself", "draws_of", "refused"]
+__all__ = ["Draw", "Split", "active", "draws_itself", "draws_of", "refused"]
 
 _SEEDED = torch.Tag.nondeterministic_seeded
 _DROPOUTS = {"dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "alpha_dropout_"}
@@ -75,13 +75,6 @@ def active(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     if kind_of(target) in _DROPOUTS:
         rate = given["p"]
     return not isinstance(rate, (int, float)) or 0 < rate < 1
-
-
-def bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of an operation by name, defaults included."""
-    arguments = target._schema.arguments
-    given = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | dict(kwargs)
-    return {a.name: given.get(a.name, a.default_value) for a in arguments}
 
 
 def refused(block: str, operation: str) -> ModelError:

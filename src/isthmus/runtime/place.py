@@ -43,7 +43,7 @@ def place(program: Program, pieces: Pieces, draws: Draws, network: Network, devi
         if len(run.group) > 1:
             modules = _divided(program, pieces, run, network, placed, pace)
         for stage, (first, last), replicas in zip(run.stages, run.ranges, run.replicas, strict=True):
-            mixing = [b for b in range(first, last + 1) if pieces.graph.blocks[b].mixes_samples]
+            mixing = [b for b in range(first, last + 1) if pieces.graph.blocks[b].statistics]
             if mixing and len(replicas) > 1:
                 meeting = Meeting(f"{program.job.name} statistics {stage}", replicas, program.device, network, pace)
                 for block in mixing:

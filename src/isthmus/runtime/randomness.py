@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from isthmus.errors import ModelError
 from isthmus.model.graph import BlockGraph
-from isthmus.runtime.draws import Draw, active, bound, draws_itself, refused
+from isthmus.model.trace import bound
+from isthmus.runtime.draws import Draw, active, draws_itself, refused
 from isthmus.runtime.hashed import Lot
 from isthmus.runtime.plain_attention import PlainAttention
 

@@ -256,7 +256,7 @@ def _homes(pieces: Pieces, names: Sequence[str]) -> dict[str, int]:
 
 def meets(program: Program, pieces: Pieces) -> bool:
     """Whether others go through the same actions side by side, and meet in the middle: nothing may overtake then."""
-    mixing = [index for index, block in enumerate(pieces.graph.blocks) if block.mixes_samples]
+    mixing = [index for index, block in enumerate(pieces.graph.blocks) if block.statistics]
     return any(
         len(run.group) > 1
         or any(

@@ -118,7 +118,7 @@ def _stage_pairs(part: ResolvedPipeline, resolved: Resolved) -> Iterator[Pair]:
 
 def _mixing_pairs(part: ResolvedPipeline, resolved: Resolved, linked: set[tuple[str, str]]) -> Iterator[Pair]:
     for stage in part.stages:
-        mixes = any(block.mixes_samples for block in part.graph.blocks[stage.first : stage.last + 1])
+        mixes = any(block.statistics for block in part.graph.blocks[stage.first : stage.last + 1])
         if mixes and not stage.duplicate:
             yield from _all_pairs((replica.devices for replica in stage.replicas), resolved, linked)
 
