@@ -314,11 +314,11 @@ def mixing_plan(mixes: str, shares: Sequence[int], *, slices: int = 1, duplicate
     [
         ("softmax", (8,), 1, False, None),
         ("softmax", (8, 8), 1, True, None),
-        ("softmax", (5, 3), 1, False, "block stirred mixes samples (softmax), and the plan splits its micro-batch into "
-         "replicas. Expected the whole micro-batch on one replica, in one slice. Let one replica"),
+        ("softmax", (5, 3), 1, False, "block stirred may mix samples, and the plan splits the batch into replicas. "
+         "Found softmax. Expected operations that are proven to keep samples apart, or the whole batch on one"),
         ("softmax", (8,), 2, False, "into slices"),
         ("batch_norm", (5, 3), 1, False, None),
-        ("batch_norm", (5, 3), 2, False, "(batch_norm), and the plan splits its micro-batch into slices. Expected one"),
+        ("batch_norm", (5, 3), 2, False, "splits its micro-batch into slices. Found batch_norm. Expected one"),
         ("batch_norm", (8, 8), 2, True, "into slices"),
     ],
 )  # fmt: skip

@@ -243,7 +243,7 @@ class _Source:
 
     def _cut(self) -> Pieces:
         module, digest = copy.deepcopy(self._model), self._part.model_digest
-        return cut_model(module, self._example, self._part, digest, self._sequence)
+        return cut_model(module, self._example, self._part, digest, self._sequence, measure=True)
 
 
 class _Crew:

@@ -105,7 +105,7 @@ def _block(cut: Sections, section: Section, name: str, kept: dict[fx.Node, float
 def _mixing(cut: Sections, section: Section) -> tuple[str, ...]:
     """What mixes samples here or is not proven not to, and tensors to or from other blocks that no plan can cut."""
     flow = cut.flow
-    found = [flow.mixing[op.node] for op in section.ops if op.node in flow.mixing]
+    found = [flow.mixing[op.node] for op in section.local if op.node in flow.mixing]
     for node in (*section.incoming, *section.outgoing):
         if not is_apart(flow.samples[node]) and node not in flow.mixing:
             found.append(described(node))

@@ -1,23 +1,21 @@
 """Exports a model's operations by `torch.export`, with the batch size left open.
 
-Sizes are known at two batch sizes (the *probes*) p < q: from symbolic shapes where export keeps the batch symbolic,
-else from two exports whose graphs are compared node by node. A size f is then read as the line
-`f(batch) = slope * batch + fixed` through (p, f(p)) and (q, f(q)).
+Sizes are read off symbolic shapes at two batch sizes (the *probes*) p < q. A size f is then read as the line
+`f(batch) = slope * batch + fixed` through (p, f(p)) and (q, f(q)). A model whose code takes the batch size as a plain
+number is not exported: its operations might be others for another batch.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.export import Dim, ExportedProgram, ShapesCollection, export
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from isthmus.errors import ModelError
 
@@ -60,11 +58,10 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Exported:
-    """An exported model; `symbolic` where its sizes are expressions, else nodes carry the higher probe's values too."""
+    """An exported model, whose sizes are expressions of the batch."""
 
     program: ExportedProgram
     probes: tuple[int, int]
-    symbolic: bool
 
 
 def export_model(model: nn.Module, example: Example) -> Exported | None:
@@ -72,14 +69,8 @@ def export_model(model: nn.Module, example: Example) -> Exported | None:
     _check_example(example)
     probes = probes_of(example)
     with training(model):
-        program = _export(model, example_of(model, example, probes[1]), dynamic=True)
-        if program is not None:
-            return Exported(program, probes, symbolic=True)
-        low = _export(model, example_of(model, example, probes[0]), dynamic=False)
-        high = _export(model, example_of(model, example, probes[1]), dynamic=False)
-    if low is None or high is None or not _unify(low, high, probes):
-        return None
-    return Exported(low, probes, symbolic=False)
+        program = _export(model, example_of(model, example, probes[1]))
+    return Exported(program, probes) if program is not None else None
 
 
 def _check_example(example: Example) -> None:
@@ -124,14 +115,12 @@ def training(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _export(model: nn.Module, example: Example, *, dynamic: bool) -> ExportedProgram | None:
-    shapes = None
-    if dynamic:
-        batch = Dim("batch", min=2)
-        collection = ShapesCollection()  # type: ignore[no-untyped-call]
-        for tensor in [*example.args, *example.kwargs.values()]:
-            collection[tensor] = {0: batch}
-        shapes = collection.dynamic_shapes(model, example.args, example.kwargs)  # type: ignore[no-untyped-call]
+def _export(model: nn.Module, example: Example) -> ExportedProgram | None:
+    batch = Dim("batch", min=2)
+    collection = ShapesCollection()  # type: ignore[no-untyped-call]
+    for tensor in [*example.args, *example.kwargs.values()]:
+        collection[tensor] = {0: batch}
+    shapes = collection.dynamic_shapes(model, example.args, example.kwargs)  # type: ignore[no-untyped-call]
     try:
         with _SureCoins():
             return export(model, example.args, example.kwargs, dynamic_shapes=shapes, strict=False)
@@ -158,51 +147,3 @@ class _SureCoins(TorchFunctionMode):
         if func is torch.rand and result.ndim == 0:
             self._drawn.append(result)
         return result
-
-
-def _unify(low_program: ExportedProgram, high_program: ExportedProgram, probes: tuple[int, int]) -> bool:
-    """Rewrites the low graph: integers that differ between the graphs are computed from the batch of the first input.
-
-    False where the graphs differ in anything else: the model's code depends on the batch.
-    """
-    low, high = low_program.graph, high_program.graph
-    if len(low.nodes) != len(high.nodes):
-        return False
-    first = next(n for n in low.nodes if n.name == low_program.graph_signature.user_inputs[0])
-    with low.inserting_before(next(n for n in low.nodes if n.op != "placeholder")):
-        batch = low.call_function(torch.ops.aten.sym_size.int, (first, 0))
-    batch.meta.update(val=probes[0], high=probes[1])
-    pairs = zip([n for n in low.nodes if n is not batch], high.nodes, strict=True)
-    return all(_unify_node(a, b, batch, probes) for a, b in pairs)
-
-
-def _unify_node(low: fx.Node, high: fx.Node, batch: fx.Node, probes: tuple[int, int]) -> bool:
-    if low.op != high.op or (low.op == "call_function" and low.target != high.target):
-        return False
-    left, spec = pytree.tree_flatten((low.args, low.kwargs))
-    right, other = pytree.tree_flatten((high.args, high.kwargs))
-    if spec != other:
-        return False
-    for index, (a, b) in enumerate(zip(left, right, strict=True)):
-        if type(a) is not type(b) or (isinstance(a, fx.Node) and a.name != b.name):
-            return False
-        if isinstance(a, int) and a != b:
-            line = Line.through(probes, a, b)
-            if not (line.slope.is_integer() and line.fixed.is_integer()):
-                return False
-            left[index] = _scaled(batch, line, low, probes)
-        elif not isinstance(a, fx.Node) and a != b:
-            return False
-    low.args, low.kwargs = pytree.tree_unflatten(left, spec)
-    low.meta["high"] = high.meta.get("val")
-    return True
-
-
-def _scaled(batch: fx.Node, line: Line, before: fx.Node, probes: tuple[int, int]) -> fx.Node:
-    """Nodes for `slope * batch + fixed` in front of another node."""
-    with batch.graph.inserting_before(before):
-        product = batch.graph.call_function(operator.mul, (batch, int(line.slope)))
-        total = batch.graph.call_function(operator.add, (product, int(line.fixed)))
-    product.meta.update(val=int(line.slope * probes[0]), high=int(line.slope * probes[1]))
-    total.meta.update(val=product.meta["val"] + int(line.fixed), high=product.meta["high"] + int(line.fixed))
-    return total

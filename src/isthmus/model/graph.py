@@ -10,10 +10,11 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["NORMS", "Block", "BlockGraph", "Linear", "Parameter", "Split", "Tensor", "TensorSplit"]
+__all__ = ["NORMS", "UNMEASURED", "Block", "BlockGraph", "Linear", "Parameter", "Split", "Tensor", "TensorSplit"]
 
 Split = Literal["concat", "sum", "whole"]
 NORMS = ("batch_norm", "native_batch_norm")  # operations that mix samples, whose statistics replicas can add up
+UNMEASURED = "torch.export cannot follow it, and without weights nothing could be measured"
 
 
 class Linear(msgspec.Struct, frozen=True, kw_only=True):

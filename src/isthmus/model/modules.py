@@ -3,7 +3,7 @@
 The model is run without data at two batch sizes while hooks watch which child modules it calls. Where each child's
 result goes straight into the next child and nowhere else, the children become blocks; where the flow between them is
 anything but such a chain, the whole model is one block. Costs are metered operation by operation during those runs;
-backward is taken as twice forward.
+backward is taken as twice forward. Nothing is proven of such blocks: whether they keep samples apart is measured.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from isthmus.model.describe import parameters_of
 from isthmus.model.digest import digest_of
 from isthmus.model.export import Example, Line, example_of, probes_of, training
 from isthmus.model.graph import Block, BlockGraph, Tensor
+from isthmus.model.measured_samples import measured_mixing
 from isthmus.model.trace import tensors_of
 
 __all__ = ["ModuleCut", "cut_modules"]
@@ -83,9 +84,18 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def cut_modules(
-    model: nn.Module, example: Example, *, name: str, sequence: int | None = None, max_blocks: int = 128
+    model: nn.Module,
+    example: Example,
+    *,
+    name: str,
+    sequence: int | None = None,
+    max_blocks: int = 128,
+    measure: bool = True,
 ) -> ModuleCut:
-    """The model's children as blocks where they form a chain, else the model as one block."""
+    """The model's children as blocks where they form a chain, else the model as one block.
+
+    `measure`: find out whether each block keeps samples apart by running it, which a model without weights cannot.
+    """
     probes = probes_of(example)
     children = _opened("", model)
     with training(model):
@@ -103,7 +113,9 @@ def cut_modules(
     runs = _runs(model, children, high, max_blocks)
     totals = [(_total([low[i] for i in run]), _total([high[i] for i in run])) for run in runs]
     named = [[children[i] for i in run] for run in runs]
-    graph = msgspec.structs.replace(_describe(model, example, named, totals, probes), name=name, sequence=sequence)
+    mixing = measured_mixing(model, [[m for _, m in run] for run in named], example) if measure else [None] * len(named)
+    graph = _describe(model, example, named, totals, probes, mixing)
+    graph = msgspec.structs.replace(graph, name=name, sequence=sequence)
     return ModuleCut(msgspec.structs.replace(graph, digest=digest_of(graph)), tuple(map(tuple, named)))
 
 
@@ -208,11 +220,12 @@ def _describe(
     runs: list[list[tuple[str, nn.Module]]],
     meters: list[tuple[_Total, _Total]],
     probes: tuple[int, int],
+    mixing: Sequence[str | None],
 ) -> BlockGraph:
     inputs = [*example.args, *example.kwargs.values()]
     tensors = [_input(i, tensor) for i, tensor in enumerate(inputs)]
     tensors += [_between(i, *pair, probes) for i, pair in enumerate(meters[:-1])]
-    blocks = tuple(_block(model, run, pair, probes) for run, pair in zip(runs, meters, strict=True))
+    blocks = tuple(_block(model, run, pair, probes, why) for run, pair, why in zip(runs, meters, mixing, strict=True))
     return BlockGraph(
         name="",
         blocks=blocks,
@@ -225,7 +238,11 @@ def _describe(
 
 
 def _block(
-    model: nn.Module, run: list[tuple[str, nn.Module]], meters: tuple[_Total, _Total], probes: tuple[int, int]
+    model: nn.Module,
+    run: list[tuple[str, nn.Module]],
+    meters: tuple[_Total, _Total],
+    probes: tuple[int, int],
+    mixing: str | None,
 ) -> Block:
     first = {id(p): n for n, p in reversed(list(model.named_parameters(remove_duplicate=False)))}
     parameters = [p for _, module in run for p in module.parameters() if p.requires_grad]
@@ -247,7 +264,8 @@ def _block(
         operations=high.operations,
         mixes_samples=("batch_norm",) if norms else (),
     )
-    return msgspec.structs.replace(block, digest=_digest(block))
+    found = (*block.mixes_samples, *((mixing,) if mixing else ()))
+    return msgspec.structs.replace(block, digest=_digest(block), mixes_samples=found)
 
 
 def _total(meters: list[_Meter]) -> _Total:

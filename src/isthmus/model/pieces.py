@@ -75,13 +75,24 @@ class _Literal:
     content: Any
 
 
-def cut(model: nn.Module, example: Example, *, name: str, sequence: int | None = None, max_blocks: int = 128) -> Pieces:
-    """Cuts a model into runnable blocks; `graph` equals what `capture` gives for the same model."""
+def cut(
+    model: nn.Module,
+    example: Example,
+    *,
+    name: str,
+    sequence: int | None = None,
+    max_blocks: int = 128,
+    measure: bool = True,
+) -> Pieces:
+    """Cuts a model into runnable blocks; `graph` equals what `capture` gives for the same model.
+
+    `measure`: as in `cut_modules`; a worker, whose plan was judged before, does without.
+    """
     if max_blocks < 1:
         raise UsageError("a model needs at least one block", found=f"max_blocks={max_blocks}", expected="1 or more")
     traced = trace(model, example)
     if traced is None:
-        chain = cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks)
+        chain = cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks, measure=measure)
         return _from_modules(model, chain, example)
     sections = cut_trace(traced, max_blocks)
     names = tensor_names(sections)

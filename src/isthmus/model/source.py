@@ -20,7 +20,7 @@ from isthmus.files import wrong_kind
 from isthmus.model import cache as store
 from isthmus.model import hf, zoo
 from isthmus.model.digest import digest_of
-from isthmus.model.graph import BlockGraph
+from isthmus.model.graph import UNMEASURED, BlockGraph
 from isthmus.model.saved import read_graph, save_graph
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _FUNCTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.A
 _FORMS = "zoo:NAME, hf:CONFIG.json, package.module:function or a saved MODEL.json"
 _CODE = "zoo:NAME, hf:CONFIG.json or package.module:function"
 _EXAMPLE_BATCH = 2
+_MEASURED_BYTES = 4 << 30  # of weights: what is larger is not built to be measured
 
 
 class Zoo(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +97,8 @@ def load_graph(spec: str, *, sequence: int | None = None, cache: bool = True) ->
     graph = _cached(key)
     if graph is None:
         graph = _capture(built or _on_meta(source, sequence))
+        if any(UNMEASURED in block.unproven for block in graph.blocks) and _bytes(graph) <= _MEASURED_BYTES:
+            graph = _capture(_build(source, sequence))  # with weights, to measure that samples stay apart
         if key:
             store.write(key, msgspec.json.encode(graph))
     return msgspec.structs.replace(graph, name=_name(source))
@@ -124,10 +127,15 @@ def _cached(key: str | None) -> BlockGraph | None:
     return graph if graph and graph.digest == digest_of(graph) else None
 
 
+def _bytes(graph: BlockGraph) -> int:
+    return 4 * (graph.elements + graph.buffers)
+
+
 def _capture(built: BuiltModel) -> BlockGraph:
     from isthmus.model.capture import capture
 
-    example = built.example(_EXAMPLE_BATCH, device="meta")
+    first = next(built.module.parameters(), None)
+    example = built.example(_EXAMPLE_BATCH, device="meta" if first is None else first.device)
     return capture(built.module, example, name=built.name, sequence=built.sequence)
 
 

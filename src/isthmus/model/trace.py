@@ -130,7 +130,7 @@ class _Reader:
 
     def __init__(self, model: nn.Module, exported: Exported) -> None:
         self.model, self.program, self.probes = model, exported.program, exported.probes
-        self.at_probes = _symbolic_size(exported.probes) if exported.symbolic else None
+        self.at_probes = _symbolic_size(exported.probes)
         self.values: dict[fx.Node, tuple[Value, ...]] = {}
         self.scalars: dict[fx.Node, tuple[float, float] | None] = {}
         self.attributes: dict[fx.Node, Attribute] = {}
@@ -188,7 +188,7 @@ class _Reader:
             return
         values = self._values(node)
         if not values:
-            self.scalars[node] = self._scalar(node.meta.get("val"), node.meta.get("high"))
+            self.scalars[node] = self._scalar(node.meta.get("val"))
             return
         self.values[node] = values
         reads, parameters = self._needs(node)
@@ -218,29 +218,24 @@ class _Reader:
                 yield source
 
     def _values(self, node: fx.Node) -> tuple[Value, ...]:
-        low, high = tensors_of(node.meta.get("val")), tensors_of(node.meta.get("high"))
-        return tuple(self._value(t, high[i] if high else None) for i, t in enumerate(low))
+        return tuple(map(self._value, tensors_of(node.meta.get("val"))))
 
-    def _value(self, tensor: torch.Tensor, high: torch.Tensor | None) -> Value:
-        if self.at_probes is not None:
-            pairs = [self.at_probes(size) for size in tensor.shape]
-            stride = tuple(self.at_probes(size)[0] for size in tensor.stride())
-        else:
-            pairs = list(zip(tensor.shape, (tensor if high is None else high).shape, strict=True))
-            stride = tuple(tensor.stride())
+    def _value(self, tensor: torch.Tensor) -> Value:
+        pairs = [self.at_probes(size) for size in tensor.shape]
+        stride = tuple(self.at_probes(size)[0] for size in tensor.stride())
         shapes = tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
         size = Line.through(self.probes, *(float(torch.Size(s).numel()) for s in shapes))
         return Value(shapes, stride, tensor.dtype, size)
 
-    def _scalar(self, content: Any, high: Any) -> tuple[float, float] | None:
+    def _scalar(self, content: Any) -> tuple[float, float] | None:
         """A size's values at both probes; None for what depends on data, or not as a line on the batch."""
-        if isinstance(content, torch.SymInt) and self.at_probes is not None:
+        if isinstance(content, torch.SymInt):
             expression = content.node.expr
             sized = all(str(symbol).startswith("s") for symbol in expression.free_symbols)
             straight = all(expression.diff(symbol).is_Integer for symbol in expression.free_symbols)
             return self.at_probes(content) if sized and straight else None
         if isinstance(content, int) and not isinstance(content, bool):
-            return content, content if high is None else high
+            return content, content
         return None
 
 

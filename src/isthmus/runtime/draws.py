@@ -108,10 +108,8 @@ def _drawn(block: str, module: nn.Module) -> Iterator[Draw]:
 
 def _sample_dim(block: str, node: fx.Node) -> int:
     """The only dimension that grows with the batch; attention's scores have their first ones from its result."""
-    low = tensors_of(node.meta["val"])[0].shape
-    high = [tensor.shape for tensor in tensors_of(node.meta.get("high"))] or [low]
-    growing = [dim for dim, (a, b) in enumerate(zip(low, high[0], strict=True)) if not isinstance(a, int) or a != b]
-    return _only(block, str(node.target), low, growing)
+    shape = tensors_of(node.meta["val"])[0].shape
+    return _only(block, str(node.target), shape, [dim for dim, size in enumerate(shape) if not isinstance(size, int)])
 
 
 def _only(block: str, operation: str, shape: Sequence[Any], growing: list[int]) -> int:

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from isthmus.errors import ModelError
 from isthmus.model.export import Example
 from isthmus.model.pieces import Pieces
+from isthmus.runtime.apart import ApartCheck
 from isthmus.runtime.channel import Network
 from isthmus.runtime.flows import Form, Inbox, Inflow, Key, Outflow, Part, cut, messages
 from isthmus.runtime.pace import Pace
@@ -122,6 +123,7 @@ class Executor:
         self.spans: list[Span] | None = None
         self.seed = 1.0  # gradient of each loss
         self._saved: dict[tuple[int, int, int], _Saved] = {}
+        self._apart = ApartCheck(program, pieces)
         self._grad = {tensor.name for tensor in pieces.graph.tensors if tensor.grad and tensor.source >= 0}
         self._tools = [self._make(run, modules[i]) for i, run in enumerate(program.runs)]
         self._connect()
@@ -282,6 +284,8 @@ class Executor:
     def _block(self, tools: _Tools, block: int, taken: list[Any], step: int, places: Sequence[int]) -> Sequence[Any]:
         position = block - tools.run.first
         module, randomness = tools.modules[position], self.hooks.randomness
+        if self._apart.wanted(tools.run, block, len(places)):
+            self._apart.compare(block, module, taken, places, partial(randomness, step, block))
 
         def compute(*inputs: Any) -> Any:
             with randomness(step, block, places):

@@ -81,7 +81,7 @@ class Serving:
         job = self.program.job
         example = cast_example(built.example(2), DTYPES[self.program.precision])
         initial = {name: parameter.detach() for name, parameter in built.module.named_parameters()}
-        pieces = cut_model(built.module, example, self.program, self.order.model, built.sequence)
+        pieces = cut_model(built.module, example, self.program, self.order.model, built.sequence, measure=False)
         samples = open_samples(job, built)
         self._numbers = SampleOrder(seed=job.seed, count=samples.count)
         network = Network(
@@ -178,10 +178,16 @@ def build_model(job: Job) -> tuple[BuiltModel, CheckedLoss]:
 
 
 def cut_model(
-    module: torch.nn.Module, example: Example, part: Pipeline | Program, digest: str, sequence: int | None
+    module: torch.nn.Module,
+    example: Example,
+    part: Pipeline | Program,
+    digest: str,
+    sequence: int | None,
+    *,
+    measure: bool,
 ) -> Pieces:
-    """The model in the plan's precision, cut into the blocks that the plan was made for."""
-    pieces = cut(module.to(DTYPES[part.precision]), example, name=part.job.name, sequence=sequence)
+    """The model in the plan's precision, cut into the blocks that the plan was made for; `measure` as in `cut`."""
+    pieces = cut(module.to(DTYPES[part.precision]), example, name=part.job.name, sequence=sequence, measure=measure)
     if digest and pieces.graph.digest != digest:
         raise PlanError(
             "model-digest",
