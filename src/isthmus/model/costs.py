@@ -63,8 +63,9 @@ def _einsum(args: list[Any], out: Shape) -> float:
 
 def _recurrent(args: list[Any], out: Shape) -> float:
     """Every weight matrix of every layer once per position."""
-    weights = next(a for a in args[1:] if isinstance(a, (list, tuple)) and len(a) > 1 and any(len(w) == 2 for w in a))
-    return float(2 * math.prod(args[0][:-1]) * sum(math.prod(w) for w in weights if len(w) == 2))
+    lists = [arg for arg in args[1:] if isinstance(arg, (list, tuple)) and all(isinstance(w, tuple) for w in arg)]
+    weights = next(found for arg in lists if (found := [shape for shape in arg if len(shape) == 2]))
+    return float(2 * math.prod(args[0][:-1]) * sum(map(math.prod, weights)))
 
 
 def _grouped(args: list[Any], out: Shape) -> float:
@@ -173,7 +174,7 @@ def _kept_tensors(trace: Trace, flow: Flow, op: Op, kind: str) -> list[fx.Node]:
     if kind in _PRODUCTS:
         return _kept_operands(flow, op)
     if kind == "div":
-        right = [node for node in op.node.args[1:2] if isinstance(node, fx.Node)]
+        right = [node for node in op.node.args[1:2] if isinstance(node, fx.Node) and node in trace.values]
         return tensors if any(flow.grad[node] for node in right) else right
     if kind in _RESULT:
         return [op.node]

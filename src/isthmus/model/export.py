@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from isthmus.errors import ModelError
+from isthmus.model.gradients import plain_gradients
+from isthmus.model.regions import open_regions
 
 __all__ = ["Example", "Exported", "Line", "example_of", "export_model", "probes_of", "training"]
 
@@ -133,10 +135,12 @@ def _export(model: nn.Module, example: Example, *, dynamic: bool) -> ExportedPro
             collection[tensor] = {0: batch}
         shapes = collection.dynamic_shapes(model, example.args, example.kwargs)  # type: ignore[no-untyped-call]
     try:
-        with _SureCoins():
-            return export(model, example.args, example.kwargs, dynamic_shapes=shapes, strict=False)
+        with _SureCoins(), plain_gradients():
+            program = export(model, example.args, example.kwargs, dynamic_shapes=shapes, strict=False)
     except Exception:  # whatever in the model export cannot follow; the caller has another way
         return None
+    open_regions(program)
+    return program
 
 
 class _SureCoins(TorchFunctionMode):
@@ -163,10 +167,11 @@ class _SureCoins(TorchFunctionMode):
 def _unify(low_program: ExportedProgram, high_program: ExportedProgram, probes: tuple[int, int]) -> bool:
     """Rewrites the low graph: integers that differ between the graphs are computed from the batch of the first input.
 
-    False where the graphs differ in anything else: the model's code depends on the batch.
+    False where the graphs differ in anything else: the model's code depends on the batch. Nested graphs are not
+    compared, so that there may be none.
     """
     low, high = low_program.graph, high_program.graph
-    if len(low.nodes) != len(high.nodes):
+    if len(low.nodes) != len(high.nodes) or any(node.op == "get_attr" for node in low.nodes):
         return False
     first = next(n for n in low.nodes if n.name == low_program.graph_signature.user_inputs[0])
     with low.inserting_before(next(n for n in low.nodes if n.op != "placeholder")):
