@@ -1,8 +1,8 @@
 """Keeps `torch.export` from losing gradients that a model defines itself.
 
 Export records operations of the forward pass, and autograd later finds their gradients. That is wrong where the model
-gives other gradients: by a function of its own (`torch.autograd.Function`) or by a hook on a tensor. Such a model is not
-exported; its modules run as they are.
+gives other gradients: by a function of its own (`torch.autograd.Function`) or by a hook on a tensor. Such a model is
+not exported; its modules run as they are.
 
 `torch.utils.checkpoint` with `use_reentrant=True` is such a function, too. What it computes and the gradients of it are
 those of the plain call, or none at all where no input requires a gradient, and so the plain call is recorded.
@@ -19,7 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-__all__ = ["plain_gradients"]
+__all__ = ["NoHooks", "plain_gradients"]
 
 _HOOKS = {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook}
 _ONE_AT_A_TIME = threading.RLock()
@@ -43,12 +43,12 @@ def plain_gradients() -> Iterator[None]:
                 return _called_plainly(*args)
             raise _OwnGradientError(function.__name__)
 
-        base.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
+        setattr(base, "apply", classmethod(apply))  # noqa: B010, mypy wants no method assigned
         try:
-            with _NoHooks():
+            with NoHooks():
                 yield
         finally:
-            base.apply = usual
+            setattr(base, "apply", usual)  # noqa: B010
 
 
 def _called_plainly(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
@@ -59,7 +59,7 @@ def _called_plainly(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
         return function(*args)
 
 
-class _NoHooks(TorchFunctionMode):
+class NoHooks(TorchFunctionMode):
     """Refuses hooks that change gradients."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

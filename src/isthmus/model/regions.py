@@ -33,7 +33,7 @@ def _open_all(module: fx.GraphModule, *, autocast: bool) -> None:
     for node in list(module.graph.nodes):
         for source in node.all_input_nodes:
             if source.op == "get_attr" and isinstance(inner := _content(module, source), fx.GraphModule):
-                _open_all(inner, autocast=autocast or node.target is wrap_with_autocast and bool(node.args[2]))
+                _open_all(inner, autocast=autocast or (node.target is wrap_with_autocast and bool(node.args[2])))
                 _record(node, source, inner)
     for node in list(module.graph.nodes):
         region = _region(module, node, autocast)
@@ -95,7 +95,9 @@ def _open(module: fx.GraphModule, node: fx.Node, region: _Region) -> None:
         else:
             copier.copy(region.inner, each)
     for user in list(node.users):
-        user.replace_all_uses_with(results[user.args[1]])
+        place = user.args[1]
+        assert isinstance(place, int)
+        user.replace_all_uses_with(results[place])
         module.graph.erase_node(user)
     module.graph.erase_node(node)
 
@@ -131,7 +133,7 @@ class _Copier:
 
     def outside(self, node: fx.Node) -> fx.Node:
         """What stands for a node where gradients flow: of a tensor that was written into, the tensor itself."""
-        found = self.copies[node]
+        found: fx.Node = self.copies[node]
         return self._written.get(found, found)
 
     def _with_grad(self, node: fx.Node) -> bool:
