@@ -29,6 +29,7 @@ from isthmus.model.job import Job
 from isthmus.model.load_job import named_code
 from isthmus.model.profile import Profile, load_profile
 from isthmus.plan.types import Pipeline
+from isthmus.planners.notes import unreached
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import build_problem
 from isthmus.report.text import columns, times
@@ -142,7 +143,8 @@ def _trained(
         emulation = _emulation(args, priced, open_files)
         engine = LocalEngine(emulation, nccl=args.nccl)
         progress.phase(engine.describe(workers))
-        for note in emulation.world.notes if emulation is not None else ():
+        left_out = (text for graph in priced.models.values() for text in unreached(graph))
+        for note in (*left_out, *(emulation.world.notes if emulation is not None else ())):
             progress.phase(f"note: {note}")
         progress.rest()
         shown: list[Any] = [open_files.enter_context(Bar(steps, job.batch, priced.price.step_seconds))]

@@ -227,7 +227,7 @@ class _Source:
         self._model, self._example, self._part, self._sequence = model, example, part, sequence
         self.pieces = self._cut()
         self.draws = draws_of(self.pieces, example)
-        self.buffers = kept_buffers(model)
+        self.buffers = kept_buffers(model, self.pieces.graph.unreached)
         self.initial = {name: parameter.detach() for name, parameter in model.named_parameters()}
         for block in self.pieces.blocks:  # what the tracer noted cannot be copied
             for node in block.graph.nodes if isinstance(block, fx.GraphModule) else ():

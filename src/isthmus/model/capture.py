@@ -14,6 +14,7 @@ from isthmus.model.describe import describe
 from isthmus.model.export import Example
 from isthmus.model.graph import BlockGraph
 from isthmus.model.modules import cut_modules
+from isthmus.model.reach import without_unreached
 from isthmus.model.sections import cut_trace
 from isthmus.model.trace import trace
 
@@ -29,4 +30,4 @@ def capture(
     traced = trace(model, example)
     if traced is None:
         return cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks).graph
-    return describe(model, cut_trace(traced, max_blocks), name=name, sequence=sequence)
+    return describe(model, cut_trace(without_unreached(traced), max_blocks), name=name, sequence=sequence)

@@ -63,8 +63,9 @@ def _einsum(args: list[Any], out: Shape) -> float:
 
 def _recurrent(args: list[Any], out: Shape) -> float:
     """Every weight matrix of every layer once per position."""
-    weights = next(a for a in args[1:] if isinstance(a, (list, tuple)) and len(a) > 1 and any(len(w) == 2 for w in a))
-    return float(2 * math.prod(args[0][:-1]) * sum(math.prod(w) for w in weights if len(w) == 2))
+    lists = [arg for arg in args[1:] if isinstance(arg, (list, tuple)) and all(isinstance(w, tuple) for w in arg)]
+    weights = next(found for arg in lists if (found := [shape for shape in arg if len(shape) == 2]))
+    return float(2 * math.prod(args[0][:-1]) * sum(map(math.prod, weights)))
 
 
 def _grouped(args: list[Any], out: Shape) -> float:
@@ -86,7 +87,7 @@ def forward_flops(trace: Trace, op: Op) -> float:
     """FLOPs per sample of one operation; of a nested graph, the sum of its operations."""
     nested = [trace.attributes[node].content for node in op.node.all_input_nodes if _is_nested(trace, node)]
     nodes = [node for content in nested for node in content.graph.nodes] if nested else [op.node]
-    return sum(_node_flops(trace, node) for node in nodes)
+    return sum(_node_flops(trace, node) for node in nodes if node.op == "call_function")
 
 
 def _is_nested(trace: Trace, node: fx.Node) -> bool:
@@ -111,8 +112,12 @@ def _shaped(trace: Trace, args: Any, probe: int) -> list[Any]:
 
 
 def backward_flops(trace: Trace, flow: Flow, op: Op) -> float:
-    """As much as forward for each of the two operands that needs a gradient; attention twice."""
-    if not flow.grad[op.node] or op.kind not in _FLOPS:
+    """As much as forward for each of the two operands that needs a gradient; attention and nested graphs twice."""
+    if not flow.grad[op.node]:
+        return 0.0
+    if any(_is_nested(trace, node) for node in op.node.all_input_nodes):
+        return 2.0 * forward_flops(trace, op)
+    if op.kind not in _FLOPS:
         return 0.0
     if op.kind == "scaled_dot_product_attention":
         return 2.0 * forward_flops(trace, op)
@@ -173,7 +178,7 @@ def _kept_tensors(trace: Trace, flow: Flow, op: Op, kind: str) -> list[fx.Node]:
     if kind in _PRODUCTS:
         return _kept_operands(flow, op)
     if kind == "div":
-        right = [node for node in op.node.args[1:2] if isinstance(node, fx.Node)]
+        right = [node for node in op.node.args[1:2] if isinstance(node, fx.Node) and node in trace.values]
         return tensors if any(flow.grad[node] for node in right) else right
     if kind in _RESULT:
         return [op.node]
@@ -190,7 +195,7 @@ def _kept_tensors(trace: Trace, flow: Flow, op: Op, kind: str) -> list[fx.Node]:
 
 def _kept_operands(flow: Flow, op: Op) -> list[fx.Node]:
     """Each operand of a product is kept where the other one needs a gradient."""
-    operands = _operands(op)
+    operands = [node for node in _operands(op) if node in flow.grad]  # the others are numbers
     if len(operands) < 2:
         return []
     left, right = operands[:2]

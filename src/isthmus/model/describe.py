@@ -38,6 +38,7 @@ def describe(model: nn.Module, cut: Sections, *, name: str, sequence: int | None
         buffers=sum(buffer.numel() for buffer in model.buffers()),
         outputs=_outputs(cut.trace),
         how="export",
+        unreached=cut.trace.unreached,
     )
     return msgspec.structs.replace(graph, digest=digest_of(graph))
 

@@ -23,4 +23,6 @@ def digest_of(graph: BlockGraph) -> str:
     """
     blocks = tuple(replace(b, mixes_samples=tuple(m for m in b.mixes_samples if m in NORMS)) for b in graph.blocks)
     bare = replace(graph, name="", digest="", blocks=blocks)
-    return hashlib.sha256(msgspec.json.encode(_decode(msgspec.json.encode(bare)))).hexdigest()
+    plain = msgspec.to_builtins(_decode(msgspec.json.encode(bare)))
+    del plain["unreached"]  # it follows from the rest, and older digests are without it
+    return hashlib.sha256(msgspec.json.encode(plain)).hexdigest()

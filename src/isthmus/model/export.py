@@ -18,6 +18,8 @@ from torch.export import Dim, ExportedProgram, ShapesCollection, export
 from torch.overrides import TorchFunctionMode
 
 from isthmus.errors import ModelError
+from isthmus.model.gradients import plain_gradients
+from isthmus.model.regions import open_regions
 
 __all__ = ["Example", "Exported", "Line", "example_of", "export_model", "probes_of", "training"]
 
@@ -122,10 +124,12 @@ def _export(model: nn.Module, example: Example) -> ExportedProgram | None:
         collection[tensor] = {0: batch}
     shapes = collection.dynamic_shapes(model, example.args, example.kwargs)  # type: ignore[no-untyped-call]
     try:
-        with _SureCoins():
-            return export(model, example.args, example.kwargs, dynamic_shapes=shapes, strict=False)
+        with _SureCoins(), plain_gradients():
+            program = export(model, example.args, example.kwargs, dynamic_shapes=shapes, strict=False)
     except Exception:  # whatever in the model export cannot follow; the caller has another way
         return None
+    open_regions(program)
+    return program
 
 
 class _SureCoins(TorchFunctionMode):

@@ -19,7 +19,7 @@ from isthmus.model.sample_rules import SAMPLE_RULES
 from isthmus.model.samples import State, prove
 from isthmus.model.trace import Op, Trace, Value
 
-__all__ = ["Flow", "flow_of", "is_view"]
+__all__ = ["Flow", "alias", "flow_of", "is_view"]
 
 _VIEWS = {
     "view", "_unsafe_view", "transpose", "permute", "unsqueeze", "squeeze", "expand", "slice", "select", "split",
@@ -57,7 +57,7 @@ def flow_of(trace: Trace) -> Flow:
         flow.grad[node] = node in trace.attributes and trace.attributes[node].kind == "parameter"
         flow.split[node] = "whole" if node in trace.attributes else "concat"
     for op in trace.ops:
-        _alias(trace, flow, op)
+        alias(trace, flow, op)
         flow.grad[op.node] = _needs_grad(trace, flow, op)
         _join(trace, flow, op)
     _find_mixing(trace, flow)
@@ -65,7 +65,8 @@ def flow_of(trace: Trace) -> Flow:
     return flow
 
 
-def _alias(trace: Trace, flow: Flow, op: Op) -> None:
+def alias(trace: Trace, flow: Flow, op: Op) -> None:
+    """Finds whose memory an operation's result shares."""
     source = op.mutates or (op.node.args[0] if op.node.args else None)
     shares = op.mutates is not None or is_view(trace, flow, op)
     if shares and op.mutates is None:

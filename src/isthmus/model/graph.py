@@ -112,6 +112,7 @@ class BlockGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     buffers: int = 0  # elements of non-trained state (batch statistics)
     outputs: float = 0.0  # elements per sample that the model gives: what its loss reads
     how: Literal["export", "modules"] = "export"  # what the blocks were cut from
+    unreached: tuple[str, ...] = ()  # parameters that no loss can reach: they are not trained, and not in `parameters`
     digest: str = ""  # hash of everything above but the name
 
     @cached_property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ import msgspec
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
@@ -29,6 +30,7 @@ from isthmus.model.blocks import Item, choose_blocks
 from isthmus.model.describe import parameters_of
 from isthmus.model.digest import digest_of
 from isthmus.model.export import Example, Line, example_of, probes_of, training
+from isthmus.model.gradients import NoHooks
 from isthmus.model.graph import Block, BlockGraph, Tensor
 from isthmus.model.measured_samples import measured_mixing
 from isthmus.model.trace import tensors_of
@@ -134,16 +136,17 @@ def _run(model: nn.Module, children: list[tuple[str, nn.Module]], example: Examp
     """Meters of the children, in their order; None where they are not one chain from input to output."""
     if not children:
         return None
+    whole = len(children) == 1 and children[0][1] is model
     meters = [_Meter() for _ in children]
     flow: list[tuple[int, Any]] = []  # (child, its inputs), in the order of calls
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, sdpa_kernel(SDPBackend.MATH):
+        hooks = nullcontext() if whole else NoHooks()  # one that a tensor between two children has would be lost
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, sdpa_kernel(SDPBackend.MATH), hooks:
             args, kwargs = pytree.tree_map(mode.from_tensor, (example.args, example.kwargs))
             with _Watch(_Meter()) as watch, _hooks(children, meters, watch, flow), _keeping(model, watch):
                 result = model(*args, **kwargs)
     except Exception:  # whatever the model does that needs data
         return None
-    whole = len(children) == 1 and children[0][1] is model
     return meters if whole or _is_chain(meters, flow, (*args, *kwargs.values()), result) else None
 
 
@@ -225,7 +228,10 @@ def _describe(
     inputs = [*example.args, *example.kwargs.values()]
     tensors = [_input(i, tensor) for i, tensor in enumerate(inputs)]
     tensors += [_between(i, *pair, probes) for i, pair in enumerate(meters[:-1])]
-    blocks = tuple(_block(model, run, pair, probes, why) for run, pair, why in zip(runs, meters, mixing, strict=True))
+    unreached = _unreached(model, meters[-1][1].result)
+    blocks = tuple(
+        _block(model, run, pair, probes, unreached, why) for run, pair, why in zip(runs, meters, mixing, strict=True)
+    )
     return BlockGraph(
         name="",
         blocks=blocks,
@@ -234,7 +240,26 @@ def _describe(
         buffers=sum(buffer.numel() for buffer in model.buffers()),
         outputs=_outputs(*meters[-1], probes),
         how="modules",
+        unreached=unreached,
     )
+
+
+def _unreached(model: nn.Module, result: Any) -> tuple[str, ...]:
+    """Parameters that no loss can reach: autograd has no way to them from the result.
+
+    A function with a backward of its own may know ways that are not seen, as a re-entrant checkpoint does.
+    """
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors_of(result) if tensor.grad_fn is not None]
+    seen: set[Any] = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, BackwardCFunction):
+            return ()
+        after = [source for source, _ in node.next_functions if source is not None and source not in seen]
+        seen.update(after)
+        waiting += after
+    reached = {id(node.variable) for node in seen if hasattr(node, "variable")}
+    return tuple(name for name, p in model.named_parameters() if p.requires_grad and id(p) not in reached)
 
 
 def _block(
@@ -242,10 +267,12 @@ def _block(
     run: list[tuple[str, nn.Module]],
     meters: tuple[_Total, _Total],
     probes: tuple[int, int],
+    unreached: tuple[str, ...],
     mixing: str | None,
 ) -> Block:
     first = {id(p): n for n, p in reversed(list(model.named_parameters(remove_duplicate=False)))}
     parameters = [p for _, module in run for p in module.parameters() if p.requires_grad]
+    names = dict.fromkeys(first[id(p)] for p in parameters)
     norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for _, module in run for m in module.modules())
     low, high = meters
 
@@ -255,7 +282,7 @@ def _block(
     block = Block(
         name=run[0][0] or type(model).__name__,
         digest="",
-        parameters=tuple(dict.fromkeys(first[id(p)] for p in parameters)),
+        parameters=tuple(name for name in names if name not in unreached),
         forward_flops=slope("flops"),
         backward_flops=2 * slope("flops"),
         saved=slope("saved"),

@@ -16,6 +16,7 @@ from isthmus.model.describe import describe, tensor_names
 from isthmus.model.export import Example, Line
 from isthmus.model.graph import BlockGraph
 from isthmus.model.modules import ModuleCut, cut_modules
+from isthmus.model.reach import without_unreached
 from isthmus.model.sections import Section, Sections, cut_trace
 from isthmus.model.trace import Op, Trace, trace
 
@@ -94,6 +95,7 @@ def cut(
     if traced is None:
         chain = cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks, measure=measure)
         return _from_modules(model, chain, example)
+    traced = without_unreached(traced)
     sections = cut_trace(traced, max_blocks)
     names = tensor_names(sections)
     exchanged = {node: names[node] for s in sections.sections for node in (*s.incoming, *s.outgoing)}

@@ -87,6 +87,7 @@ class Trace:
     outputs: tuple[Any, ...]
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
+    unreached: tuple[str, ...] = ()  # parameters that no loss can reach; they count as buffers
 
     @cached_property
     def op(self) -> dict[fx.Node, Op]:

@@ -7,13 +7,16 @@ from collections.abc import Iterator, Sequence
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.timeline import LinkUse, Timeline
 from isthmus.errors import NoPlanError
+from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.planners.grid import Fix, cannot_have
 from isthmus.planners.pieces import ONE_BUCKET
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
-__all__ = ["assumed", "missing_bytes", "notes_on", "nothing_fits"]
+__all__ = ["assumed", "missing_bytes", "notes_on", "nothing_fits", "unreached"]
+
+_NAMED = 8  # parameters that a note names
 
 
 _NEEDS = {
@@ -41,6 +44,7 @@ def notes_on(
         notes.append(f"precision {problem.precision}: the fastest that every device has")
     notes.extend(assumed(problem.cluster, timeline))
     notes.extend(_mixed(problem))
+    notes.extend(unreached(problem.graph))
     notes.extend(f"{' and '.join(via.between)} have no link: {', '.join(via.hosts)} passes on" for via in plan.via)
     notes.extend(_crowded(plan, crowded))
     if interrupted:
@@ -94,6 +98,13 @@ def _mixed(problem: Problem) -> Iterator[str]:
         yield f"not proven to keep samples apart, and trusted because the job says so: {first}"
     else:
         yield f"the batch stays whole in one replica, because this is not proven to keep samples apart: {first}"
+
+
+def unreached(graph: BlockGraph) -> Iterator[str]:
+    """Parameters that are not trained although the model does not say so."""
+    if names := graph.unreached:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield f"no loss can reach these parameters, so that they are not trained: {', '.join(names[:_NAMED])}{more}"
 
 
 def missing_bytes(candidate: Candidate) -> float:

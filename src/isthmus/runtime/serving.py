@@ -90,9 +90,9 @@ class Serving:
         )  # fmt: skip
         worker = Worker(
             self.program, pieces, draws_of(pieces, example), network, device, loss, samples.get,
-            buffers=kept_buffers(built.module), initial=initial, slower=self._place.slower,
+            buffers=kept_buffers(built.module, pieces.graph.unreached), initial=initial, slower=self._place.slower,
         )  # fmt: skip
-        release_unused(built.module.parameters(), worker)
+        release_unused(built.module.named_parameters(), worker)
         if self.order.resume is not None:
             self._resume(worker, Path(self.order.resume))
         network.connect()
@@ -211,18 +211,18 @@ def cast_example(example: Example, dtype: torch.dtype) -> Example:
     )
 
 
-def kept_buffers(module: torch.nn.Module) -> list[str]:
-    """Buffers that the model's own state has, and parameters that are not trained."""
+def kept_buffers(module: torch.nn.Module, unreached: Sequence[str]) -> list[str]:
+    """Buffers that the model's own state has, and parameters that are not trained: frozen, or reached by no loss."""
     state = module.state_dict(keep_vars=True)
-    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+    frozen = [name for name, p in module.named_parameters() if not p.requires_grad or name in unreached]
     return [*(name for name, _ in module.named_buffers() if name in state), *frozen]
 
 
-def release_unused(parameters: Iterable[torch.nn.Parameter], worker: Worker) -> None:
+def release_unused(parameters: Iterable[tuple[str, torch.nn.Parameter]], worker: Worker) -> None:
     """Gives back the memory of weights that other workers hold, whoever still refers to them."""
     used = {id(parameter) for bucket in worker.buckets for parameter in bucket.parameters}
-    for parameter in parameters:
-        if parameter.requires_grad and id(parameter) not in used:
+    for name, parameter in parameters:
+        if parameter.requires_grad and id(parameter) not in used and name not in worker.graph.unreached:
             parameter.data = parameter.data.new_empty(0)
 
 
