@@ -163,9 +163,7 @@ def two_replicas(pieces: Cutting) -> Plan:
     """Four samples on one device, two on the other."""
     names = [block.name for block in pieces.graph.blocks]
     replicas = (Replica(devices=(FIRST,), share=4), Replica(devices=(SECOND,), share=2))
-    sync = Sync(
-        bucket="all", how="ring", parameters=tuple(f"[{name}]" for name in names), participants=(FIRST, SECOND)
-    )
+    sync = Sync(bucket="all", how="ring", parameters=tuple(f"[{name}]" for name in names), participants=(FIRST, SECOND))
     stage = Stage(first=names[0], last=names[-1], replicas=replicas)
     return pipeline_plan(pieces, [stage], [sync], batch=BATCH, optimizer=ADAMW)
 
