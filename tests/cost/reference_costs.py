@@ -83,9 +83,7 @@ def state_of(precision: str, optimizer: Optimizer, kept: float | None) -> tuple[
     moments = 8.0 if optimizer.name != "sgd" else 4.0 if optimizer.momentum else 0.0
     if kept is None:
         return (2.0, 2.0, 4.0 + moments) if half else (4.0, 4.0, moments)
-    if half:  # dense weights; kept: gradient 2 + its fp32 copy 4; master 4, moments, index 4, temporary 2
-        return 2.0, 6.0 * kept, (4.0 + moments + 6.0) * kept
-    return 4.0, 4.0 * kept, (moments + 8.0) * kept
+    return (3.0, 2.0, 4.0 + moments) if half else (5.0, 4.0, moments)  # dense, with a mask of one byte
 
 
 def weights_come(stage: Stage) -> str:
@@ -129,10 +127,8 @@ class StageFacts:
         optimizer = whole * self.optimizer / (1 if self.stage.state == "replicated" else n)
         if self.stage.state == "sharded-all":
             resident /= n
-        room = streaming if weights_come(self.stage) != "resident" else whole * self.copy
-        if self.stage.spill == "all":
-            return room, resident + optimizer
-        return (resident + room, optimizer) if self.stage.spill == "optimizer" else (resident + optimizer + room, 0.0)
+        room = streaming if weights_come(self.stage) == "gathered" else whole * self.copy
+        return (resident + room, optimizer) if self.stage.spill != "none" else (resident + optimizer + room, 0.0)
 
     def saved(self, degree: int) -> float:
         """Bytes per sample from forward to backward: all that is saved, or what enters the blocks."""

@@ -90,10 +90,16 @@ def switched_on_again(model: Any, x: Tensor) -> Tensor:
 def half_precision(model: Any, x: Tensor) -> Tensor:
     h = model.a(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        g = torch.relu(model.b(h))
-        with torch.autocast("cpu", enabled=False):
-            g = g.float() + model.b(h)
+        g = torch.relu(model.b(h)).float() + h
     return model.c(g)  # type: ignore[no-any-return]
+
+
+def in_between(model: Any, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        h = model.a(x)
+        with torch.autocast("cpu", enabled=False):
+            g = model.b(h.float())
+        return model.c(g + h).float()  # type: ignore[no-any-return]
 
 
 def full_precision(model: Any, x: Tensor) -> Tensor:
@@ -245,6 +251,12 @@ def test_arithmetic_on_the_batch(name: str) -> None:
     ]
     found = train(task, pipeline_plan(pieces, stages, batch=BATCH, optimizer=ADAMW), small_cluster(), pieces, STEPS)
     assert_same(found, plain_torch(task)[0])
+
+
+def test_autocast_is_off_only_where_it_was() -> None:
+    example, x = Example(args=(torch.zeros(2, 8),)), torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
+    model = seeded(lambda: Three(in_between))()
+    assert torch.equal(cut(model, example, name="x").run(x), model(x))
 
 
 def test_a_checkpoint_needs_no_other_operations() -> None:

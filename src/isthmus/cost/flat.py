@@ -203,7 +203,7 @@ class _StageFacts:
         self.stage, self.job, self.replicas, self.span = stage, pipeline.job, len(stage.replicas) * stands, span
         kept = 1.0 if stage.kept is None else stage.kept
         self.kept = (span.elements - (1.0 - kept) * span.pruned) / span.elements if span.elements else 1.0
-        self.bytes = state_bytes(pipeline.precision, pipeline.job.optimizer, self.kept, stage.kept is not None)
+        self.bytes = state_bytes(pipeline.precision, pipeline.job.optimizer, stage.kept is not None)
         self.table, self.first, self.last, self.blocks = table, a, b, range(a, b + 2)
         self.cuts = sorted(block for block in finals if a < block <= b)
         self.known: dict[tuple[int, bool], tuple[float, float, float, float, float]] = {}
@@ -226,13 +226,13 @@ class _StageFacts:
         gathered = self.stage.state == "sharded-all"
         resident = self.elements(degree) * (per.weight + per.gradient) / (self.replicas if gathered else 1)
         optimizer = self.elements(degree) * per.optimizer / (1 if self.stage.state == "replicated" else self.replicas)
-        if gathered or self.stage.spill == "all":
+        if gathered:
             more = 2 * self._largest(degree) * (per.weight + per.gradient + copy)
         else:
             more = self.elements(degree) * copy
-        if self.stage.spill == "all":
-            return more, resident + optimizer
-        return (resident + more, optimizer) if self.stage.spill == "optimizer" else (resident + optimizer + more, 0.0)
+        if self.stage.spill == "none":
+            return resident + optimizer + more, 0.0
+        return resident + more, optimizer  # weights stay on the device in the runtime, also where all is to be spilled
 
     def _largest(self, degree: int) -> float:
         """Elements of the largest part that streams in as one: a block or, gathered, from bucket to bucket."""

@@ -83,14 +83,12 @@ def moment_bytes(optimizer: Optimizer) -> float:
     return 8.0
 
 
-def state_bytes(precision: Precision, optimizer: Optimizer, kept: float = 1.0, masked: bool = False) -> StateBytes:
-    """Bytes per element; `kept` counts exempt tensors as kept."""
+def state_bytes(precision: Precision, optimizer: Optimizer, masked: bool = False) -> StateBytes:
+    """Bytes per element. A pruned stage holds dense state, and a mask of one byte: that is what the runtime does."""
     width = WIDTH_OF[precision]
     half = width == 2
     state = (4.0 if half else 0.0) + moment_bytes(optimizer)
-    if not masked:
-        return StateBytes(width, width, state)
-    return StateBytes(width, kept * (width + (4 if half else 0)), kept * (state + 4 + width))
+    return StateBytes(width + 1.0 if masked else width, width, state)
 
 
 @compiled

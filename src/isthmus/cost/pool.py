@@ -94,7 +94,7 @@ def prepare_pool(pool: Pool, tables: Sequence[ModelTable], cluster: Cluster, net
     if pool.buffered:
         peak += max(unit.weights for unit in units)
     state = sum(
-        table.graph.elements * _state(job, table).total + table.graph.buffers * 4.0
+        table.graph.elements * _state(job).total + table.graph.buffers * 4.0
         for job, table in zip(pool.jobs, tables, strict=True)
     )
     return PreparedPool(
@@ -110,12 +110,9 @@ def prepare_pool(pool: Pool, tables: Sequence[ModelTable], cluster: Cluster, net
     )
 
 
-def _state(job: PoolJob, table: ModelTable) -> StateBytes:
+def _state(job: PoolJob) -> StateBytes:
     """Bytes per trained element of a job's model, pruned or not."""
-    span = table.span(0, len(table.graph.blocks) - 1)
-    pruned = (1.0 - (1.0 if job.kept is None else job.kept)) * span.pruned
-    kept = 1.0 - pruned / span.elements if span.elements else 1.0
-    return state_bytes(job.precision, job.job.optimizer, kept, job.kept is not None)
+    return state_bytes(job.precision, job.job.optimizer, job.kept is not None)
 
 
 def units_of(job: PoolJob, number: int, table: ModelTable, pool: Pool, cluster: Cluster) -> list[Unit]:
@@ -133,7 +130,7 @@ def _unit(
     a, b = ranges[s]
     last = s == len(ranges) - 1
     kinds = [cluster.devices[name].kind for name in pool.devices]
-    elements, per = table.span(a, b).elements, _state(job, table)
+    elements, per = table.span(a, b).elements, _state(job)
     inputs, outputs = _boundaries(table, a, b, job.job.batch)
     widest = table.span(a, b, any(kind in table.wide for kind in kinds))
     boundary = outputs if back and not last else inputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -253,7 +253,8 @@ class _Whole(nn.Module):
 
     def __init__(self, model: nn.Module, in_spec: pytree.TreeSpec) -> None:
         super().__init__()
-        self._model, self._in_spec = [model], in_spec  # in a list, so that it is not registered under a new name
+        self._model = [model]  # in a list, so that it is not registered under a new name
+        self._call = _caller(in_spec)
         for name, child in model.named_children():
             self.add_module(name, child)
         for name, parameter in model.named_parameters(recurse=False):
@@ -268,5 +269,14 @@ class _Whole(nn.Module):
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
         """The model's result."""
-        args, kwargs = pytree.tree_unflatten(inputs, self._in_spec)
-        return (self._model[0](*args, **kwargs),)
+        return (self._call(self._model[0], inputs),)
+
+
+def _caller(in_spec: pytree.TreeSpec) -> Callable[[nn.Module, Sequence[Any]], Any]:
+    """Calls a model with flat inputs; a function, as torch warns where a copy is made of a spec."""
+
+    def call(model: nn.Module, inputs: Sequence[Any]) -> Any:
+        args, kwargs = pytree.tree_unflatten(inputs, in_spec)
+        return model(*args, **kwargs)
+
+    return call

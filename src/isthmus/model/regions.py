@@ -40,7 +40,7 @@ def _open_all(module: fx.GraphModule, *, autocast: bool) -> None:
         if region is not None:
             _open(module, node, region)
     for node in list(module.graph.nodes):
-        if node.op == "get_attr" and not node.users:
+        if not node.users and (node.op == "get_attr" or node.target is torch.ops.aten._assert_tensor_metadata.default):
             module.graph.erase_node(node)
 
 

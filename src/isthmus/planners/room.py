@@ -124,15 +124,9 @@ class Room:
         """All that does not grow with the micro-batches in flight."""
         problem, spans = self.problem, self._sums(kind)
         elements = spans.elements - spans.split_elements * (1.0 - 1.0 / need.degree)
-        dense = state_bytes(problem.precision, problem.job.optimizer)
-        width, gradient, optimizer = dense.weight, dense.gradient * np.ones(()), dense.optimizer * np.ones(())
-        if problem.kept is not None:
-            masked = state_bytes(problem.precision, problem.job.optimizer, 1.0, True)
-            whole = np.maximum(spans.elements, 1.0)
-            kept = (spans.elements - (1.0 - problem.kept) * spans.pruned) / whole
-            gradient, optimizer = kept * masked.gradient, kept * masked.optimizer
+        width, gradient, optimizer = state_bytes(problem.precision, problem.job.optimizer, problem.kept is not None)
         if way.spill:
-            optimizer = np.zeros(())
+            optimizer = 0.0
         copy = 4.0 if kind in problem.table.wide else 0.0
         if way.state == "sharded-all":
             gathered = 2 * spans.largest_elements / need.degree
