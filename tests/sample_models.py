@@ -100,6 +100,11 @@ def _first_row_added(h: Tensor) -> Tensor:
     return h
 
 
+def _searched(h: Tensor) -> Tensor:
+    keys = h[:, 0].contiguous()
+    return h + torch.searchsorted(keys.sort().values, keys)[:, None]
+
+
 def _gather_rows(h: Tensor) -> Tensor:
     index = (torch.arange(h.shape[0]) // 2)[:, None].expand(-1, h.shape[1])
     return h.gather(0, index)
@@ -216,7 +221,7 @@ MIXING: dict[str, Callable[[], Body]] = {
     "scatter of rows": lambda: _scatter_rows,
     "index_select": lambda: lambda h: h.index_select(0, torch.arange(h.shape[0]).flip(0)),
     "take_along_dim": lambda: lambda h: h.take_along_dim(h.argsort(0), 0),
-    "searchsorted among samples": lambda: lambda h: h + torch.searchsorted(h[:, 0].sort().values, h[:, 0])[:, None],
+    "searchsorted among samples": lambda: _searched,
     "unique": lambda: lambda h: h + (h[:, :1] > 0).float().mean(),
     "rank among samples": lambda: lambda h: h + h[:, :1].argsort(0).argsort(0),
     "distances": lambda: lambda h: torch.cdist(h, h).softmax(1) @ h,
@@ -235,7 +240,7 @@ MIXING: dict[str, Callable[[], Body]] = {
     "words_swapaxes": lambda: lambda h: h.swapaxes(0, 1).contiguous().view(h.shape),
     "words_first words taken": lambda: lambda h: h + h.flatten(0, 1)[:WORDS],
     "dropped whole": lambda: lambda h: h * torch.sigmoid(h[:, 0].sum()),
-    "nan where any": lambda: lambda h: torch.where((h > 0.9).any(), h, 2 * h),
+    "by a count": lambda: lambda h: torch.where((h[:, 0].abs() > 0.01).sum() > 5, h, 2 * h),
     "counted": lambda: lambda h: h * (h > 0).sum() / 10,
     "nonzero counted": lambda: lambda h: h * ((h[:, 0] > 0).nonzero().shape[0] + 1),
     "masked mean": lambda: lambda h: h - h[h[:, 0] > 0].mean(0),
@@ -264,7 +269,7 @@ class _Recurrent(nn.Module):
 
 
 def _by_value(h: Tensor) -> Tensor:
-    return h * 2 if float(h.mean()) > 0 else h * 0.5
+    return h * 2 if int((h[:, 0].abs() > 0.01).sum()) > 5 else h * 0.5
 
 
 def _looped(h: Tensor) -> Tensor:
@@ -292,7 +297,7 @@ def _through_lists(h: Tensor) -> Tensor:
 
 
 UNFOLLOWED: dict[str, Callable[[], Body]] = {
-    "branch on the mean": lambda: _by_value,
+    "branch on a count": lambda: _by_value,
     "from row to row": lambda: _looped,
     "plain size": lambda: _by_plain_size,
     "threshold of the size": lambda: _by_threshold,

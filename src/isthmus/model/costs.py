@@ -212,10 +212,16 @@ def _own_memory(trace: Trace, op: Op, kind: str) -> float:
     if kind == "scaled_dot_product_attention":
         return result / op.values[0].shapes[0][-1]
     if kind == "layer_norm":
-        return 2 * result / float(math.prod(op.node.args[1]))  # type: ignore[arg-type]
+        return 2 * result / _normed(trace, op)
     if kind == "cross_entropy_loss":
         return sum(_counted(trace.values[node]) for node in op.node.args[:2] if isinstance(node, fx.Node))
     return result * _RECURRENT_KEPT.get(kind, 0.0)
+
+
+def _normed(trace: Trace, op: Op) -> float:
+    """Elements that a layer norm takes the statistics of."""
+    sizes: Any = op.node.args[1]
+    return float(math.prod(size if isinstance(size, int) else (trace.scalars[size] or (1,))[0] for size in sizes))
 
 
 def _counted(values: tuple[Value, ...]) -> float:

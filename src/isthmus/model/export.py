@@ -107,14 +107,18 @@ def example_of(model: nn.Module, example: Example, batch: int) -> Example:
 
 @contextmanager
 def training(model: nn.Module) -> Iterator[None]:
-    """Training mode, and afterwards every module's own mode again."""
+    """Training mode, and afterwards every module's own mode and every buffer's content again."""
     modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.train()
     try:
         yield
     finally:
         for module, mode in modes:
             module.training = mode
+        with torch.no_grad():
+            for buffer, content in buffers:
+                buffer.copy_(content)
 
 
 def _export(model: nn.Module, example: Example) -> ExportedProgram | None:

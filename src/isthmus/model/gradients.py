@@ -23,6 +23,7 @@ __all__ = ["NoHooks", "plain_gradients"]
 
 _HOOKS = {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook}
 _ONE_AT_A_TIME = threading.RLock()
+_OF_OPERATIONS = "GeneratedBackwardFor_"  # gradients that `torch.library` keeps with an operation: they are found again
 
 
 class _OwnGradientError(Exception):
@@ -37,7 +38,7 @@ def plain_gradients() -> Iterator[None]:
         usual, exporting = base.__dict__["apply"], threading.get_ident()
 
         def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != exporting:
+            if threading.get_ident() != exporting or function.__name__.startswith(_OF_OPERATIONS):
                 return usual.__get__(None, function)(*args, **kwargs)
             if function is CheckpointFunction:
                 return _called_plainly(*args)

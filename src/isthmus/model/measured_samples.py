@@ -53,15 +53,12 @@ def measured_mixing(model: nn.Module, runs: Sequence[Sequence[nn.Module]], examp
     """
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         return [UNMEASURED] * len(runs)
-    state = {name: t.clone() for name, t in model.state_dict().items() if isinstance(t, Tensor)}
     try:
-        with torch.no_grad(), torch.random.fork_rng(), training(model), _Still():
+        with torch.enable_grad(), torch.random.fork_rng(), training(model), _Still():  # hooks want gradients
             return _measured(runs, example, next(iter(model.parameters()), torch.empty(0)).device)
     except Exception as fault:  # whatever the user's code does with samples that it was not made for
         said = f"{type(fault).__name__}: {fault}".splitlines()[0][:100]
         return [f"torch.export cannot follow it, and measuring failed ({said})"] * len(runs)
-    finally:
-        model.load_state_dict(state, strict=False)
 
 
 def _measured(runs: Sequence[Sequence[nn.Module]], example: Example, device: torch.device) -> list[str | None]:
@@ -72,7 +69,8 @@ def _measured(runs: Sequence[Sequence[nn.Module]], example: Example, device: tor
         for number, run in enumerate(runs):
             call = _called(run, example if number == 0 else None)
             found[number] = found[number] or _mixing(call, inputs)
-            inputs = [call(inputs)]
+            given = call(inputs)
+            inputs = [given.detach()] if isinstance(given, Tensor) else []
     return found
 
 
@@ -104,10 +102,10 @@ def _drawn(like: Tensor) -> Tensor:
 
 
 def _mixing(call: Callable[[Sequence[Tensor]], Any], inputs: Sequence[Tensor]) -> str | None:
-    whole = tensors_of(call(inputs))
+    whole = [tensor.detach() for tensor in tensors_of(call(inputs))]
     for sizes in _SPLITS:
         parts = [tensors_of(call(part)) for part in _parts(inputs, sizes)]
-        if not all(_alike(tensor, [part[number] for part in parts]) for number, tensor in enumerate(whole)):
+        if not all(_alike(tensor, [part[number].detach() for part in parts]) for number, tensor in enumerate(whole)):
             said = ", ".join(map(str, sizes))
             return f"measured: {_SAMPLES} samples at once and in parts of {said} give other numbers"
     return None

@@ -61,7 +61,8 @@ class ApartCheck:
                 return module(*part)  # type: ignore[no-any-return]
 
         middle = (total + 1) // 2 if total > 2 else 1
-        with torch.no_grad(), unchanged(module):
+        own_code = self._pieces.graph.how == "modules"  # which may ask for gradients, to hook on them
+        with torch.set_grad_enabled(own_code), unchanged(module):
             whole, parts = run(0, total), (run(0, middle), run(middle, total))
         for number, name in enumerate(self._pieces.outgoing[block]):
             dim = self._pieces.batch_dims.get(name, 0)
@@ -92,7 +93,7 @@ def _same(whole: Any, parts: Sequence[Any], dim: int) -> bool:
 def _near(whole: Tensor, other: Tensor) -> bool:
     if not whole.is_floating_point():
         return torch.equal(whole, other)
-    a, b = whole.double(), other.double()
+    a, b = whole.detach().double(), other.detach().double()
     finite = torch.isfinite(a)
     if not torch.equal(finite, torch.isfinite(b)):
         return False
