@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import isthmus
-from isthmus.deploy.engine import Kept, Notice
+from isthmus.deploy.engine import Interrupt, Kept, Notice
+from isthmus.deploy.local import LocalEngine
 from isthmus.errors import CheckpointError, PlanError, RunError
 from isthmus.runtime.checkpoint import latest
 from isthmus.runtime.protocol import Ready, Stepped
@@ -119,8 +120,44 @@ def test_a_checkpoint_of_another_job(tmp_path: Path) -> None:
         assert caught.value.found == found
 
 
-def test_a_parent_that_is_killed(tmp_path: Path) -> None:
-    """Nobody is there to end the workers: they end themselves."""
+def test_a_worker_that_is_stopped_ends_the_run_by_name() -> None:
+    """The others wait for it for ever, and so did the run."""
+    workers: dict[int, str] = {}
+
+    def stop(notice: Notice) -> None:
+        if isinstance(notice.news, Stepped) and not workers:
+            workers.update(children(os.getpid()))
+            os.kill(next(process for process, device in workers.items() if device == B), signal.SIGSTOP)
+
+    with pytest.raises(RunError, match=r"gave no sign of life for \d+ s, since \d\d:\d\d:\d\d") as caught:
+        isthmus.train(two_stages(), steps=100_000, trusted=CODE, engine=LocalEngine(silence=1.5), listen=stop)
+    assert caught.value.where is not None and caught.value.where.startswith(f"worker {B}, stage 1, step ")
+    assert caught.value.found is not None and "was stopped by a signal" in caught.value.found
+    assert A not in caught.value.found and set(workers.values()) == {A, B} and not any(map(alive, workers))
+
+
+def test_interrupted_twice_while_a_worker_is_stopped() -> None:
+    workers: dict[int, str] = {}
+    began = 0.0
+
+    def stop(notice: Notice) -> None:
+        nonlocal began
+        if isinstance(notice.news, Stepped) and not workers:
+            workers.update(children(os.getpid()))
+            os.kill(min(workers), signal.SIGSTOP)
+            began = time.monotonic()
+            os.kill(os.getpid(), signal.SIGINT)
+        if isinstance(notice.news, Interrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        isthmus.train(two_stages(), steps=100_000, trusted=CODE, listen=stop)
+    assert time.monotonic() - began < 5.0 and len(workers) == 2 and not any(map(alive, workers))
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_parent_that_is_killed(tmp_path: Path, stopped: bool) -> None:
+    """Nobody is there to end the workers: they end themselves; one that is stopped cannot, and is ended."""
     plan = written(tmp_path, two_stages())
     code = (
         "import isthmus\n"
@@ -135,11 +172,13 @@ def test_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert any("Stepped(step=1" in line for line in parent.stdout)
     workers = children(parent.pid)
     assert set(workers.values()) == {A, B} and all(map(alive, workers))
+    if stopped:
+        os.kill(min(workers), signal.SIGSTOP)
     parent.kill()
     parent.wait()
     parent.stdout.close()
     deadline = time.monotonic() + 10
-    while any(map(alive, workers)) and time.monotonic() < deadline:
+    while (any(map(alive, workers)) or list(folder.glob("isthmus-*"))) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(map(alive, workers)) and not list(folder.glob("isthmus-*"))
 

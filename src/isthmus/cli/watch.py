@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from isthmus.deploy.engine import Interrupt, Kept, Notice, Said
+from isthmus.deploy.engine import Garbled, Interrupt, Kept, Notice, Said, Silent
 from isthmus.errors import FileError, UsageError
 from isthmus.model.job import Job
 from isthmus.plan.file import plan_digest
@@ -138,6 +138,12 @@ class EventFile(_Watch):
                 self._write("done", worker=notice.worker, bytes_sent=sent, memory=memory)
             case Failed(what=what):
                 self._write("failed", worker=notice.worker, what=what)
+            case Silent(seconds=seconds, state=state):
+                self._write("silent", worker=notice.worker, seconds=seconds, state=state)
+            case Garbled(line=line):
+                self._write(
+                    "failed", worker=notice.worker, what=f"it told something that is not an event: {line[:100]}"
+                )
             case _:
                 pass
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, Self
 
 from isthmus.runtime.protocol import Event, Order
 
-__all__ = ["Ended", "Engine", "Interrupt", "Kept", "News", "Notice", "Running", "Said"]
+__all__ = ["Ended", "Engine", "Garbled", "Interrupt", "Kept", "News", "Notice", "Running", "Said", "Silent"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,21 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Silent:
+    """A worker gave no sign of life for so many seconds; `state` says what is seen of its process."""
+
+    seconds: float
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Garbled:
+    """A worker told something that is no event; it is not listened to any more."""
+
+    line: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Interrupt:
     """Somebody wants the run to stop; comes from no worker."""
 
@@ -42,7 +57,7 @@ class Kept:
     path: Path
 
 
-News = Event | Said | Ended | Interrupt | Kept
+News = Event | Said | Ended | Silent | Garbled | Interrupt | Kept
 
 
 class Notice(NamedTuple):

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from isthmus.cost.timeline import Timeline
-from isthmus.deploy.engine import Ended, Engine, Interrupt, Kept, Notice, Running
+from isthmus.deploy.engine import Ended, Engine, Garbled, Interrupt, Kept, Notice, Running, Silent
 from isthmus.deploy.measured import measured_timeline
 from isthmus.errors import CheckpointError, RunError
 from isthmus.model.graph import BlockGraph
@@ -190,7 +190,9 @@ class _Run:
                 continue
             self._listen(notice)
             news = notice.news
-            if isinstance(news, Failed) or (isinstance(news, Ended) and notice.worker not in self._done):
+            if isinstance(news, Silent):
+                raise self._silence(running, notice, news)
+            if isinstance(news, Failed | Garbled) or (isinstance(news, Ended) and notice.worker not in self._done):
                 raise self._reason(running, notice)
             if isinstance(news, Interrupt):
                 self._interrupt(running)
@@ -252,7 +254,7 @@ class _Run:
             notice = running.next(timeout=left)
             if notice is not None:
                 self._listen(notice)
-            if notice is None or not isinstance(notice.news, Failed | Ended) or notice.worker in self._done:
+            if notice is None or not isinstance(notice.news, Failed | Garbled | Ended) or notice.worker in self._done:
                 continue
             if isinstance(notice.news, Ended):
                 ended.add(notice.worker)
@@ -279,8 +281,16 @@ class _Run:
         program, news = self._programs[notice.worker], notice.news
         if isinstance(news, Failed):
             return failure(program, news)
+        where = self._where(notice.worker)
+        if isinstance(news, Garbled):
+            return RunError(
+                "the worker told something that is not an event",
+                where=where,
+                found=f"the line {news.line[:100]!r}",
+                expected="one JSON object a line, on a pipe that nothing else writes to",
+                next="Look for code that writes to file descriptors by their number",
+            )
         assert isinstance(news, Ended)
-        where = _where(program, self._steps[-1].step + 1 if self._steps else None)
         what = (
             f"the worker was killed ({news.signal})"
             if news.signal
@@ -293,6 +303,24 @@ class _Run:
             found=f"as its last line: {news.last[-1]}" if news.last else None,
             next=memory if news.signal == "SIGKILL" else None,
         )
+
+    def _silence(self, running: Running, first: Notice, news: Silent) -> RunError:
+        """Names everyone who is silent: a worker that stands still makes no other fall silent."""
+        others, deadline = [], time.monotonic() + _LAST_WORDS
+        while time.monotonic() < deadline and (notice := running.next(timeout=0.0)) is not None:
+            self._listen(notice)
+            if isinstance(notice.news, Silent):
+                others.append(f"worker {notice.worker}: {notice.news.state}")
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - news.seconds))
+        return RunError(
+            f"the worker gave no sign of life for {news.seconds:.0f} s, since {since}",
+            where=self._where(first.worker),
+            found="; ".join([news.state, *others]),
+            next="The run was ended. See what stopped or blocked it, then train on with --resume",
+        )
+
+    def _where(self, worker: str) -> str:
+        return _where(self._programs[worker], self._steps[-1].step + 1 if self._steps else None)
 
     def result(self, first: int) -> RunResult:
         """What came of it."""
