@@ -10,7 +10,20 @@ from typing import NamedTuple, Protocol, Self
 
 from isthmus.runtime.protocol import Event, Order
 
-__all__ = ["Ended", "Engine", "Garbled", "Interrupt", "Kept", "News", "Notice", "Running", "Said", "Silent"]
+__all__ = [
+    "Ended",
+    "Engine",
+    "Garbled",
+    "Interrupt",
+    "Kept",
+    "News",
+    "Notice",
+    "Passed",
+    "Resumed",
+    "Running",
+    "Said",
+    "Silent",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +63,24 @@ class Interrupt:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Passed:
+    """A damaged checkpoint was passed over; `aside` is where it lies now. Comes from no worker."""
+
+    path: Path
+    why: str
+    aside: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """Training goes on from a checkpoint; `notes` are what differs from the run that saved it. Comes from no worker."""
+
+    step: int
+    path: Path
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Kept:
     """A checkpoint is whole; comes from no worker."""
 
@@ -57,7 +88,7 @@ class Kept:
     path: Path
 
 
-News = Event | Said | Ended | Silent | Garbled | Interrupt | Kept
+News = Event | Said | Ended | Silent | Garbled | Interrupt | Passed | Resumed | Kept
 
 
 class Notice(NamedTuple):

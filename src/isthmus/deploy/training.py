@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import statistics
 import tempfile
@@ -12,16 +13,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from isthmus.cost.timeline import Timeline
-from isthmus.deploy.engine import Ended, Engine, Garbled, Interrupt, Kept, Notice, Running, Silent
+from isthmus.deploy.engine import Ended, Engine, Garbled, Interrupt, Kept, Notice, Passed, Resumed, Running, Silent
 from isthmus.deploy.measured import measured_timeline
 from isthmus.errors import CheckpointError, RunError
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
-from isthmus.runtime.manifest import Header, PartInfo
+from isthmus.runtime.manifest import Header, Manifest, PartInfo
 from isthmus.runtime.program import Program
 from isthmus.runtime.protocol import STOP, Done, Failed, Order, Ready, Saving, Stepped, Wrote
+
+if TYPE_CHECKING:
+    from isthmus.runtime.checkpoint import Checkpoint
 
 __all__ = ["Listener", "RunResult", "RunSettings", "failure", "train"]
 
@@ -85,14 +90,48 @@ def train(
         aside = settings if settings.folder is not None else replace(settings, folder=Path(name))
         result = _trained(programs, graph, engine, aside, listen)
         assert result.checkpoint is not None
-        export(open_checkpoint(result.checkpoint), settings.export)
+        export(open_checkpoint(result.checkpoint, verify=True), settings.export)
     return result if settings.folder is not None else replace(result, checkpoint=None)
 
 
 def _trained(
     programs: Mapping[str, Program], graph: BlockGraph, engine: Engine, settings: RunSettings, listen: Listener
 ) -> RunResult:
-    first, resumed = _begin(next(iter(programs.values())), graph, settings)
+    run = secrets.token_hex(8)
+    with _own_folder(settings.folder, run):
+        return _followed(programs, graph, engine, settings, listen, run)
+
+
+@contextmanager
+def _own_folder(folder: Path | None, run: str) -> Iterator[None]:
+    """Makes the folder of checkpoints, and keeps other runs out of it."""
+    if folder is None:
+        yield
+        return
+    from isthmus.runtime.folder_lock import lock_folder
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            "checkpoints cannot be written there",
+            where=str(folder),
+            found=str(error.strerror),
+            expected="a folder, or room for a new one",
+        ) from error
+    with lock_folder(folder, run):
+        yield
+
+
+def _followed(
+    programs: Mapping[str, Program],
+    graph: BlockGraph,
+    engine: Engine,
+    settings: RunSettings,
+    listen: Listener,
+    run: str,
+) -> RunResult:
+    first, resumed = _begin(next(iter(programs.values())), graph, settings, listen)
     orders = {
         device: Order(
             program=program,
@@ -100,6 +139,7 @@ def _trained(
             first=first,
             stop=settings.stop,
             folder=None if settings.folder is None else str(settings.folder.absolute()),
+            run=run,
             every=settings.every,
             resume=None if resumed is None else str(resumed.absolute()),
             record=settings.record,
@@ -107,29 +147,20 @@ def _trained(
         for device, program in programs.items()
     }
     if first >= settings.stop:
-        return _Run(programs, graph, settings, listen, resumed).result(first)
+        return _Run(programs, graph, settings, listen, resumed, run).result(first)
     with engine.start(orders) as running:
-        run = _Run(programs, graph, settings, listen, resumed)
+        followed = _Run(programs, graph, settings, listen, resumed, run)
         with _interrupts(running):
-            run.follow(running)
-        return run.result(first)
+            followed.follow(running)
+        return followed.result(first)
 
 
-def _begin(program: Program, graph: BlockGraph, settings: RunSettings) -> tuple[int, Path | None]:
+def _begin(program: Program, graph: BlockGraph, settings: RunSettings, listen: Listener) -> tuple[int, Path | None]:
     """The first step, and the checkpoint to begin with; what an ended run left unfinished goes."""
-    from isthmus.runtime.checkpoint import clear, latest, open_checkpoint
+    from isthmus.runtime.checkpoint import clear, latest
 
     if settings.folder is None:
         return 0, None
-    try:
-        settings.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            "checkpoints cannot be written there",
-            where=str(settings.folder),
-            found=str(error.strerror),
-            expected="a folder, or room for a new one",
-        ) from error
     newest = latest(settings.folder)
     if newest is not None and not settings.resume:
         raise CheckpointError(
@@ -139,20 +170,52 @@ def _begin(program: Program, graph: BlockGraph, settings: RunSettings) -> tuple[
             next="Go on from it with --resume, or name another folder",
         )
     clear(settings.folder)
-    if newest is None:
+    checkpoint = _newest(settings.folder, listen) if settings.resume else None
+    if checkpoint is None:
         return 0, None
-    checkpoint = open_checkpoint(newest)
     checkpoint.fits(graph)
-    before, now = _what_is_trained(checkpoint.manifest.job), _what_is_trained(program.job)
+    _check_same_job(checkpoint, program.job)
+    saved = checkpoint.manifest
+    notes = tuple(_differences(saved, program.precision, graph.digest))
+    listen(Notice("", Resumed(step=saved.step, path=checkpoint.path, notes=notes)))
+    return saved.step, checkpoint.path
+
+
+def _newest(folder: Path, listen: Listener) -> Checkpoint | None:
+    """The newest checkpoint that is whole to the last byte; newer ones that are not get another name."""
+    from isthmus.runtime.checkpoint import newest_whole
+    from isthmus.runtime.saving import set_aside
+
+    checkpoint, refused = newest_whole(folder)
+    for path, error in refused:
+        listen(Notice("", Passed(path=path, why=str(error), aside=set_aside(path))))
+    return checkpoint
+
+
+def _differences(saved: Manifest, precision: str, model: str) -> Iterator[str]:
+    """What a run that goes on does otherwise than the one that saved, although it may."""
+    if saved.precision != precision:
+        yield (
+            f"the checkpoint was saved by a run in {saved.precision}, and this one computes in {precision}: its losses "
+            "are not quite those that the other would have had"
+        )
+    if saved.model != model:
+        yield (
+            f"the model has changed since the checkpoint was saved (digest {saved.model[:12]} then, {model[:12]} now): "
+            "its parameters fit, so training goes on with what the model computes now"
+        )
+
+
+def _check_same_job(checkpoint: Checkpoint, job: Job) -> None:
+    before, now = _what_is_trained(checkpoint.manifest.job), _what_is_trained(job)
     if other := [field for field in now if before[field] != now[field]]:
         raise CheckpointError(
             f"the checkpoint is of another job: another {', '.join(other)}",
-            where=str(newest),
+            where=str(checkpoint.path),
             found=", ".join(f"{field} {before[field]}" for field in other),
             expected=", ".join(f"{field} {now[field]}" for field in other),
             next="Train with the job that it was saved by, or into another folder",
         )
-    return checkpoint.manifest.step, newest
 
 
 def _what_is_trained(job: Job) -> dict[str, object]:
@@ -171,7 +234,10 @@ class _Run:
         settings: RunSettings,
         listen: Listener,
         checkpoint: Path | None,
+        name: str,
     ) -> None:
+        """`name` is the run's identity."""
+        self._name = name
         self._programs, self._graph, self._settings, self._listen = programs, graph, settings, listen
         self._some = next(iter(programs.values()))
         self._checkpoint = checkpoint
@@ -239,6 +305,7 @@ class _Run:
             updates=saving.updates,
             samples=step * self._some.job.batch,
             loss_scale=saving.loss_scale,
+            run=self._name,
         )
         written = [part for part in parts.values() if part is not None]
         self._checkpoint = finish(self._settings.folder, written, header, keep=self._settings.keep)

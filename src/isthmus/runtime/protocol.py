@@ -51,6 +51,7 @@ class Order(_Frozen, frozen=True, kw_only=True):
     first: int
     stop: int
     folder: str | None = None  # of checkpoints; None: nothing is saved
+    run: str = ""  # the run's identity, which goes into all that it saves
     every: int | None = None  # save after so many steps, and after the last
     resume: str | None = None  # a checkpoint to begin with
     record: bool = False  # tell what was done when in the last step
