@@ -18,6 +18,23 @@ def small_gpt() -> tuple[nn.Module, Tensor]:
     return model, torch.zeros(2, SEQUENCE, dtype=torch.long)
 
 
+class Halved(nn.Module):
+    """Computes half of what it is given; has no parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0.5
+
+
+def changed_gpt() -> tuple[nn.Module, Tensor]:
+    """As small_gpt is after somebody has worked on it: the same parameters, another computation."""
+    model, example = small_gpt()
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.GELU):
+                setattr(module, name, Halved())
+    return model, example
+
+
 class Samples:
     """48 sequences; the token after t is mostly t + 1, so that there is something to learn."""
 

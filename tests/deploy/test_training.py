@@ -13,9 +13,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from safetensors import safe_open
 
 import isthmus
-from isthmus.deploy.engine import Interrupt, Kept, Notice
+from isthmus.deploy.engine import Interrupt, Kept, Notice, Passed, Resumed
 from isthmus.deploy.local import LocalEngine
 from isthmus.errors import CheckpointError, PlanError, RunError
 from isthmus.runtime.checkpoint import latest
@@ -28,6 +29,7 @@ from tests.deploy.jobs import (
     B,
     alive,
     children,
+    graph,
     plain_losses,
     two_replicas,
     two_stages,
@@ -118,6 +120,73 @@ def test_a_checkpoint_of_another_job(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=f"another {', '.join(changes)}. Found") as caught:
             isthmus.train(two_stages(), checkpoint=tmp_path, resume=True, trusted=CODE)
         assert caught.value.found == found
+
+
+def test_a_changed_float_is_found_and_the_checkpoint_before_it_used(tmp_path: Path) -> None:
+    """It was trained on, with a loss of 1e28, and saved over good checkpoints."""
+    isthmus.train(two_replicas(), steps=4, checkpoint=tmp_path, every=2, trusted=CODE)
+    damaged = tmp_path / "step-00000004"
+    part = next(damaged.glob("*.safetensors"))
+    data = bytearray(part.read_bytes())
+    data[-4:] = torch.tensor([1e28]).numpy().tobytes()
+    part.write_bytes(data)
+    heard: list[object] = []
+    result = isthmus.train(
+        two_stages(), steps=6, checkpoint=tmp_path, resume=True, trusted=CODE, listen=lambda n: heard.append(n.news)
+    )
+    passed, resumed = (next(n for n in heard if isinstance(n, kind)) for kind in (Passed, Resumed))
+    assert passed.path == damaged and str(part) in passed.why and "changed after it was saved" in passed.why
+    assert passed.aside == tmp_path / "step-00000004.damaged" and passed.aside.is_dir()
+    assert resumed == Resumed(step=2, path=tmp_path / "step-00000002")
+    assert result.losses == pytest.approx(plain_losses(6)[2:], rel=1e-5)
+    assert {path.name for path in tmp_path.glob("step-*")} == {
+        "step-00000002", "step-00000004.damaged", "step-00000006"
+    }  # fmt: skip
+
+
+def test_two_runs_in_one_folder(tmp_path: Path) -> None:
+    """The second is refused before it touches anything; the first goes on to its end."""
+    refused: list[CheckpointError] = []
+
+    def second(notice: Notice) -> None:
+        if isinstance(notice.news, Stepped) and not refused:
+            with pytest.raises(CheckpointError, match="another run is using this folder") as caught:
+                isthmus.train(two_stages(), checkpoint=tmp_path, resume=True, trusted=CODE)
+            refused.append(caught.value)
+
+    result = isthmus.train(two_stages(), steps=2, checkpoint=tmp_path, trusted=CODE, listen=second)
+    assert refused[0].found is not None and f"process {os.getpid()} on host " in refused[0].found
+    assert result.checkpoint is not None
+    runs = {json.loads((result.checkpoint / "manifest.json").read_text())["run"]}
+    for part in result.checkpoint.glob("*.safetensors"):
+        with safe_open(part, framework="pt") as file:
+            runs.add(file.metadata()["run"])
+    assert len(runs) == 1 and len(runs.pop()) == 16
+
+
+def test_another_precision_and_a_changed_model_are_noted(tmp_path: Path) -> None:
+    """A run in fp16 saved the factor on its loss too: a run in fp32 has no use for it, and must not be led astray."""
+    first = isthmus.train(two_stages(), steps=2, checkpoint=tmp_path, trusted=CODE)
+    assert first.checkpoint is not None
+    manifest = first.checkpoint / "manifest.json"
+    changes = {"precision": "fp16", "loss_scale": {"value": 2.0**40, "steps": 7}}
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
+    job = msgspec.structs.replace(JOB, model="tests.deploy.models:changed_gpt")
+    heard: list[Resumed] = []
+
+    def listen(notice: Notice) -> None:
+        if isinstance(notice.news, Resumed):
+            heard.append(notice.news)
+
+    same = isthmus.train(two_stages(), steps=4, checkpoint=tmp_path, resume=True, trusted=CODE, listen=listen)
+    assert same.losses == pytest.approx(plain_losses(4)[2:], rel=1e-5)
+    (note,) = heard[0].notes
+    assert "saved by a run in fp16, and this run computes in fp32" in note
+    code = (job.model, DATA)
+    isthmus.train(two_stages(job), steps=6, checkpoint=tmp_path, resume=True, trusted=code, listen=listen)
+    (note,) = heard[1].notes
+    assert "the model's code has changed since" in note and graph().digest[:12] in note
+    assert graph(job.model).digest[:12] in note and graph(job.model).parameters == graph().parameters
 
 
 def test_a_worker_that_is_stopped_ends_the_run_by_name() -> None:

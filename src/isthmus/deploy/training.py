@@ -21,7 +21,7 @@ from isthmus.deploy.measured import measured_timeline
 from isthmus.errors import CheckpointError, RunError
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
-from isthmus.runtime.manifest import Header, Manifest, PartInfo
+from isthmus.runtime.manifest import Header, PartInfo
 from isthmus.runtime.program import Program
 from isthmus.runtime.protocol import STOP, Done, Failed, Order, Ready, Saving, Stepped, Wrote
 
@@ -176,7 +176,7 @@ def _begin(program: Program, graph: BlockGraph, settings: RunSettings, listen: L
     checkpoint.fits(graph)
     _check_same_job(checkpoint, program.job)
     saved = checkpoint.manifest
-    notes = tuple(_differences(saved, program.precision, graph.digest))
+    notes = checkpoint.differences(graph, program.precision)
     listen(Notice("", Resumed(step=saved.step, path=checkpoint.path, notes=notes)))
     return saved.step, checkpoint.path
 
@@ -190,20 +190,6 @@ def _newest(folder: Path, listen: Listener) -> Checkpoint | None:
     for path, error in refused:
         listen(Notice("", Passed(path=path, why=str(error), aside=set_aside(path))))
     return checkpoint
-
-
-def _differences(saved: Manifest, precision: str, model: str) -> Iterator[str]:
-    """What a run that goes on does otherwise than the one that saved, although it may."""
-    if saved.precision != precision:
-        yield (
-            f"the checkpoint was saved by a run in {saved.precision}, and this one computes in {precision}: its losses "
-            "are not quite those that the other would have had"
-        )
-    if saved.model != model:
-        yield (
-            f"the model has changed since the checkpoint was saved (digest {saved.model[:12]} then, {model[:12]} now): "
-            "its parameters fit, so training goes on with what the model computes now"
-        )
 
 
 def _check_same_job(checkpoint: Checkpoint, job: Job) -> None:

@@ -175,6 +175,21 @@ class Checkpoint:
                     next="Resume with the model that was saved, or begin in another folder",
                 )
 
+    def differences(self, graph: BlockGraph, precision: Precision) -> tuple[str, ...]:
+        """What a run that goes on from here may do otherwise than the one that saved, for people."""
+        saved, notes = self.manifest, []
+        if saved.precision != precision:
+            notes.append(
+                f"the checkpoint was saved by a run in {saved.precision}, and this run computes in {precision}, so its "
+                "losses will differ a little from those that the other would have had"
+            )
+        if saved.model != graph.digest:
+            notes.append(
+                f"the model's code has changed since the checkpoint was saved (digest {saved.model[:12]} then, "
+                f"{graph.digest[:12]} now); the parameters fit, so training goes on with what the model computes now"
+            )
+        return tuple(notes)
+
     def verify(self) -> None:
         """Reads every file and compares its hash."""
         paths = [self.path / part.file for part in self.manifest.parts]

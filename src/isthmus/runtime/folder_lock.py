@@ -7,6 +7,7 @@ whose process is gone does not count, any other does until somebody removes the 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from isthmus.errors import CheckpointError
+from isthmus.runtime.tensor_file import writing
 
 __all__ = ["LOCK", "lock_folder"]
 
@@ -55,9 +57,12 @@ def lock_folder(folder: Path, run: str, take: Callable[[int, int], None] = fcntl
         ) from None
     try:
         _take(handle, path, take)
-        _write(handle, _ours(run))
-        yield
-        _write(handle, b"")  # nobody's
+        try:
+            _write(handle, _ours(run), path)
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.ftruncate(handle, 0)  # nobody's
     finally:
         os.close(handle)
 
@@ -93,9 +98,11 @@ def _ours(run: str) -> bytes:
     return msgspec.json.encode(owner) + b"\n"
 
 
-def _write(handle: int, data: bytes) -> None:
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, data, 0)
+def _write(handle: int, data: bytes, path: Path) -> None:
+    """A full disk is no reason to share the folder, but nothing could be saved there either."""
+    with writing(path, next="Make room, or name another folder"):
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, data, 0)
 
 
 def _owner(handle: int) -> _Owner | None:

@@ -180,7 +180,8 @@ def saved_folders(folder: Path) -> list[Path]:
 
 def set_aside(path: Path) -> Path | None:
     """Renames a damaged checkpoint, so that nothing takes it for a whole one or removes it; None if that fails."""
-    aside = path.with_name(f"{path.name}.damaged")
+    names = (path.with_name(f"{path.name}.damaged{number}") for number in ("", *(f"-{n}" for n in range(2, 100))))
+    aside = next(name for name in names if not name.exists())
     try:
         path.rename(aside)
     except OSError:
