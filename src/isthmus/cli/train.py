@@ -137,7 +137,7 @@ def _trained(
     steps = args.steps or job.steps
     with contextlib.ExitStack() as open_files:
         emulation = _emulation(args, priced, open_files)
-        engine = LocalEngine(emulation, nccl=args.nccl)
+        engine = LocalEngine(emulation, nccl=args.nccl, ignore_memory=args.ignore_memory)
         progress.phase(engine.describe(workers))
         for note in emulation.world.notes if emulation is not None else ():
             progress.phase(f"note: {note}")

@@ -122,6 +122,9 @@ class Running(Protocol):
 class Engine(Protocol):
     """A way to run workers."""
 
+    def check_memory(self, own: Mapping[str, float], building: float) -> None:
+        """RunError if memory is short: bytes that each worker trains with, and that each needs to build the model."""
+
     def start(self, orders: Mapping[str, Order]) -> Running:
         """Starts a worker for each device."""
 

@@ -28,6 +28,7 @@ import msgspec
 
 from isthmus.deploy import guard
 from isthmus.deploy.engine import Ended, Garbled, Interrupt, Notice, Said, Silent
+from isthmus.deploy.free_memory import check_fit, free_on_gpus, free_on_host, gpu_needs, host_needs
 from isthmus.runtime.protocol import Alive, Clock, Command, Event, Hello, Order, Place, Start
 
 __all__ = ["LocalEngine", "Setting"]
@@ -64,9 +65,29 @@ class Setting(Protocol):
 class LocalEngine:
     """Workers as processes of this machine, whatever devices the plan has."""
 
-    def __init__(self, setting: Setting | None = None, *, nccl: bool = False, silence: float = _SILENCE) -> None:
-        """`nccl`: GPUs that have one worker each talk over it. `silence`: seconds that no worker may be silent."""
+    def __init__(
+        self,
+        setting: Setting | None = None,
+        *,
+        nccl: bool = False,
+        silence: float = _SILENCE,
+        ignore_memory: bool = False,
+    ) -> None:
+        """`nccl`: GPUs that have one worker each talk over it. `silence`: seconds that no worker may be silent.
+
+        `ignore_memory`: workers start even if they are predicted to need more memory than is free.
+        """
         self._setting, self._nccl, self._silence = setting, nccl, silence
+        self._ignore_memory = ignore_memory
+
+    def check_memory(self, own: Mapping[str, float], building: float) -> None:
+        """RunError if the workers need more than is free on this machine or on one of its GPUs."""
+        if self._ignore_memory:
+            return
+        count = _accelerators() if self._setting is None else 0
+        check_fit("this machine", host_needs(own, building, on_gpus=count > 0), free_on_host())
+        for number, (needs, free) in enumerate(zip(gpu_needs(own, count), free_on_gpus(count), strict=True)):
+            check_fit(f"cuda:{number}", needs, free)
 
     def start(self, orders: Mapping[str, Order]) -> _Processes:
         """A process for each. The calling thread must outlive the run: the kernel ends workers with it."""
