@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -48,6 +49,12 @@ class Samples:
 
 def samples() -> Samples:
     return Samples()
+
+
+def slow_loss(output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Takes its time, as a large block does."""
+    time.sleep(2.5)
+    return cross_entropy(output, target)
 
 
 _calls = 0

@@ -205,6 +205,13 @@ def test_a_worker_that_is_stopped_ends_the_run_by_name() -> None:
     assert A not in caught.value.found and set(workers.values()) == {A, B} and not any(map(alive, workers))
 
 
+def test_a_worker_that_computes_for_long_is_not_silent() -> None:
+    """Its block takes longer than a worker may be silent; the others wait for it."""
+    job = msgspec.structs.replace(JOB, loss="tests.deploy.models:slow_loss")
+    result = isthmus.train(two_stages(job), steps=1, trusted=(*CODE, job.loss), engine=LocalEngine(silence=1.0))
+    assert result.steps == 1 and result.seconds[0] > 2.5
+
+
 def test_interrupted_twice_while_a_worker_is_stopped() -> None:
     workers: dict[int, str] = {}
     began = 0.0
