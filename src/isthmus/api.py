@@ -80,6 +80,12 @@ class Simulated:
     profile: Profile | None = None  # measured times that it was priced with
     inputs_match: bool | None = None  # whether the plan was made from just this; None: it does not say from what
 
+    @property
+    def memory_of_models(self) -> dict[str, float]:
+        """Peak bytes by device, without what a driver takes before there is a model."""
+        kinds, context = self.cluster.devices, self._simulator.context
+        return {device: bytes - context[kinds[device].kind] for device, bytes in self.price.memory.items()}
+
     @cached_property
     def timeline(self) -> Timeline:
         """One step of it, task by task."""
@@ -240,8 +246,16 @@ def train(
     )
     made = programs(priced.plan, priced.cluster, priced.models)
     graph = priced.models[part.job.name]
-    result = training.train(made, graph, engine or LocalEngine(), settings, listen or (lambda notice: None))
+    engine = engine or LocalEngine()
+    own = priced.memory_of_models
+    engine.check_memory({device: own.get(device, 0.0) for device in made}, _building_bytes(graph, part.precision))
+    result = training.train(made, graph, engine, settings, listen or (lambda notice: None))
     return replace(result, predicted_step_seconds=priced.price.step_seconds)
+
+
+def _building_bytes(graph: BlockGraph, precision: Precision) -> float:
+    """Bytes of the whole model, which each worker builds in fp32, and of its copy in another precision."""
+    return sum(item.elements for item in graph.parameters) * (4.0 if precision == "fp32" else 6.0)
 
 
 def join(

@@ -133,7 +133,7 @@ class PlanError(IsthmusError):
 
 
 class RunError(IsthmusError):
-    """A run ended because a worker failed; `where` names the worker, its stages and the step."""
+    """A run ended because a worker failed (`where` names it, its stages and the step), or cannot start here."""
 
 
 class NoPlanError(IsthmusError):

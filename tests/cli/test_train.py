@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_model
 
+from isthmus.deploy import local
+from isthmus.deploy.free_memory import Free
 from isthmus.emulate.world import unable
 from tests.cli.conftest import Isthmus
 from tests.deploy.jobs import BATCH, JOB, TRUSTED, A, B, plain_losses, two_stages, written
@@ -51,6 +53,37 @@ def test_two_workers_train_as_one_process_does(
     assert "The run" in page.read_text() and "<polyline" in page.read_text()
     missing, unexpected = load_model(model, weights)
     assert not missing and not unexpected
+
+
+def test_what_was_damaged_and_what_is_used_is_said(
+    isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    plan, events, saved = written(tmp_path, two_stages()), tmp_path / "events.jsonl", tmp_path / "saved"
+    words = ("train", plan, *TRUSTED, "--checkpoint", saved)
+    assert isthmus(*words, "--steps", 2, "--every", 1).code == 0
+    part = next((saved / "step-00000002").glob("*.safetensors"))
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+    done = isthmus(*words, "--steps", 3, "--resume", "--events", events)
+    assert done.code == 0 and f"passing over a damaged checkpoint: {part}: the file changed" in done.err
+    assert f"It is now {saved / 'step-00000002.damaged'}" in done.err
+    assert f"going on from {saved / 'step-00000001'}, after step 1" in done.err
+    told = {line["event"]: line for line in map(json.loads, events.read_text().splitlines())}
+    assert told["damaged"]["path"] == str(saved / "step-00000002") and "hash" in told["damaged"]["what"]
+    assert told["resume"]["step"] == 1 and told["resume"]["notes"] == []
+
+
+def test_a_machine_with_too_little_memory(
+    isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(local, "free_on_host", lambda: Free(1e8, "MemAvailable"))
+    words = ("train", written(tmp_path, two_stages()), *TRUSTED, "--steps", 1)
+    done = isthmus(*words)
+    assert done.code == 1 and "more memory than is free" in done.err and "100 MB free" in done.err
+    assert isthmus(*words, "--ignore-memory").code == 0
 
 
 @pytest.mark.parametrize(

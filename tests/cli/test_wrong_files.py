@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 import pytest
@@ -130,6 +133,30 @@ def test_a_file_of_the_wrong_kind(
         assert said.removeprefix(begins).startswith(expected), (name, said)
         remedy = FILES[name].remedy
         assert remedy in said and ("use: " in said) == bool(remedy), (name, said)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_pipe_is_refused_and_not_waited_for(
+    isthmus: Isthmus, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Nobody ever writes to it: whoever opens it as a file waits for ever."""
+    monkeypatch.chdir(folder)
+    pipe = (tmp_path / "pipe").with_suffix(Path(COMMANDS[command][1][0]).suffix)
+    os.mkfifo(pipe)
+
+    def waited(number: int, frame: FrameType | None) -> None:
+        raise AssertionError("it waits for somebody to write")
+
+    before = signal.signal(signal.SIGALRM, waited)
+    signal.alarm(20)
+    try:
+        done = isthmus(*command.replace("@", str(pipe)).split())
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert done.code == 1 and not done.out and str(pipe) in done.err
+    never_opened = command.startswith(("export", "profile"))
+    assert never_opened or "this is a pipe, and not a plain file" in done.err, done.err
 
 
 def test_the_same_for_programs(isthmus: Isthmus, folder: Path) -> None:

@@ -35,8 +35,8 @@ def two_devices() -> Cluster:
 
 
 @cache
-def graph() -> BlockGraph:
-    return source.load_graph(MODEL)
+def graph(model: str = MODEL) -> BlockGraph:
+    return source.load_graph(model)
 
 
 def two_stages(job: Job = JOB) -> PlanFile:
@@ -70,7 +70,12 @@ def one_group() -> PlanFile:
 
 def _file(job: Job, stages: tuple[Stage, ...], syncs: tuple[Sync, ...], micro_batches: int) -> PlanFile:
     part = Pipeline(
-        job=job, model_digest=graph().digest, precision="fp32", micro_batches=micro_batches, stages=stages, syncs=syncs
+        job=job,
+        model_digest=graph(job.model).digest,
+        precision="fp32",
+        micro_batches=micro_batches,
+        stages=stages,
+        syncs=syncs,
     )
     return PlanFile(plan=Plan(cluster="desk", parts=(part,)), cluster=two_devices())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -18,6 +19,23 @@ def small_gpt() -> tuple[nn.Module, Tensor]:
     return model, torch.zeros(2, SEQUENCE, dtype=torch.long)
 
 
+class Halved(nn.Module):
+    """Computes half of what it is given; has no parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 0.5
+
+
+def changed_gpt() -> tuple[nn.Module, Tensor]:
+    """As small_gpt is after somebody has worked on it: the same parameters, another computation."""
+    model, example = small_gpt()
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.GELU):
+                setattr(module, name, Halved())
+    return model, example
+
+
 class Samples:
     """48 sequences; the token after t is mostly t + 1, so that there is something to learn."""
 
@@ -31,6 +49,12 @@ class Samples:
 
 def samples() -> Samples:
     return Samples()
+
+
+def slow_loss(output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Takes its time, as a large block does."""
+    time.sleep(2.5)
+    return cross_entropy(output, target)
 
 
 _calls = 0

@@ -204,6 +204,42 @@ def test_a_step_that_does_not_end_closes_the_run(act: Callable[[], None], error:
     assert not left
 
 
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> None:
+    graph = isthmus.capture(made(Straight), torch.zeros(2, 8), name="own")
+    wanted, _ = plain(made(Straight), STEPS)
+    with isthmus.join(plan_for(graph), made(Straight), squares) as run:
+        for batch in batches()[:2]:
+            run.step(batch)
+            saved = run.save(tmp_path)
+    part = next(saved.glob("*.safetensors"))
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+    with (
+        pytest.warns(UserWarning, match="a damaged checkpoint is passed over.*changed after it was saved"),
+        isthmus.join(plan_for(graph), made(Straight), squares, resume=tmp_path) as run,
+    ):
+        assert run.step(batches()[1]) == pytest.approx(wanted[1], rel=1e-5) and run.step_number == 2
+    with pytest.raises(CheckpointError, match="changed after it was saved"):
+        isthmus.join(plan_for(graph), made(Straight), squares, resume=saved)
+
+
+def test_a_folder_is_its_own_until_it_is_closed(tmp_path: Path) -> None:
+    graph = isthmus.capture(made(Straight), torch.zeros(2, 8), name="own")
+    with (
+        isthmus.join(plan_for(graph), made(Straight), squares) as first,
+        isthmus.join(plan_for(graph), made(Straight), squares) as second,
+    ):
+        for run in (first, second):
+            run.step(batches()[0])
+        first.save(tmp_path)
+        first.save(tmp_path)
+        with pytest.raises(CheckpointError, match="another run is using this folder"):
+            second.save(tmp_path)
+        first.close()
+        second.save(tmp_path)
+
+
 def test_a_checkpoint_that_does_not_fit_is_not_trained_over(tmp_path: Path) -> None:
     graph = isthmus.capture(made(Straight), torch.zeros(2, 8), name="own")
     with isthmus.join(plan_for(graph), made(Straight), squares) as run:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from isthmus.deploy import local
-from isthmus.deploy.engine import Ended, Said
+from isthmus.deploy.engine import Ended, Garbled, Said, Silent
 from isthmus.errors import RunError
 from isthmus.plan.types import Pipeline
 from isthmus.runtime.program import programs
@@ -27,13 +29,20 @@ print(child.pid, file=sys.stderr, flush=True)
 """
 
 
-def started(monkeypatch: pytest.MonkeyPatch, code: str, setting: local.Setting | None = None) -> local._Processes:
+HELLO = 'import os, time; os.write(1, b\'{"is": "hello"}\\n\'); '
+
+
+def started(
+    monkeypatch: pytest.MonkeyPatch, code: str, setting: local.Setting | None = None, silence: float = 30.0
+) -> local._Processes:
     monkeypatch.setattr(local, "_COMMAND", (sys.executable, "-S", "-c", code))
     file = two_stages()
     part = file.plan.parts[0]
     assert isinstance(part, Pipeline) and file.cluster is not None
     program = programs(file.plan, file.cluster, {part.job.name: graph()})[A]
-    return local.LocalEngine(setting).start({A: Order(program=program, model=graph().digest, first=0, stop=1)})
+    return local.LocalEngine(setting, silence=silence).start(
+        {A: Order(program=program, model=graph().digest, first=0, stop=1)}
+    )
 
 
 @pytest.mark.parametrize("then", ["sys.exit(3)", "time.sleep(20)"])
@@ -95,3 +104,51 @@ def test_half_a_line_is_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
     with started(monkeypatch, code) as running:
         ended = running.next(timeout=5.0)
         assert ended is not None and ended.news == Ended(exit_code=-9, signal="SIGKILL")
+
+
+@pytest.mark.parametrize("line", ["oops", '{"is": "stepped"}', '{"is": "hello", "more": 1}', "\\xff"])
+def test_a_line_that_is_no_event_is_told(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """The thread that reads it used to die, and the run to wait for ever."""
+    with started(monkeypatch, f"import os, time; os.write(1, b'{line}\\n'); time.sleep(20)") as running:
+        told = running.next(timeout=5.0)
+        assert told is not None and isinstance(told.news, Garbled) and told.worker == A
+        assert running.next(timeout=0.2) is None
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_worker_without_a_sign_of_life_is_told_once(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+    code = HELLO + ("os.kill(os.getpid(), 19)" if stopped else "time.sleep(20)")
+    with started(monkeypatch, code, silence=0.5) as running:
+        began = time.monotonic()
+        told = running.next(timeout=5.0)
+        assert told is not None and isinstance(told.news, Silent) and told.worker == A
+        assert 0.4 < time.monotonic() - began < 3.0 and ("was stopped" in told.news.state) == stopped
+        assert running.next(timeout=0.8) is None
+        began = time.monotonic()
+    assert time.monotonic() - began < 1.0
+
+
+def test_signs_of_life_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker may compute for as long as it likes."""
+    code = HELLO + '[(os.write(1, b\'{"is": "alive"}\\n\'), time.sleep(0.05)) for _ in range(400)]'
+    with started(monkeypatch, code, silence=0.5) as running:
+        assert running.next(timeout=1.5) is None
+
+
+def test_the_guard_cleans_up_after_a_parent_that_is_gone(tmp_path: Path) -> None:
+    """Of two groups of processes the one that was taken off its list stays."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "store").write_text("x")
+    first, second = (subprocess.Popen(["sleep", "20"], start_new_session=True) for _ in range(2))
+    try:
+        guard = local._Guard(folder)
+        for word in (f"+{first.pid}", f"+{second.pid}", f"-{second.pid}"):
+            guard.tell(word)
+        assert alive(first.pid)
+        guard.close()
+        assert first.wait() == -signal.SIGKILL and alive(second.pid) and not folder.exists()
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.wait()

@@ -13,9 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from safetensors import safe_open
 
 import isthmus
-from isthmus.deploy.engine import Kept, Notice
+from isthmus.deploy.engine import Interrupt, Kept, Notice, Passed, Resumed
+from isthmus.deploy.local import LocalEngine
 from isthmus.errors import CheckpointError, PlanError, RunError
 from isthmus.runtime.checkpoint import latest
 from isthmus.runtime.protocol import Ready, Stepped
@@ -27,6 +29,7 @@ from tests.deploy.jobs import (
     B,
     alive,
     children,
+    graph,
     plain_losses,
     two_replicas,
     two_stages,
@@ -119,8 +122,118 @@ def test_a_checkpoint_of_another_job(tmp_path: Path) -> None:
         assert caught.value.found == found
 
 
-def test_a_parent_that_is_killed(tmp_path: Path) -> None:
-    """Nobody is there to end the workers: they end themselves."""
+def test_a_changed_float_is_found_and_the_checkpoint_before_it_used(tmp_path: Path) -> None:
+    """It was trained on, with a loss of 1e28, and saved over good checkpoints."""
+    isthmus.train(two_replicas(), steps=4, checkpoint=tmp_path, every=2, trusted=CODE)
+    damaged = tmp_path / "step-00000004"
+    part = next(damaged.glob("*.safetensors"))
+    data = bytearray(part.read_bytes())
+    data[-4:] = torch.tensor([1e28]).numpy().tobytes()
+    part.write_bytes(data)
+    heard: list[object] = []
+    result = isthmus.train(
+        two_stages(), steps=6, checkpoint=tmp_path, resume=True, trusted=CODE, listen=lambda n: heard.append(n.news)
+    )
+    passed, resumed = (next(n for n in heard if isinstance(n, kind)) for kind in (Passed, Resumed))
+    assert passed.path == damaged and str(part) in passed.why and "changed after it was saved" in passed.why
+    assert passed.aside == tmp_path / "step-00000004.damaged" and passed.aside.is_dir()
+    assert resumed == Resumed(step=2, path=tmp_path / "step-00000002")
+    assert result.losses == pytest.approx(plain_losses(6)[2:], rel=1e-5)
+    assert {path.name for path in tmp_path.glob("step-*")} == {
+        "step-00000002", "step-00000004.damaged", "step-00000006"
+    }  # fmt: skip
+
+
+def test_two_runs_in_one_folder(tmp_path: Path) -> None:
+    """The second is refused before it touches anything; the first goes on to its end."""
+    refused: list[CheckpointError] = []
+
+    def second(notice: Notice) -> None:
+        if isinstance(notice.news, Stepped) and not refused:
+            with pytest.raises(CheckpointError, match="another run is using this folder") as caught:
+                isthmus.train(two_stages(), checkpoint=tmp_path, resume=True, trusted=CODE)
+            refused.append(caught.value)
+
+    result = isthmus.train(two_stages(), steps=2, checkpoint=tmp_path, trusted=CODE, listen=second)
+    assert refused[0].found is not None and f"process {os.getpid()} on host " in refused[0].found
+    assert result.checkpoint is not None
+    runs = {json.loads((result.checkpoint / "manifest.json").read_text())["run"]}
+    for part in result.checkpoint.glob("*.safetensors"):
+        with safe_open(part, framework="pt") as file:
+            runs.add(file.metadata()["run"])
+    assert len(runs) == 1 and len(runs.pop()) == 16
+
+
+def test_another_precision_and_a_changed_model_are_noted(tmp_path: Path) -> None:
+    """A run in fp16 saved the factor on its loss too: a run in fp32 has no use for it, and must not be led astray."""
+    first = isthmus.train(two_stages(), steps=2, checkpoint=tmp_path, trusted=CODE)
+    assert first.checkpoint is not None
+    manifest = first.checkpoint / "manifest.json"
+    changes = {"precision": "fp16", "loss_scale": {"value": 2.0**40, "steps": 7}}
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
+    job = msgspec.structs.replace(JOB, model="tests.deploy.models:changed_gpt")
+    heard: list[Resumed] = []
+
+    def listen(notice: Notice) -> None:
+        if isinstance(notice.news, Resumed):
+            heard.append(notice.news)
+
+    same = isthmus.train(two_stages(), steps=4, checkpoint=tmp_path, resume=True, trusted=CODE, listen=listen)
+    assert same.losses == pytest.approx(plain_losses(4)[2:], rel=1e-5)
+    (note,) = heard[0].notes
+    assert "saved by a run in fp16, and this run computes in fp32" in note
+    code = (job.model, DATA)
+    isthmus.train(two_stages(job), steps=6, checkpoint=tmp_path, resume=True, trusted=code, listen=listen)
+    (note,) = heard[1].notes
+    assert "the model's code has changed since" in note and graph().digest[:12] in note
+    assert graph(job.model).digest[:12] in note and graph(job.model).parameters == graph().parameters
+
+
+def test_a_worker_that_is_stopped_ends_the_run_by_name() -> None:
+    """The others wait for it for ever, and so did the run."""
+    workers: dict[int, str] = {}
+
+    def stop(notice: Notice) -> None:
+        if isinstance(notice.news, Stepped) and not workers:
+            workers.update(children(os.getpid()))
+            os.kill(next(process for process, device in workers.items() if device == B), signal.SIGSTOP)
+
+    with pytest.raises(RunError, match=r"gave no sign of life for \d+ s, since \d\d:\d\d:\d\d") as caught:
+        isthmus.train(two_stages(), steps=100_000, trusted=CODE, engine=LocalEngine(silence=1.5), listen=stop)
+    assert caught.value.where is not None and caught.value.where.startswith(f"worker {B}, stage 1, step ")
+    assert caught.value.found is not None and "was stopped by a signal" in caught.value.found
+    assert A not in caught.value.found and set(workers.values()) == {A, B} and not any(map(alive, workers))
+
+
+def test_a_worker_that_computes_for_long_is_not_silent() -> None:
+    """Its block takes longer than a worker may be silent; the others wait for it."""
+    job = msgspec.structs.replace(JOB, loss="tests.deploy.models:slow_loss")
+    result = isthmus.train(two_stages(job), steps=1, trusted=(*CODE, job.loss), engine=LocalEngine(silence=1.0))
+    assert result.steps == 1 and result.seconds[0] > 2.5
+
+
+def test_interrupted_twice_while_a_worker_is_stopped() -> None:
+    workers: dict[int, str] = {}
+    began = 0.0
+
+    def stop(notice: Notice) -> None:
+        nonlocal began
+        if isinstance(notice.news, Stepped) and not workers:
+            workers.update(children(os.getpid()))
+            os.kill(min(workers), signal.SIGSTOP)
+            began = time.monotonic()
+            os.kill(os.getpid(), signal.SIGINT)
+        if isinstance(notice.news, Interrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        isthmus.train(two_stages(), steps=100_000, trusted=CODE, listen=stop)
+    assert time.monotonic() - began < 5.0 and len(workers) == 2 and not any(map(alive, workers))
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_parent_that_is_killed(tmp_path: Path, stopped: bool) -> None:
+    """Nobody is there to end the workers: they end themselves; one that is stopped cannot, and is ended."""
     plan = written(tmp_path, two_stages())
     code = (
         "import isthmus\n"
@@ -135,11 +248,13 @@ def test_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert any("Stepped(step=1" in line for line in parent.stdout)
     workers = children(parent.pid)
     assert set(workers.values()) == {A, B} and all(map(alive, workers))
+    if stopped:
+        os.kill(min(workers), signal.SIGSTOP)
     parent.kill()
     parent.wait()
     parent.stdout.close()
     deadline = time.monotonic() + 10
-    while any(map(alive, workers)) and time.monotonic() < deadline:
+    while (any(map(alive, workers)) or list(folder.glob("isthmus-*"))) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(map(alive, workers)) and not list(folder.glob("isthmus-*"))
 

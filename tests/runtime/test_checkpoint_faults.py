@@ -17,14 +17,25 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from isthmus.errors import CheckpointError
 from isthmus.model.job import Job, Optimizer
-from isthmus.runtime.checkpoint import Cut, Piece, export, finish, latest, open_checkpoint, write_part
+from isthmus.runtime.checkpoint import (
+    Cut,
+    Piece,
+    export,
+    finish,
+    latest,
+    newest_whole,
+    open_checkpoint,
+    write_part,
+)
 from isthmus.runtime.manifest import read_manifest
+from isthmus.runtime.saving import set_aside
 from tests.conftest import ROOT
 from tests.runtime.saved_states import (
     SHAPES,
@@ -369,6 +380,72 @@ def test_one_wrong_bit_is_found_by_its_hash(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="changed after it was saved") as caught:
         open_checkpoint(path, verify=True)
     assert caught.value.where == str(path / SECOND)
+
+
+def change_one_float(path: Path) -> None:
+    """The last of the file; its size and its header stay as they are."""
+    data = bytearray(path.read_bytes())
+    data[-4:] = np.float32(1e28).tobytes()
+    path.write_bytes(data)
+
+
+def test_the_newest_whole_checkpoint_is_found_behind_damaged_ones(folder: Path) -> None:
+    """One float, a missing manifest, a part that is gone; at last none is whole."""
+    for step in (1, 2, 3, 4):
+        save(folder, step, keep=9)
+    change_one_float(folder / "step-00000004" / FIRST)
+    (folder / "step-00000003" / "manifest.json").unlink()
+    (folder / "step-00000002" / SECOND).unlink()
+    whole, refused = newest_whole(folder)
+    assert whole is not None and whole.path == folder / "step-00000001"
+    assert_holds(whole, state_of(1))
+    assert [found.path.name[-1] for found in refused] == ["4", "3", "2"]
+    assert "changed after it was saved" in str(refused[0].error) and FIRST in str(refused[0].error)
+    change_one_float(folder / "step-00000001" / FIRST)
+    with pytest.raises(CheckpointError, match="no checkpoint here is whole"):
+        newest_whole(folder)
+    assert newest_whole(folder / "none") == (None, [])
+
+
+def test_one_that_is_set_aside_is_never_removed_nor_read(folder: Path) -> None:
+    save(folder, 1)
+    damaged = save(folder, 2)
+    change_one_float(damaged / FIRST)
+    assert set_aside(damaged) == folder / "step-00000002.damaged"
+    for step in (2, 3):
+        save(folder, step)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"step-00000002.damaged", "step-00000002", "step-00000003"}
+    assert set_aside(folder / "step-00000002") == folder / "step-00000002.damaged-2"
+    assert latest(folder) == folder / "step-00000003"
+
+
+def test_a_part_with_one_other_float_is_not_finished(folder: Path) -> None:
+    """Its size is right. The checkpoint before stays, although only one is kept."""
+    save(folder, 1, keep=1)
+    parts = parts_of(folder, 2, state_of(2))
+    change_one_float(folder / "step-00000002.partial" / SECOND)
+    with pytest.raises(CheckpointError, match="changed after it was written") as caught:
+        finish(folder, parts, header(2), keep=1)
+    assert caught.value.found is not None and caught.value.found.startswith("hash ")
+    assert latest(folder) == folder / "step-00000001"
+
+
+def test_a_part_of_another_run_is_refused_when_finished_and_when_read(folder: Path) -> None:
+    pieces = halves(state_of(1))
+    mine = write_part(folder, 1, "here/T4/0", pieces[0], run="mine")
+    other = write_part(folder, 1, "there/T4/0", pieces[1], run="other")
+    own = msgspec.structs.replace(header(1), run="mine")
+    with pytest.raises(CheckpointError, match="part of run 'other'"):
+        finish(folder, [mine, other], own)
+    again = write_part(folder, 1, "there/T4/0", pieces[1], run="mine")
+    path = finish(folder, [mine, again], own)
+    assert_holds(open_checkpoint(path, verify=True), state_of(1))
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["run"] == "mine"
+    (path / "manifest.json").write_text(json.dumps(manifest | {"run": "other"}))
+    with pytest.raises(CheckpointError, match="another run wrote this file"):
+        open_checkpoint(path).read("in.weight", "weight")
 
 
 def test_a_manifest_is_the_same_after_a_round_trip(folder: Path) -> None:

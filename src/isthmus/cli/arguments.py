@@ -206,9 +206,12 @@ def _train(parser: Parser) -> None:
     parser.add_argument("--emulate", action="store_true", help="act out the cluster here: its links, slow devices")
     parser.add_argument("--profile", metavar="FILE", action="append", default=[], help=_PROFILE_HELP)
     parser.add_argument("--nccl", action="store_true", help="GPUs that have one worker each talk over NCCL")
+    parser.add_argument(
+        "--ignore-memory", action="store_true", help="start even if workers need more memory than is free here"
+    )
     parser.add_argument("--checkpoint", metavar="DIR", help="save here at the end, and when interrupted")
     parser.add_argument("--every", type=_whole, metavar="N", help="also save after every N steps")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint there, if there is one")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint there, if any")
     parser.add_argument("--export", metavar="FILE", help="write the trained weights as one safetensors file")
     parser.add_argument("--trace", metavar="FILE", help="write the last step, as measured and as predicted")
     parser.add_argument("--events", metavar="FILE", help="write what happens, one JSON object a line")

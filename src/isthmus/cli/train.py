@@ -136,12 +136,15 @@ def _trained(
     (job,) = jobs_of_plan(priced.plan)[:1]
     workers = len(priced.price.memory)
     if args.resume:
-        newest = latest(args.checkpoint)
-        progress.phase(f"Going on from {newest}" if newest else f"No checkpoint in {args.checkpoint}: from step 1")
+        some = latest(args.checkpoint)
+        text = (
+            "Looking for the newest whole checkpoint in" if some else "Beginning at step 1: there is no checkpoint in"
+        )
+        progress.phase(f"{text} {args.checkpoint}")
     steps = args.steps or job.steps
     with contextlib.ExitStack() as open_files:
         emulation = _emulation(args, priced, open_files)
-        engine = LocalEngine(emulation, nccl=args.nccl)
+        engine = LocalEngine(emulation, nccl=args.nccl, ignore_memory=args.ignore_memory)
         progress.phase(engine.describe(workers))
         left_out = (text for graph in priced.models.values() for text in unreached(graph))
         for note in (*left_out, *(emulation.world.notes if emulation is not None else ())):

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from isthmus.deploy.engine import Interrupt, Kept, Notice, Said
+from isthmus.deploy.engine import Garbled, Interrupt, Kept, Notice, Passed, Resumed, Said, Silent
 from isthmus.errors import FileError, UsageError
 from isthmus.model.job import Job
 from isthmus.plan.file import plan_digest
@@ -79,6 +79,11 @@ class Bar(_Watch):
                 self._say(f"{notice.worker} | {line}")
             case Kept(path=path):
                 self._say(f"saved {path}")
+            case Passed(path=path, why=why, aside=aside):
+                self._say(f"passing over a damaged checkpoint: {why}" + (f" It is now {aside}" if aside else ""))
+            case Resumed(step=number, path=path, notes=notes):
+                for text in (f"going on from {path}, after step {number}", *(f"note: {note}" for note in notes)):
+                    self._say(text)
             case Interrupt():
                 self._say("stopping after this step; once more stops at once")
             case _:
@@ -128,6 +133,10 @@ class EventFile(_Watch):
                 self._write("ready", worker=notice.worker)
             case Stepped(step=step, loss=loss, norm=norm, seconds=seconds, skipped=skipped):
                 self._write("step", step=step + 1, loss=loss, norm=norm, seconds=seconds, skipped=skipped)
+            case Passed(path=path, why=why, aside=aside):
+                self._write("damaged", path=str(path), what=why, aside=None if aside is None else str(aside))
+            case Resumed(step=step, path=path, notes=notes):
+                self._write("resume", step=step, path=str(path), notes=notes)
             case Kept(step=step, path=path):
                 self._write("checkpoint", step=step, path=str(path))
             case Said(line=line):
@@ -138,6 +147,12 @@ class EventFile(_Watch):
                 self._write("done", worker=notice.worker, bytes_sent=sent, memory=memory)
             case Failed(what=what):
                 self._write("failed", worker=notice.worker, what=what)
+            case Silent(seconds=seconds, state=state):
+                self._write("silent", worker=notice.worker, seconds=seconds, state=state)
+            case Garbled(line=line):
+                self._write(
+                    "failed", worker=notice.worker, what=f"it told something that is not an event: {line[:100]}"
+                )
             case _:
                 pass
 

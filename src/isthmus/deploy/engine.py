@@ -10,7 +10,20 @@ from typing import NamedTuple, Protocol, Self
 
 from isthmus.runtime.protocol import Event, Order
 
-__all__ = ["Ended", "Engine", "Interrupt", "Kept", "News", "Notice", "Running", "Said"]
+__all__ = [
+    "Ended",
+    "Engine",
+    "Garbled",
+    "Interrupt",
+    "Kept",
+    "News",
+    "Notice",
+    "Passed",
+    "Resumed",
+    "Running",
+    "Said",
+    "Silent",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +43,41 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Silent:
+    """A worker gave no sign of life for so many seconds; `state` says what is seen of its process."""
+
+    seconds: float
+    state: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Garbled:
+    """A worker told something that is no event; it is not listened to any more."""
+
+    line: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Interrupt:
     """Somebody wants the run to stop; comes from no worker."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passed:
+    """A damaged checkpoint was passed over; `aside` is where it lies now. Comes from no worker."""
+
+    path: Path
+    why: str
+    aside: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """Training goes on from a checkpoint; `notes` are what differs from the run that saved it. Comes from no worker."""
+
+    step: int
+    path: Path
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +88,7 @@ class Kept:
     path: Path
 
 
-News = Event | Said | Ended | Interrupt | Kept
+News = Event | Said | Ended | Silent | Garbled | Interrupt | Passed | Resumed | Kept
 
 
 class Notice(NamedTuple):
@@ -75,6 +121,9 @@ class Running(Protocol):
 
 class Engine(Protocol):
     """A way to run workers."""
+
+    def check_memory(self, own: Mapping[str, float], building: float) -> None:
+        """RunError if memory is short: bytes that each worker trains with, and that each needs to build the model."""
 
     def start(self, orders: Mapping[str, Order]) -> Running:
         """Starts a worker for each device."""

@@ -7,8 +7,10 @@ all workers share one interpreter and one machine: Python's part of their work t
 from __future__ import annotations
 
 import copy
+import secrets
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -32,16 +34,18 @@ from isthmus.plan.resolve import Resolved, resolve
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
 from isthmus.runtime.channel import ChannelError, Network
-from isthmus.runtime.checkpoint import Checkpoint, assemble, latest, open_checkpoint
+from isthmus.runtime.checkpoint import Checkpoint, assemble, newest_whole, open_checkpoint
 from isthmus.runtime.dataset import described
 from isthmus.runtime.draws import draws_of
+from isthmus.runtime.folder_lock import lock_folder
 from isthmus.runtime.loss import CheckedLoss
-from isthmus.runtime.manifest import Header, SavedScale
+from isthmus.runtime.manifest import MANIFEST, Header, SavedScale
 from isthmus.runtime.program import Program, programs
 from isthmus.runtime.saving import Piece, finish, write_part
 from isthmus.runtime.serve import failed
 from isthmus.runtime.serving import cast_example, cut_model, kept_buffers
 from isthmus.runtime.state import load_state, saved_pieces
+from isthmus.runtime.tensor_file import writing
 from isthmus.runtime.worker import DTYPES, Worker
 
 __all__ = ["Joined"]
@@ -78,6 +82,8 @@ class Joined:
         self._batch: tuple[Example, Any] | None = None
         self._crew: _Crew | None = None
         self._closed: str | None = None  # why
+        self._run = secrets.token_hex(8)
+        self._folders: dict[Path, ExitStack] = {}  # those that it saved to, which are its own until it is closed
 
     def __enter__(self) -> Self:
         return self
@@ -120,12 +126,16 @@ class Joined:
         return state | {other: state[name] for other, name in _other_names(self._model).items() if name in state}
 
     def save(self, folder: str | Path) -> Path:
-        """Writes a checkpoint as `isthmus train --checkpoint` does; `resume` and `isthmus train --resume` read it."""
+        """Writes a checkpoint as `isthmus train --checkpoint` does; `resume` and `isthmus train --resume` read it.
+
+        No other run can save to the folder until this one is closed.
+        """
         crew, step = self._ready(), self.step_number
+        self._own(Path(folder).absolute())
 
         def write(worker: Worker) -> Any:
             pieces = saved_pieces(worker)
-            return write_part(Path(folder), step, worker.program.device, pieces) if pieces else None
+            return write_part(Path(folder), step, worker.program.device, pieces, run=self._run) if pieces else None
 
         with self._closing():
             parts = [part for part in crew.all(write, step).values() if part is not None]
@@ -138,15 +148,27 @@ class Joined:
             updates=self._updates,
             samples=step * self.job.batch,
             loss_scale=SavedScale(value=scale.value, steps=scale.good) if scale.used else None,
+            run=self._run,
         )
         return finish(Path(folder), parts, header)
 
     def close(self) -> None:
         """Ends all threads; the weights are gone with them."""
         self._closed = self._closed or "the run was closed"
+        while self._folders:
+            self._folders.popitem()[1].close()
         if self._crew is not None:
             self._crew.close()
             self._crew = None
+
+    def _own(self, folder: Path) -> None:
+        """Locks a folder of checkpoints, once."""
+        if folder not in self._folders:
+            with writing(folder, next="Name a folder that can be written to"):
+                folder.mkdir(parents=True, exist_ok=True)
+            held = ExitStack()
+            held.enter_context(lock_folder(folder, self._run))
+            self._folders[folder] = held
 
     @contextmanager
     def _closing(self) -> Iterator[None]:
@@ -185,14 +207,10 @@ class Joined:
     def _load(self, crew: _Crew, checkpoint: Checkpoint) -> None:
         manifest = checkpoint.manifest
         checkpoint.fits(crew.graph)
+        for note in checkpoint.differences(crew.graph, self._part.precision):
+            warnings.warn(note, stacklevel=5)
         self.step_number, self._updates = manifest.step, manifest.updates
-
-        def load(worker: Worker) -> None:
-            load_state(worker, checkpoint, manifest.updates)
-            if scale := manifest.loss_scale:
-                worker.scale.value, worker.scale.good = scale.value, scale.steps
-
-        crew.all(load, manifest.step)
+        crew.all(lambda worker: load_state(worker, checkpoint, manifest.updates), manifest.step)
 
     def _samples(self, numbers: Sequence[int]) -> tuple[Example, Any]:
         """Rows of the present batch; they are asked for in intervals."""
@@ -372,8 +390,11 @@ def _other_names(model: nn.Module) -> dict[str, str]:
 
 
 def _opened(path: Path) -> Checkpoint:
-    """The checkpoint, or the newest of a folder of them."""
-    return open_checkpoint(latest(path) or path)
+    """The checkpoint, or the newest whole one of a folder of them; every byte is read and compared with its hash."""
+    found, refused = (None, []) if (path / MANIFEST).exists() else newest_whole(path)
+    for damaged in refused:
+        warnings.warn(f"a damaged checkpoint is passed over: {damaged.error}", stacklevel=4)
+    return found or open_checkpoint(path, verify=True)
 
 
 def _device(index: int) -> torch.device:

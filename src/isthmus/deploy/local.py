@@ -1,8 +1,8 @@
 """The engine that needs nothing but this machine: one process for each device of the plan.
 
 Processes find each other through a file in a private folder, and talk over loopback only; in an emulated world each
-runs on its host there, and they talk over its links. Each is the leader of a
-session of its own, so that Ctrl-C reaches the parent alone; its standard input is held by the parent, and ends with it.
+runs on its host there, and they talk over its links. Each is the leader of a session of its own, so that Ctrl-C
+reaches the parent alone; it ends with the parent (serve.py), and what it has started ends with the guard (guard.py).
 """
 
 from __future__ import annotations
@@ -26,13 +26,18 @@ from typing import Protocol, Self
 
 import msgspec
 
-from isthmus.deploy.engine import Ended, Interrupt, Notice, Said
-from isthmus.runtime.protocol import Clock, Command, Event, Hello, Order, Place, Start
+from isthmus.deploy import guard
+from isthmus.deploy.engine import Ended, Garbled, Interrupt, Notice, Said, Silent
+from isthmus.deploy.free_memory import check_fit, free_on_gpus, free_on_host, gpu_needs, host_needs
+from isthmus.runtime.protocol import Alive, Clock, Command, Event, Hello, Order, Place, Start
 
 __all__ = ["LocalEngine", "Setting"]
 
 _LAST_LINES = 20
-_LOOK = 1.0  # seconds between two looks at where silent workers run
+_LOOK = 1.0  # seconds between two looks at workers and at where they run
+_SILENCE = 30.0  # seconds without a sign of life; some calls hold Python's lock for seconds, and that is no fault
+_STARTING = 4.0  # times as long may pass before the first: many processes begin at once
+_BEATS = 10  # signs of life in that time
 _LAST_WORDS = 1.0  # seconds to read what an ended worker has told and printed
 _COMMAND = (sys.executable, "-P", "-m", "isthmus.runtime.serve")  # -P: no file of the working directory hides a module
 
@@ -60,16 +65,37 @@ class Setting(Protocol):
 class LocalEngine:
     """Workers as processes of this machine, whatever devices the plan has."""
 
-    def __init__(self, setting: Setting | None = None, *, nccl: bool = False) -> None:
-        """`nccl`: GPUs that have one worker each talk over it."""
-        self._setting, self._nccl = setting, nccl
+    def __init__(
+        self,
+        setting: Setting | None = None,
+        *,
+        nccl: bool = False,
+        silence: float = _SILENCE,
+        ignore_memory: bool = False,
+    ) -> None:
+        """`nccl`: GPUs that have one worker each talk over it. `silence`: seconds that no worker may be silent.
+
+        `ignore_memory`: workers start even if they are predicted to need more memory than is free.
+        """
+        self._setting, self._nccl, self._silence = setting, nccl, silence
+        self._ignore_memory = ignore_memory
+
+    def check_memory(self, own: Mapping[str, float], building: float) -> None:
+        """RunError if the workers need more than is free on this machine or on one of its GPUs."""
+        if self._ignore_memory:
+            return
+        count = _accelerators() if self._setting is None else 0
+        check_fit("this machine", host_needs(own, building, on_gpus=count > 0), free_on_host())
+        for number, (needs, free) in enumerate(zip(gpu_needs(own, count), free_on_gpus(count), strict=True)):
+            check_fit(f"cuda:{number}", needs, free)
 
     def start(self, orders: Mapping[str, Order]) -> _Processes:
-        """A process for each."""
+        """A process for each. The calling thread must outlive the run: the kernel ends workers with it."""
         folder = Path(tempfile.mkdtemp(prefix="isthmus-"))  # mode 0700
         places = [self._place(device, number, len(orders), folder) for number, device in enumerate(orders)]
         check = self._setting.check if self._setting is not None else lambda: None
-        return _Processes(folder, orders, dict(zip(orders, places, strict=True)), self._command, check)
+        named = dict(zip(orders, places, strict=True))
+        return _Processes(folder, orders, named, self._command, check, self._silence)
 
     def describe(self, workers: int) -> str:
         """Where they run."""
@@ -87,13 +113,17 @@ class LocalEngine:
         return command if self._setting is None else self._setting.command(device, command)
 
     def _place(self, device: str, number: int, workers: int, folder: Path) -> Place:
-        store = str(folder / "store")
+        store, parent, beat = str(folder / "store"), os.getpid(), self._silence / _BEATS
         if self._setting is not None:
             interface, slower = self._setting.interface, self._setting.slower(device)
-            return Place(store=store, device="cpu", threads=1, interface=interface, slower=slower)
+            return Place(
+                store=store, device="cpu", threads=1, interface=interface, slower=slower, parent=parent, beat=beat
+            )
         count = _accelerators()
         return Place(
             store=store,
+            parent=parent,
+            beat=beat,
             device=f"cuda:{number % count}" if count else "cpu",
             threads=max(1, _cores() // workers),
             nccl=self._nccl and count >= workers,
@@ -110,15 +140,18 @@ class _Processes:
         places: Mapping[str, Place],
         command: Callable[[str], Sequence[str]],
         check: Callable[[], None],
+        silence: float,
     ) -> None:
-        """`folder` goes with them; `check` raises if where they run has gone."""
+        """`folder` goes with them; `check` raises if where they run has gone; `silence`: seconds that are too many."""
         self._notices: SimpleQueue[Notice] = SimpleQueue()
-        self._folder, self._check = folder, check
+        self._folder, self._check, self._silence = folder, check, silence
         self._workers: dict[str, _Process] = {}
+        self._guard = _Guard(folder)
+        self._looked = self._excused = time.monotonic()
         try:
             for device, order in orders.items():
                 start = Start(order=order, place=places[device])
-                self._workers[device] = _Process(device, command(device), start, self._notices)
+                self._workers[device] = _Process(device, command(device), start, self._notices, self._guard)
         except BaseException:
             self._end()
             raise
@@ -134,10 +167,12 @@ class _Processes:
     def next(self, timeout: float | None = None) -> Notice | None:
         """The next notice."""
         end = math.inf if timeout is None else time.monotonic() + timeout
+        pause = min(_LOOK, self._silence / _BEATS)
         while True:
+            if time.monotonic() >= self._looked + pause:
+                self._look()
             with contextlib.suppress(Empty):
-                return self._notices.get(timeout=max(0.0, min(_LOOK, end - time.monotonic())))
-            self._check()
+                return self._notices.get(timeout=max(0.0, min(pause, end - time.monotonic())))
             if time.monotonic() >= end:
                 return None
 
@@ -149,19 +184,60 @@ class _Processes:
         """An Interrupt among the notices; a SimpleQueue may be put to from a signal handler."""
         self._notices.put(Notice("", Interrupt()))
 
+    def _look(self) -> None:
+        """Looks at where workers run, and who of them is silent: each of those is told once."""
+        self._check()
+        now = time.monotonic()
+        if now - self._looked > self._silence / 2:  # this process was held up itself: signs of life may lie unread
+            self._excused = now
+        self._looked = now
+        for device, process in self._workers.items():
+            seconds = now - max(process.heard, self._excused)
+            if seconds > self._silence * (1.0 if process.begun else _STARTING) and not process.ended:
+                process.heard = math.inf
+                self._notices.put(Notice(device, Silent(seconds=seconds, state=process.state())))
+
     def _end(self) -> None:
         for process in self._workers.values():
             process.kill()
         for process in self._workers.values():
             process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._guard.close()
+
+
+class _Guard:
+    """The process that ends what workers have started, should this one be killed."""
+
+    def __init__(self, folder: Path) -> None:
+        words = [sys.executable, "-I", "-S", str(guard.__file__), str(folder)]
+        self._popen = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+        self._lock = threading.Lock()
+
+    def tell(self, what: str) -> None:
+        """`+PID` for a worker that is there, `-PID` for one that is gone."""
+        assert self._popen.stdin is not None
+        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):  # it was killed, or closed
+            self._popen.stdin.write(what.encode() + b"\n")
+            self._popen.stdin.flush()
+
+    def close(self) -> None:
+        """The run is over."""
+        assert self._popen.stdin is not None
+        with self._lock, contextlib.suppress(BrokenPipeError):
+            self._popen.stdin.close()
+        self._popen.wait()
 
 
 class _Process:
     """One worker: two threads read what it tells and what it prints, and close these pipes; a third sees its end."""
 
-    def __init__(self, device: str, command: Sequence[str], start: Start, notices: SimpleQueue[Notice]) -> None:
-        self._device, self._notices = device, notices
+    def __init__(
+        self, device: str, command: Sequence[str], start: Start, notices: SimpleQueue[Notice], guard: _Guard
+    ) -> None:
+        self.begun = self.ended = False  # whether it told anything, and whether it is gone
+        self.heard = time.monotonic()  # when it last told anything
+        self._device, self._notices, self._guard = device, notices, guard
         self._lock, self._reaping = threading.Lock(), threading.Lock()
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._popen = subprocess.Popen(
@@ -171,6 +247,7 @@ class _Process:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+        guard.tell(f"+{self._popen.pid}")
         self._printed = threading.Thread(target=self._listen, name=f"{device} prints", daemon=True)
         self._told = threading.Thread(target=self._read, name=f"{device} tells", daemon=True)
         self._seen = threading.Thread(target=self._watch, name=f"{device} ends", daemon=True)
@@ -199,11 +276,24 @@ class _Process:
         with self._lock, contextlib.suppress(BrokenPipeError):  # of a line that it never read
             self._popen.stdin.close()
 
+    def state(self) -> str:
+        """What the system says of the process, for people."""
+        try:
+            letter = Path(f"/proc/{self._popen.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return f"process {self._popen.pid}"
+        stopped = (
+            " was stopped by a signal (SIGSTOP, or a debugger)" if letter in "Tt" else " is there but does not answer"
+        )
+        return f"process {self._popen.pid}{stopped}"
+
     def _watch(self) -> None:
         """Waits for its end and ends what it started, which may hold its pipes, while its number is still its own."""
         os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
+        self.ended = True
         with self._reaping:
             self._kill_group()
+            self._guard.tell(f"-{self._popen.pid}")
             exit_code = self._popen.wait()
         deadline = time.monotonic() + _LAST_WORDS
         for reader in (self._told, self._printed):
@@ -221,10 +311,15 @@ class _Process:
             for line in lines:
                 if not line.endswith(b"\n"):
                     break  # it was killed while it wrote
-                event: Event = msgspec.json.decode(line, type=Event)
+                try:
+                    event: Event = msgspec.json.decode(line, type=Event)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    self._notices.put(Notice(self._device, Garbled(line=line.decode(errors="replace").rstrip())))
+                    break
+                self.begun, self.heard = True, time.monotonic()
                 if isinstance(event, Hello):
                     self.tell(Clock(now=time.perf_counter()))
-                else:
+                elif not isinstance(event, Alive):
                     self._notices.put(Notice(self._device, event))
 
     def _listen(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import statistics
 import tempfile
@@ -12,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from isthmus.cost.timeline import Timeline
-from isthmus.deploy.engine import Ended, Engine, Interrupt, Kept, Notice, Running
+from isthmus.deploy.engine import Ended, Engine, Garbled, Interrupt, Kept, Notice, Passed, Resumed, Running, Silent
 from isthmus.deploy.measured import measured_timeline
 from isthmus.errors import CheckpointError, RunError
 from isthmus.model.graph import BlockGraph
@@ -22,6 +24,9 @@ from isthmus.model.job import Job
 from isthmus.runtime.manifest import Header, PartInfo
 from isthmus.runtime.program import Program
 from isthmus.runtime.protocol import STOP, Done, Failed, Order, Ready, Saving, Stepped, Wrote
+
+if TYPE_CHECKING:
+    from isthmus.runtime.checkpoint import Checkpoint
 
 __all__ = ["Listener", "RunResult", "RunSettings", "failure", "train"]
 
@@ -85,14 +90,48 @@ def train(
         aside = settings if settings.folder is not None else replace(settings, folder=Path(name))
         result = _trained(programs, graph, engine, aside, listen)
         assert result.checkpoint is not None
-        export(open_checkpoint(result.checkpoint), settings.export)
+        export(open_checkpoint(result.checkpoint, verify=True), settings.export)
     return result if settings.folder is not None else replace(result, checkpoint=None)
 
 
 def _trained(
     programs: Mapping[str, Program], graph: BlockGraph, engine: Engine, settings: RunSettings, listen: Listener
 ) -> RunResult:
-    first, resumed = _begin(next(iter(programs.values())), graph, settings)
+    run = secrets.token_hex(8)
+    with _own_folder(settings.folder, run):
+        return _followed(programs, graph, engine, settings, listen, run)
+
+
+@contextmanager
+def _own_folder(folder: Path | None, run: str) -> Iterator[None]:
+    """Makes the folder of checkpoints, and keeps other runs out of it."""
+    if folder is None:
+        yield
+        return
+    from isthmus.runtime.folder_lock import lock_folder
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(
+            "checkpoints cannot be written there",
+            where=str(folder),
+            found=str(error.strerror),
+            expected="a folder, or room for a new one",
+        ) from error
+    with lock_folder(folder, run):
+        yield
+
+
+def _followed(
+    programs: Mapping[str, Program],
+    graph: BlockGraph,
+    engine: Engine,
+    settings: RunSettings,
+    listen: Listener,
+    run: str,
+) -> RunResult:
+    first, resumed = _begin(next(iter(programs.values())), graph, settings, listen)
     orders = {
         device: Order(
             program=program,
@@ -100,6 +139,7 @@ def _trained(
             first=first,
             stop=settings.stop,
             folder=None if settings.folder is None else str(settings.folder.absolute()),
+            run=run,
             every=settings.every,
             resume=None if resumed is None else str(resumed.absolute()),
             record=settings.record,
@@ -107,29 +147,20 @@ def _trained(
         for device, program in programs.items()
     }
     if first >= settings.stop:
-        return _Run(programs, graph, settings, listen, resumed).result(first)
+        return _Run(programs, graph, settings, listen, resumed, run).result(first)
     with engine.start(orders) as running:
-        run = _Run(programs, graph, settings, listen, resumed)
+        followed = _Run(programs, graph, settings, listen, resumed, run)
         with _interrupts(running):
-            run.follow(running)
-        return run.result(first)
+            followed.follow(running)
+        return followed.result(first)
 
 
-def _begin(program: Program, graph: BlockGraph, settings: RunSettings) -> tuple[int, Path | None]:
+def _begin(program: Program, graph: BlockGraph, settings: RunSettings, listen: Listener) -> tuple[int, Path | None]:
     """The first step, and the checkpoint to begin with; what an ended run left unfinished goes."""
-    from isthmus.runtime.checkpoint import clear, latest, open_checkpoint
+    from isthmus.runtime.checkpoint import clear, latest
 
     if settings.folder is None:
         return 0, None
-    try:
-        settings.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CheckpointError(
-            "checkpoints cannot be written there",
-            where=str(settings.folder),
-            found=str(error.strerror),
-            expected="a folder, or room for a new one",
-        ) from error
     newest = latest(settings.folder)
     if newest is not None and not settings.resume:
         raise CheckpointError(
@@ -139,20 +170,38 @@ def _begin(program: Program, graph: BlockGraph, settings: RunSettings) -> tuple[
             next="Go on from it with --resume, or name another folder",
         )
     clear(settings.folder)
-    if newest is None:
+    checkpoint = _newest(settings.folder, listen) if settings.resume else None
+    if checkpoint is None:
         return 0, None
-    checkpoint = open_checkpoint(newest)
     checkpoint.fits(graph)
-    before, now = _what_is_trained(checkpoint.manifest.job), _what_is_trained(program.job)
+    _check_same_job(checkpoint, program.job)
+    saved = checkpoint.manifest
+    notes = checkpoint.differences(graph, program.precision)
+    listen(Notice("", Resumed(step=saved.step, path=checkpoint.path, notes=notes)))
+    return saved.step, checkpoint.path
+
+
+def _newest(folder: Path, listen: Listener) -> Checkpoint | None:
+    """The newest checkpoint that is whole to the last byte; newer ones that are not get another name."""
+    from isthmus.runtime.checkpoint import newest_whole
+    from isthmus.runtime.saving import set_aside
+
+    checkpoint, refused = newest_whole(folder)
+    for path, error in refused:
+        listen(Notice("", Passed(path=path, why=str(error), aside=set_aside(path))))
+    return checkpoint
+
+
+def _check_same_job(checkpoint: Checkpoint, job: Job) -> None:
+    before, now = _what_is_trained(checkpoint.manifest.job), _what_is_trained(job)
     if other := [field for field in now if before[field] != now[field]]:
         raise CheckpointError(
             f"the checkpoint is of another job: another {', '.join(other)}",
-            where=str(newest),
+            where=str(checkpoint.path),
             found=", ".join(f"{field} {before[field]}" for field in other),
             expected=", ".join(f"{field} {now[field]}" for field in other),
             next="Train with the job that it was saved by, or into another folder",
         )
-    return checkpoint.manifest.step, newest
 
 
 def _what_is_trained(job: Job) -> dict[str, object]:
@@ -171,7 +220,10 @@ class _Run:
         settings: RunSettings,
         listen: Listener,
         checkpoint: Path | None,
+        name: str,
     ) -> None:
+        """`name` is the run's identity."""
+        self._name = name
         self._programs, self._graph, self._settings, self._listen = programs, graph, settings, listen
         self._some = next(iter(programs.values()))
         self._checkpoint = checkpoint
@@ -190,7 +242,9 @@ class _Run:
                 continue
             self._listen(notice)
             news = notice.news
-            if isinstance(news, Failed) or (isinstance(news, Ended) and notice.worker not in self._done):
+            if isinstance(news, Silent):
+                raise self._silence(running, notice, news)
+            if isinstance(news, Failed | Garbled) or (isinstance(news, Ended) and notice.worker not in self._done):
                 raise self._reason(running, notice)
             if isinstance(news, Interrupt):
                 self._interrupt(running)
@@ -237,6 +291,7 @@ class _Run:
             updates=saving.updates,
             samples=step * self._some.job.batch,
             loss_scale=saving.loss_scale,
+            run=self._name,
         )
         written = [part for part in parts.values() if part is not None]
         self._checkpoint = finish(self._settings.folder, written, header, keep=self._settings.keep)
@@ -252,7 +307,7 @@ class _Run:
             notice = running.next(timeout=left)
             if notice is not None:
                 self._listen(notice)
-            if notice is None or not isinstance(notice.news, Failed | Ended) or notice.worker in self._done:
+            if notice is None or not isinstance(notice.news, Failed | Garbled | Ended) or notice.worker in self._done:
                 continue
             if isinstance(notice.news, Ended):
                 ended.add(notice.worker)
@@ -279,8 +334,16 @@ class _Run:
         program, news = self._programs[notice.worker], notice.news
         if isinstance(news, Failed):
             return failure(program, news)
+        where = self._where(notice.worker)
+        if isinstance(news, Garbled):
+            return RunError(
+                "the worker told something that is not an event",
+                where=where,
+                found=f"the line {news.line[:100]!r}",
+                expected="one JSON object a line, on a pipe that nothing else writes to",
+                next="Look for code that writes to file descriptors by their number",
+            )
         assert isinstance(news, Ended)
-        where = _where(program, self._steps[-1].step + 1 if self._steps else None)
         what = (
             f"the worker was killed ({news.signal})"
             if news.signal
@@ -293,6 +356,24 @@ class _Run:
             found=f"as its last line: {news.last[-1]}" if news.last else None,
             next=memory if news.signal == "SIGKILL" else None,
         )
+
+    def _silence(self, running: Running, first: Notice, news: Silent) -> RunError:
+        """Names everyone who is silent: a worker that stands still makes no other fall silent."""
+        others, deadline = [], time.monotonic() + _LAST_WORDS
+        while time.monotonic() < deadline and (notice := running.next(timeout=0.0)) is not None:
+            self._listen(notice)
+            if isinstance(notice.news, Silent):
+                others.append(f"worker {notice.worker}: {notice.news.state}")
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - news.seconds))
+        return RunError(
+            f"the worker gave no sign of life for {news.seconds:.0f} s, since {since}",
+            where=self._where(first.worker),
+            found="; ".join([news.state, *others]),
+            next="The run was ended. See what stopped or blocked it, then train on with --resume",
+        )
+
+    def _where(self, worker: str) -> str:
+        return _where(self._programs[worker], self._steps[-1].step + 1 if self._steps else None)
 
     def result(self, first: int) -> RunResult:
         """What came of it."""

@@ -5,7 +5,7 @@ its line (YAML) or its path (JSON), and a remedy. Nothing is guessed, nothing is
 """
 
 from isthmus.files.cache_folder import cache_folder
-from isthmus.files.document import NAME_RULE, Document, is_name
+from isthmus.files.document import NAME_RULE, Document, is_name, open_file
 from isthmus.files.explain import ValuePath, close_name, show_path, show_value
 from isthmus.files.kinds import expecting, wrong_kind
 from isthmus.files.strict_json import encode_json, parse_json, read_json, write_json, write_whole
@@ -20,6 +20,7 @@ __all__ = [
     "encode_json",
     "expecting",
     "is_name",
+    "open_file",
     "parse_json",
     "parse_yaml",
     "read_json",

@@ -5,10 +5,13 @@ Every file says what it is in `kind` and `version`; these are checked before any
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -16,7 +19,7 @@ from isthmus.errors import FileError
 from isthmus.files.explain import Fault, ValuePath, explain, show_path, show_value
 from isthmus.files.kinds import KINDS, WRONG, expected, remedy
 
-__all__ = ["NAME_RULE", "Document", "check_text", "is_name", "read_text"]
+__all__ = ["NAME_RULE", "Document", "check_text", "is_name", "open_file", "read_text"]
 
 T = TypeVar("T")
 
@@ -107,10 +110,23 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         return self.fault(fault.path, fault.what, found=fault.found, expected=fault.expected, next=fault.next)
 
 
+def open_file(path: str | Path) -> BinaryIO:
+    """Opens a plain file for reading; anything else is an OSError at once: a pipe would wait for its writer."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(handle, "rb")
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    kind = "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
+    raise OSError(errno.EINVAL, f"this is {kind}, and not a plain file")
+
+
 def read_text(path: str | Path, limit: int, error: type[FileError]) -> str:
     """The file's text: UTF-8, at most `limit` bytes, no NUL."""
     try:
-        with Path(path).open("rb") as file:
+        with open_file(path) as file:
             data = file.read(limit + 1)
     except (OSError, ValueError) as problem:
         reason = getattr(problem, "strerror", None) or str(problem)

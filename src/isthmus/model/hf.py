@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from isthmus.errors import ModelError
-from isthmus.files import expecting, wrong_kind
+from isthmus.files import expecting, open_file, wrong_kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +54,7 @@ _TASKS = {
 def read_config(path: Path) -> bytes:
     """The bytes of a configuration; a clear error if there is no such file or it is far too large."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(_LARGEST + 1)
     except OSError as error:
         raise wrong_kind(path, "config", error=ModelError) or ModelError(

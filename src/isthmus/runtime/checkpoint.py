@@ -9,11 +9,11 @@ and no file is trusted to be what the manifest says before it was looked at.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,8 +32,8 @@ from isthmus.runtime.manifest import (
     SavedScale,
     read_manifest,
 )
-from isthmus.runtime.saving import Piece, Saved, Saver, clear, complete_folders, finish, write_part
-from isthmus.runtime.tensor_file import DTYPES, Entry, open_tensors, sync_folder, write_tensors, writing
+from isthmus.runtime.saving import Piece, Saved, Saver, clear, complete_folders, finish, saved_folders, write_part
+from isthmus.runtime.tensor_file import DTYPES, Entry, hash_files, open_tensors, sync_folder, write_tensors, writing
 
 __all__ = [
     "Checkpoint",
@@ -41,6 +41,7 @@ __all__ = [
     "Header",
     "PartInfo",
     "Piece",
+    "Refused",
     "Saved",
     "SavedScale",
     "Saver",
@@ -49,6 +50,7 @@ __all__ = [
     "export",
     "finish",
     "latest",
+    "newest_whole",
     "open_checkpoint",
     "write_part",
 ]
@@ -60,6 +62,34 @@ _EXPORTED: Mapping[Precision, str] = {"fp32": "F32", "bf16": "BF16", "fp16": "F1
 def latest(folder: Path | str) -> Path | None:
     """The newest whole checkpoint of a folder, or None."""
     return max(complete_folders(Path(folder)).items(), default=(0, None))[1]
+
+
+class Refused(NamedTuple):
+    """A checkpoint that is not whole, and what is wrong with it."""
+
+    path: Path
+    error: CheckpointError
+
+
+def newest_whole(folder: Path | str) -> tuple[Checkpoint | None, list[Refused]]:
+    """The newest checkpoint that is whole to the last byte, and the newer ones that are not.
+
+    CheckpointError where there are some and none is whole.
+    """
+    refused: list[Refused] = []
+    for path in saved_folders(Path(folder)):
+        try:
+            return open_checkpoint(path, verify=True), refused
+        except CheckpointError as error:
+            refused.append(Refused(path, error))
+    if refused:
+        raise CheckpointError(
+            "no checkpoint here is whole",
+            where=str(folder),
+            found=f"of {len(refused)} the newest with this fault: {refused[0].error.where}: {refused[0].error.what}",
+            next="Restore one from a copy, or train into another folder",
+        )
+    return None, refused
 
 
 def open_checkpoint(path: Path | str, *, verify: bool = False) -> Checkpoint:
@@ -145,12 +175,25 @@ class Checkpoint:
                     next="Resume with the model that was saved, or begin in another folder",
                 )
 
+    def differences(self, graph: BlockGraph, precision: Precision) -> tuple[str, ...]:
+        """What a run that goes on from here may do otherwise than the one that saved, for people."""
+        saved, notes = self.manifest, []
+        if saved.precision != precision:
+            notes.append(
+                f"the checkpoint was saved by a run in {saved.precision}, and this run computes in {precision}, so its "
+                "losses will differ a little from those that the other would have had"
+            )
+        if saved.model != graph.digest:
+            notes.append(
+                f"the model's code has changed since the checkpoint was saved (digest {saved.model[:12]} then, "
+                f"{graph.digest[:12]} now); the parameters fit, so training goes on with what the model computes now"
+            )
+        return tuple(notes)
+
     def verify(self) -> None:
         """Reads every file and compares its hash."""
-        for part in self.manifest.parts:
-            path = self.path / part.file
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+        paths = [self.path / part.file for part in self.manifest.parts]
+        for path, part, found in zip(paths, self.manifest.parts, hash_files(paths), strict=True):
             if found != part.sha256:
                 raise _damaged(path, "the file changed after it was saved", f"hash {found}", part.sha256)
 
@@ -176,7 +219,7 @@ class Checkpoint:
                 del self._files[next(iter(self._files))]
             pieces = self._parts[file].pieces
             entries = {piece.key: Entry(piece.dtype, (piece.stop - piece.start,)) for piece in pieces}
-            self._files[file] = open_tensors(self.path / file, entries)
+            self._files[file] = open_tensors(self.path / file, entries, self.manifest.run)
         return self._files[file]
 
 

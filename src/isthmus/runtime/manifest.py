@@ -51,6 +51,7 @@ _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,240}\.safetensors")
 _OLDER = "Use an older checkpoint: this one is damaged, or was edited"
 
 Quantity = Literal["weight", "exp_avg", "exp_avg_sq", "momentum", "buffer"]
+Run = Annotated[str, msgspec.Meta(max_length=64)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -116,6 +117,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     parameters: Mapping[str, Shape]
     ties: Mapping[str, tuple[str, ...]] = {}
     loss_scale: SavedScale | None = None
+    run: Run = ""  # the identity of the run that saved it, which every part has too; older files have none
 
     @classmethod
     def of(
@@ -128,6 +130,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         updates: int,
         samples: int,
         loss_scale: SavedScale | None = None,
+        run: str = "",
     ) -> Header:
         """The header of a run of this model."""
         return cls(
@@ -140,6 +143,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             parameters={parameter.name: parameter.shape for parameter in graph.parameters},
             ties={parameter.name: parameter.ties for parameter in graph.parameters if parameter.ties},
             loss_scale=loss_scale,
+            run=run,
         )
 
 

@@ -1,7 +1,7 @@
 """What a worker is told, and what it tells: one JSON object a line, whoever started it.
 
 parent ─▶ worker    Start, Clock, then commands (to the leader only)
-worker ─▶ parent    events; the last is Done or Failed
+worker ─▶ parent    events; the last is Done or Failed; Alive now and then, whatever the worker is doing
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from isthmus.runtime.program import Program
 
 __all__ = [
     "STOP",
+    "Alive",
     "Clock",
     "Command",
     "Done",
@@ -50,6 +51,7 @@ class Order(_Frozen, frozen=True, kw_only=True):
     first: int
     stop: int
     folder: str | None = None  # of checkpoints; None: nothing is saved
+    run: str = ""  # the run's identity, which goes into all that it saves
     every: int | None = None  # save after so many steps, and after the last
     resume: str | None = None  # a checkpoint to begin with
     record: bool = False  # tell what was done when in the last step
@@ -64,6 +66,8 @@ class Place(_Frozen, frozen=True, kw_only=True):
     interface: str = ""  # where it listens for the others; none named: loopback
     nccl: bool = False  # its device is its own, and may talk over NCCL
     slower: float = 1.0  # ... than this machine is: computing is padded
+    parent: int = 0  # the process that started it, and that it ends with; 0: nobody in particular
+    beat: float = 3.0  # seconds between two signs of life
 
 
 class Start(_Frozen, frozen=True, kw_only=True):
@@ -87,6 +91,10 @@ class Command(_Told, frozen=True, kw_only=True):
 
 class Hello(_Told, frozen=True, kw_only=True):
     """The process is there."""
+
+
+class Alive(_Told, frozen=True, kw_only=True):
+    """A sign of life, from a thread of its own: a worker that computes for long tells nothing else meanwhile."""
 
 
 class Ready(_Told, frozen=True, kw_only=True):
@@ -155,4 +163,4 @@ class Failed(_Told, frozen=True, kw_only=True):
 
 
 Told = Clock | Command
-Event = Hello | Ready | Stepped | Traffic | Saving | Wrote | Done | Failed
+Event = Hello | Alive | Ready | Stepped | Traffic | Saving | Wrote | Done | Failed

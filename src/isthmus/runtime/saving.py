@@ -33,9 +33,28 @@ from isthmus.runtime.manifest import (
     check_whole,
     encode_manifest,
 )
-from isthmus.runtime.tensor_file import DTYPES, Entry, sync_folder, write_tensors, writing
+from isthmus.runtime.tensor_file import (
+    DTYPES,
+    Entry,
+    hash_files,
+    run_metadata,
+    run_of,
+    sync_folder,
+    write_tensors,
+    writing,
+)
 
-__all__ = ["Piece", "Saved", "Saver", "clear", "complete_folders", "finish", "write_part"]
+__all__ = [
+    "Piece",
+    "Saved",
+    "Saver",
+    "clear",
+    "complete_folders",
+    "finish",
+    "saved_folders",
+    "set_aside",
+    "write_part",
+]
 
 _FOLDER = re.compile(r"step-(?P<step>[0-9]{8,18})(?P<state>\.partial|\.old)?")
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -78,8 +97,8 @@ class Saved(NamedTuple):
     part: PartInfo
 
 
-def write_part(folder: Path, step: int, name: str, pieces: Iterable[Piece]) -> PartInfo:
-    """Writes what worker `name` (its device) holds at `step`; the part belongs to nothing until `finish`."""
+def write_part(folder: Path, step: int, name: str, pieces: Iterable[Piece], *, run: str = "") -> PartInfo:
+    """Writes what worker `name` (its device) of a run holds at `step`; the part belongs to nothing until `finish`."""
     file = _partial(folder, step) / f"{name.replace('/', '+')}.safetensors"
     pieces = tuple(pieces)
     for piece in pieces:
@@ -93,7 +112,7 @@ def write_part(folder: Path, step: int, name: str, pieces: Iterable[Piece]) -> P
     with writing(file, next=_ROOM):
         try:
             _make_folder(file.parent)
-            written = write_tensors(file, entries, data.__getitem__)
+            written = write_tensors(file, entries, data.__getitem__, run_metadata(run))
         except OSError:
             file.unlink(missing_ok=True)  # a full disk has need of the room
             raise
@@ -113,7 +132,11 @@ def _check(piece: Piece, where: str) -> None:
 
 
 def finish(folder: Path, parts: Sequence[PartInfo], header: Header, *, keep: int = 2) -> Path:
-    """Makes the parts of `header.step` a checkpoint if they are whole; then removes all older ones but `keep` - 1."""
+    """Makes the parts of `header.step` a checkpoint if they are whole; then removes all older ones but `keep` - 1.
+
+    Every byte of the parts is read again and compared with what was written, so that what is removed is superseded by
+    one that is known to be whole.
+    """
     partial, final = _partial(folder, header.step), _folder(folder, header.step)
     manifest = Manifest(**msgspec.structs.asdict(header), parts=tuple(parts))
     check_whole(manifest, where=str(partial), next="Earlier checkpoints are whole; this is a bug in Isthmus")
@@ -122,7 +145,7 @@ def finish(folder: Path, parts: Sequence[PartInfo], header: Header, *, keep: int
         raise CheckpointError("its manifest is too large", where=str(partial), found=f"{len(text)} bytes")
     with writing(partial, next=_ROOM):
         try:
-            _check_files(partial, parts)
+            _check_files(partial, parts, header.run)
             _write(partial / MANIFEST, text)
             sync_folder(partial)
             _name_finally(partial, final)
@@ -149,6 +172,23 @@ def complete_folders(folder: Path) -> dict[int, Path]:
     return found
 
 
+def saved_folders(folder: Path) -> list[Path]:
+    """All that should be whole checkpoints, the newest first; within a step the plain name before `.old`."""
+    listed = [item for item in _listed(folder) if item[2] != ".partial"]
+    return [path for path, _, _ in sorted(listed, key=lambda item: (-item[1], item[2]))]
+
+
+def set_aside(path: Path) -> Path | None:
+    """Renames a damaged checkpoint, so that nothing takes it for a whole one or removes it; None if that fails."""
+    names = (path.with_name(f"{path.name}.damaged{number}") for number in ("", *(f"-{n}" for n in range(2, 100))))
+    aside = next(name for name in names if not name.exists())
+    try:
+        path.rename(aside)
+    except OSError:
+        return None
+    return aside
+
+
 def _listed(folder: Path) -> list[tuple[Path, int, str]]:
     """Everything in a folder of checkpoints that is ours: path, step, state."""
     matches = [(path, _FOLDER.fullmatch(path.name)) for path in folder.iterdir()] if folder.is_dir() else []
@@ -171,19 +211,25 @@ def _make_folder(folder: Path) -> None:
         sync_folder(folder.parent)
 
 
-def _check_files(partial: Path, parts: Sequence[PartInfo]) -> None:
-    """The parts are there, in full; what an earlier run left beside them goes."""
-    for part in parts:
-        size = (partial / part.file).stat().st_size
-        if size != part.bytes:
-            raise CheckpointError(
-                "a part changed after it was written",
-                where=str(partial / part.file),
-                found=f"{size} bytes",
-                expected=f"{part.bytes}",
-            )
+def _check_files(partial: Path, parts: Sequence[PartInfo], run: str) -> None:
+    """The parts are there, in full, as this run wrote them; what an earlier run left beside them goes."""
+    paths = [partial / part.file for part in parts]
+    for path, part in zip(paths, parts, strict=True):
+        if (size := path.stat().st_size) != part.bytes:
+            raise _changed(path, f"{size} bytes", f"{part.bytes}")
+    for path, part, digest in zip(paths, parts, hash_files(paths), strict=True):
+        if digest != part.sha256:
+            raise _changed(path, f"hash {digest}", part.sha256)
+        if (writer := run_of(path)) != run:
+            raise _changed(path, f"a part of run {writer!r}", f"one of run {run!r}")
     for stray in {path.name for path in partial.iterdir()} - {part.file for part in parts}:
         (partial / stray).unlink()
+
+
+def _changed(path: Path, found: str, expected: str) -> CheckpointError:
+    what = "a part changed after it was written"
+    next = "Earlier checkpoints are whole. See who else writes to this folder, then train on with --resume"
+    return CheckpointError(what, where=str(path), found=found, expected=expected, next=next)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -232,8 +278,8 @@ class Saver:
     An error in the thread is raised by the next call, whichever it is.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
+    def __init__(self, folder: Path, name: str, run: str = "") -> None:
+        self._folder, self._name, self._run = folder, name, run
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._future: Future[Saved] | None = None
         self._saved: list[Saved] = []
@@ -256,7 +302,7 @@ class Saver:
         return self.saved(wait=True)
 
     def _write(self, step: int, pieces: tuple[Piece, ...]) -> Saved:
-        return Saved(step, write_part(self._folder, step, self._name, pieces))
+        return Saved(step, write_part(self._folder, step, self._name, pieces, run=self._run))
 
     def _collect(self) -> None:
         future, self._future = self._future, None

@@ -2,12 +2,14 @@
 
 The first line of standard input says what to do; events go out as lines on what was standard output (protocol.py).
 Whatever the user's code prints goes to standard error, and cannot be mistaken for an event. When standard input ends
-the parent is gone, and so is this process, whatever it is doing. Ctrl-C is the parent's affair.
+the parent is gone, and so is this process, whatever it is doing; on Linux the kernel sees to that even where this
+process is stopped or cannot run its own code. Ctrl-C is the parent's affair.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import os
 import signal
@@ -23,12 +25,14 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn
 import msgspec
 
 from isthmus.errors import IsthmusError
-from isthmus.runtime.protocol import Clock, Command, Event, Failed, Hello, Start, Told
+from isthmus.runtime.protocol import Alive, Clock, Command, Event, Failed, Hello, Start, Told
 
 if TYPE_CHECKING:
     from isthmus.runtime.serving import Serving
 
 __all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> NoReturn:
@@ -39,8 +43,10 @@ def main() -> NoReturn:
     if not first:
         sys.exit("this is a worker of Isthmus, started by `isthmus train` only")
     start = msgspec.json.decode(first, type=Start)
+    _end_with(start.place.parent)
     mailbox = Mailbox(sys.stdin.buffer, Path(start.place.store))
     tell(Hello())
+    threading.Thread(target=_beat, args=(tell, start.place.beat), name="heartbeat", daemon=True).start()
     said = time.perf_counter()
     serving: Serving | None = None
     try:
@@ -55,6 +61,26 @@ def main() -> NoReturn:
         os._exit(1)  # at once: others wait for messages that will not come
     sys.stdout.flush()
     mailbox.wait_for_end()
+
+
+def _end_with(parent: int) -> None:
+    """Has the kernel kill this process when the parent's thread that started it ends; Linux only.
+
+    A parent that was gone before the kernel was asked does not count: then this process has another one by now.
+    """
+    if not parent or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _beat(tell: Callable[[Event], None], every: float) -> None:
+    """Signs of life for as long as the process can run Python."""
+    with contextlib.suppress(OSError):  # nobody listens: the process is about to end
+        while True:
+            time.sleep(every)
+            tell(Alive())
 
 
 def _events() -> Callable[[Event], None]:

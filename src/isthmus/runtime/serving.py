@@ -52,7 +52,7 @@ class Serving:
         self._updates = start.order.first
         self._next_traffic = 0.0
         folder = start.order.folder
-        self._saver = Saver(Path(folder), self.program.device) if folder is not None else None
+        self._saver = Saver(Path(folder), self.program.device, start.order.run) if folder is not None else None
 
     def run(self) -> None:
         """From the first step to the last, or to the one after which all are told to stop."""
@@ -103,11 +103,9 @@ class Serving:
         return worker
 
     def _resume(self, worker: Worker, path: Path) -> None:
-        checkpoint = open_checkpoint(path)
+        checkpoint = open_checkpoint(path)  # hashed already, by whoever chose it
         self._updates = checkpoint.manifest.updates
         load_state(worker, checkpoint, self._updates)
-        if scale := checkpoint.manifest.loss_scale:
-            worker.scale.value, worker.scale.good = scale.value, scale.steps
 
     # -- a step
 

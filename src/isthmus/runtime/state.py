@@ -53,7 +53,13 @@ def _pieces(worker: Worker, bucket: Bucket) -> Iterator[Piece]:
 
 
 def load_state(worker: Worker, checkpoint: Checkpoint, updates: int) -> None:
-    """Weights, moments and buffers from a checkpoint, whoever saved them; `updates` were made before it."""
+    """Weights, moments and buffers from a checkpoint, whoever saved them; `updates` were made before it.
+
+    The factor on the loss too, where this run uses one: the checkpoint may be of a run in another precision.
+    """
+    scale = checkpoint.manifest.loss_scale
+    if scale is not None and worker.scale.used:
+        worker.scale.value, worker.scale.good = scale.value, scale.steps
     for bucket in worker.buckets:
         if bucket.resident:
             with torch.no_grad():

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,12 +23,24 @@ from torch import Tensor
 from isthmus.errors import CheckpointError
 from isthmus.runtime.manifest import WIDTHS
 
-__all__ = ["DTYPES", "Entry", "Written", "open_tensors", "sync_folder", "write_tensors", "writing"]
+__all__ = [
+    "DTYPES",
+    "Entry",
+    "Written",
+    "hash_files",
+    "open_tensors",
+    "run_metadata",
+    "run_of",
+    "sync_folder",
+    "write_tensors",
+    "writing",
+]
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+_RUN = "run"  # what a part's metadata calls it
 _CHUNK = 16 * 2**20  # bytes written and hashed at a time, without Python's lock
 
 
@@ -90,14 +103,17 @@ def _header(names: list[str], entries: Mapping[str, Entry], metadata: Mapping[st
     return len(text).to_bytes(8, "little") + text
 
 
-def open_tensors(path: Path, entries: Mapping[str, Entry]) -> dict[str, Tensor]:
-    """The file's tensors, mapped and not read, if it holds these and no others."""
+def open_tensors(path: Path, entries: Mapping[str, Entry], run: str | None = None) -> dict[str, Tensor]:
+    """The file's tensors, mapped and not read, if it holds these and no others; `run`: and if that run wrote it."""
     _check_header(path, limit=4096 + sum(len(name.encode()) * 6 + 1024 for name in entries))
     try:
         file: Any = safe_open(path, framework="pt")
         found: dict[str, Tensor] = file.get_tensors()
+        writer = (file.metadata() or {}).get(_RUN, "")
     except (SafetensorError, OSError) as problem:
         raise _damaged(path, "this is not a safetensors file", found=str(problem)[:200]) from None
+    if run is not None and writer != run:
+        raise _damaged(path, "another run wrote this file", found=_named(writer), expected=_named(run))
     if odd := sorted(found.keys() ^ entries.keys()):
         how = "lacks" if odd[0] in entries else "has an unknown tensor"
         raise _damaged(path, f"the file {how} {odd[0][:200]!r}", expected=f"{len(entries)} tensors")
@@ -107,6 +123,38 @@ def open_tensors(path: Path, entries: Mapping[str, Entry]) -> dict[str, Tensor]:
             what = f"tensor {name[:200]!r} has another dtype or shape"
             raise _damaged(path, what, found=f"{data.dtype} {tuple(data.shape)}", expected=f"{DTYPES[dtype]} {shape}")
     return found
+
+
+def run_metadata(run: str) -> dict[str, str]:
+    """The metadata of a part that a run writes."""
+    return {_RUN: run} if run else {}
+
+
+def run_of(path: Path) -> str:
+    """The identity of the run that wrote a part; empty where it has none."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return str((file.metadata() or {}).get(_RUN, ""))
+    except (SafetensorError, OSError) as problem:
+        raise _damaged(path, "this is not a safetensors file", found=str(problem)[:200]) from None
+
+
+def _named(run: str) -> str:
+    return f"run {run[:64]!r}" if run else "no run's name"
+
+
+def hash_files(paths: Sequence[Path]) -> list[str]:
+    """The SHA-256 of each, as many at a time as there are cores: hashing does not hold Python's lock."""
+
+    def hashed(path: Path) -> str:
+        try:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as problem:
+            raise _damaged(path, f"cannot read the file: {problem.strerror or problem}") from None
+
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1), thread_name_prefix="hash") as threads:
+        return list(threads.map(hashed, paths))
 
 
 def _check_header(path: Path, limit: int) -> None:

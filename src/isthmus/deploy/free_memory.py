@@ -1,0 +1,144 @@
+"""Tells how much memory is free on this machine, and refuses workers that need more.
+
+Host memory is what the kernel calls available, or what the control groups of this process leave of their limits (both
+versions), whichever is least. The memory of GPUs is asked of the driver's own libraries: a question through torch would
+take a part of it. What cannot be found out is not checked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from isthmus.cost.memory import CONTEXT
+from isthmus.errors import RunError
+from isthmus.units import format_bytes
+
+__all__ = ["Free", "check_fit", "free_on_gpus", "free_on_host", "gpu_needs", "host_needs"]
+
+_PROCESS = 0.2e9  # bytes of a worker's process before its model; the pages of libraries are shared, and not counted
+_UNLIMITED = 2**60  # bytes; version 1 writes a number above this where there is no limit
+_NAMED = 4  # workers that an error names
+_FILES = (  # of a control group, by version: limit, use, and the use's part that the kernel gives back
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+class Free(NamedTuple):
+    """Bytes that are free somewhere, and what says so."""
+
+    bytes: float
+    source: str
+
+
+def check_fit(where: str, needs: Mapping[str, float], free: Free | None) -> None:
+    """Raises RunError if workers (bytes by name) together need more than is free."""
+    total = sum(needs.values())
+    if free is None or total <= free.bytes:
+        return
+    largest = sorted(needs, key=lambda name: -needs[name])
+    named = [f"{name} {format_bytes(needs[name])}" for name in largest[:_NAMED]]
+    more = [f"{len(needs) - _NAMED} more"] if len(needs) > _NAMED else []
+    count = f"{len(needs)} worker{'s' * (len(needs) > 1)}"
+    raise RunError(
+        f"the workers would need more memory than is free: {format_bytes(total)} predicted, "
+        f"{format_bytes(free.bytes)} free",
+        where=where,
+        found=f"{count}: {', '.join(named + more)}",
+        expected=f"at most {format_bytes(free.bytes)} together ({free.source})",
+        next="End what uses the memory, train a smaller batch or model, or take the risk with --ignore-memory "
+        "(LocalEngine(ignore_memory=True) in Python)",
+    )
+
+
+def free_on_host(system: Path = Path("/")) -> Free | None:
+    """Free host memory; None where the system does not tell (`system` is the root of its files)."""
+    found = [*_available(system / "proc/meminfo"), *_left_by_groups(system)]
+    return min(found, default=None)
+
+
+def _available(meminfo: Path) -> Iterator[Free]:
+    match = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(meminfo), re.MULTILINE)
+    if match:
+        yield Free(int(match[1]) * 1024, "MemAvailable")
+
+
+def _left_by_groups(system: Path) -> Iterator[Free]:
+    """What the limits of this process's control group, and of those above it, leave."""
+    for line in _text(system / "proc/self/cgroup").splitlines():
+        _, controllers, name = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = system / "sys/fs/cgroup" / ("memory" if controllers else "")
+        group = top / name.lstrip("/")
+        for folder in (group, *group.parents):  # in a container the name may be of a world outside: the top remains
+            yield from _left_in(folder)
+            if folder == top:
+                break
+
+
+def _left_in(folder: Path) -> Iterator[Free]:
+    for limit, use, given_back in _FILES:
+        most, used = _text(folder / limit).strip(), _text(folder / use).strip()
+        if most.isdecimal() and used.isdecimal() and int(most) < _UNLIMITED:
+            cached = re.search(rf"^{given_back} (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
+            left = int(most) - int(used) + (int(cached[1]) if cached else 0)
+            yield Free(max(0, left), f"the limit of {format_bytes(int(most))} in {folder / limit}")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+class _MemoryInfo(ctypes.Structure):
+    """`nvmlMemory_t`."""
+
+    _fields_: ClassVar = [
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    ]
+
+
+def free_on_gpus(count: int) -> list[Free | None]:
+    """Free memory of each CUDA device, in CUDA's order; None where the driver does not tell."""
+    try:
+        cuda, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
+        if cuda.cuInit(0) or nvml.nvmlInit_v2():
+            return [None] * count
+        return [_free_on_gpu(cuda, nvml, number) for number in range(count)]
+    except (OSError, AttributeError):
+        return [None] * count
+
+
+def _free_on_gpu(cuda: ctypes.CDLL, nvml: ctypes.CDLL, number: int) -> Free | None:
+    """CUDA's numbers are not the management library's: the device is found by its identity."""
+    device, identity = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    if cuda.cuDeviceGet(ctypes.byref(device), number) or cuda.cuDeviceGetUuid(identity, device):
+        return None
+    digits = bytes(identity).hex()
+    name = "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+    handle, info = ctypes.c_void_p(), _MemoryInfo()
+    if nvml.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)):
+        return None
+    if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(info)):
+        return None
+    return Free(float(info.free), "the driver's figure")
+
+
+def host_needs(own: Mapping[str, float], building: float, on_gpus: bool) -> dict[str, float]:
+    """Bytes of host memory for each worker: its process, and the model while it is built or what it trains."""
+    return {worker: _PROCESS + (building if on_gpus else max(building, bytes)) for worker, bytes in own.items()}
+
+
+def gpu_needs(own: Mapping[str, float], count: int) -> list[dict[str, float]]:
+    """Bytes on each GPU by worker: worker i has GPU i modulo their number."""
+    workers = list(own)
+    return [{worker: own[worker] + CONTEXT for worker in workers[gpu::count]} for gpu in range(count)]
