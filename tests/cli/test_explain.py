@@ -13,7 +13,7 @@ def test_it_says_what_binds(isthmus: Isthmus, saved_model: Path, box: Path, tmp_
     plan = tmp_path / "plan.json"
     planned = isthmus("plan", saved_model, "--cluster", box, "--batch", 16, "--planner", "data", "-o", plan, "--json")
     values = isthmus("explain", plan, "--json").values
-    assert set(values) == {"step_seconds", "feasible", "binding", "parts", "what_if", "schemes"}
+    assert set(values) == {"step_seconds", "feasible", "binding", "parts", "what_if", "unused", "schemes"}
     step = planned.values["step_seconds"]
     assert values["step_seconds"] == step and values["feasible"] is True
     assert sum(part["seconds"] for part in values["parts"]) == pytest.approx(step, rel=1e-9)

@@ -20,6 +20,7 @@ from isthmus.cost.timeline import Timeline
 from isthmus.files import write_whole
 from isthmus.plan.file import PlanFile
 from isthmus.plan.text import render
+from isthmus.planners.link_trials import WhyUnused
 from isthmus.report.bars import groups_of, memory_bars, memory_limits, scheme_bars, spent_time, time_bars
 from isthmus.report.headline import headline
 from isthmus.report.map import map_figure
@@ -28,6 +29,7 @@ from isthmus.report.notes import notes
 from isthmus.report.packed import pack
 from isthmus.report.plan import plan_jobs
 from isthmus.report.run import RunRecord, run_section
+from isthmus.report.unused import unused_section
 from isthmus.units import format_seconds
 
 __all__ = ["Subject", "report_html", "write_report"]
@@ -54,6 +56,7 @@ class Subject:
     match: bool | None = None
     times: tuple[tuple[str, str], ...] = ()  # where its times come from
     run: RunRecord | None = None  # what came of it
+    unused: tuple[WhyUnused, ...] = ()  # why devices are not used
 
     @property
     def compares(self) -> bool:
@@ -81,6 +84,7 @@ def report_html(subject: Subject) -> str:
         run=run_section(subject.run, subject.price.step_seconds),
         schemes=_schemes(subject),
         time=time_bars(cluster, spent_time(timeline, groups), timeline.step_seconds or 1.0),
+        unused=unused_section(subject.unused, subject.price.step_seconds),
         map=map_figure(cluster, timeline),
         timeline_notes=_timeline_notes(packed),
         memory=memory_bars(cluster, subject.price.memory, memory_limits(plan, cluster)),
