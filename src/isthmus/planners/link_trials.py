@@ -1,38 +1,35 @@
-"""Which links would make unused devices useful, found by planning for clusters in which these links are faster.
+"""Why devices are unused, and which links would make them useful, found by planning anew with better links.
 
-For each group of unused devices two levers are tried: more bandwidth, and then more bandwidth with less latency. The
-largest change comes first; where even that brings no faster plan with the group in it, smaller ones cannot. Else the
-smallest change that does is found by bisection. Every search is a short one over the usual schemes, which ends by its
-effort: so the same inputs give the same answer.
+For each group of unused devices more bandwidth is tried and then, where that does not help, more bandwidth with less
+latency; for hosts that cannot be reached, a new link. The largest change comes first. Where even that brings no faster
+plan with the group in it, smaller ones are not tried; else bisection finds the smallest change that does. Every trial
+is a search as `isthmus plan` makes it without a budget. It ends by its effort, so the same inputs give the same answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import islice, product
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from isthmus.cluster.spec import Cluster, Host, Link
+from isthmus.cluster.spec import Cluster
 from isthmus.cost.simulate import Price, Simulator
 from isthmus.errors import NoPlanError
 from isthmus.plan.types import Plan
-from isthmus.planners.budget import Limits
-from isthmus.planners.portfolio import scheme_plans
+from isthmus.planners.link_changes import FasterLinks, LinkChange, NewLinks
+from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import LARGE, Problem
 from isthmus.planners.unused import Idle, idle_devices
-from isthmus.planners.what_if import Place
-from isthmus.units import BytesPerSecond, Seconds, format_bandwidth, format_seconds
+from isthmus.units import Bytes, format_bytes, format_seconds
 
 __all__ = ["Useful", "WhyUnused", "explain_unused"]
 
-FACTORS = (2, 4, 8, 16, 32, 64)
+Listener = Callable[[str], None]  # what is being tried
+
 MARGIN = 0.02  # of the step: what a plan with the devices must save
-_EFFORT = 0.25  # seconds on a usual machine, for one search
-_GROUPS = 3  # for which links are tried, those with most devices first
-_PAIRS = 20_000  # of hosts whose links are looked at
-_NAMED = 2  # links that are written out
+_GROUPS = 2  # for which links are tried, those with most devices first
 
 
 class Useful(NamedTuple):
@@ -44,20 +41,20 @@ class Useful(NamedTuple):
 
 
 class WhyUnused(NamedTuple):
-    """Why devices are unused. `with_them`: seconds of the fastest plan with them that a short search finds.
+    """Why devices are unused. `with_them`: seconds of the fastest plan with them that was found.
 
-    `tried`: whether faster links were tried.
+    `tried`: the largest change of links that was tried, in words; empty where none was.
     """
 
     idle: Idle
     why: str
     with_them: float | None = None
     useful: Useful | None = None
-    tried: bool = False
+    tried: str = ""
 
 
 class _Watched(Problem):
-    """A problem that remembers the fastest plan with devices of each group, and of all."""
+    """A problem that remembers the fastest plan with devices of each group."""
 
     def __init__(self, given: Problem, cluster: Cluster, groups: Sequence[Idle]) -> None:
         super().__init__(cluster, given.job, given.graph, given.precision, given.seed, given.profile)
@@ -65,142 +62,140 @@ class _Watched(Problem):
         self.best: dict[frozenset[str], float] = {}
 
     def priced(self, simulator: Simulator, plan: Plan) -> Price:
-        """Prices a plan, and notes whom it uses."""
+        """Price a plan, and note whom it uses."""
         price = super().priced(simulator, plan)
-        if price.fits:
-            for group in self.groups:
-                if not group.isdisjoint(price.memory):
-                    self.best[group] = min(price.step_seconds, self.best.get(group, price.step_seconds))
+        for group in self.groups if price.fits else ():
+            if not group.isdisjoint(price.memory):
+                self.best[group] = min(price.step_seconds, self.best.get(group, math.inf))
         return price
 
+    def fastest_with(self, group: Idle) -> float | None:
+        """Return the seconds of the fastest plan so far with any of the group's devices."""
+        return self.best.get(frozenset(group.devices))
 
-def explain_unused(
-    problem: Problem, price: Price, listen: Callable[[str], None] = lambda text: None
-) -> tuple[WhyUnused, ...]:
-    """Why each group of unused devices is unused, and which links would make it useful."""
+
+def explain_unused(problem: Problem, price: Price, listen: Listener = lambda text: None) -> tuple[WhyUnused, ...]:
+    """Say why each group of unused devices is unused, and which links would make it useful."""
     idle = idle_devices(problem, price.memory)
-    slower = [each for each in idle if each.reason == "slower"]
-    largest = sorted(slower, key=lambda each: -len(each.devices))[:_GROUPS]
-    now = _Watched(problem, problem.cluster, slower)
-    if slower and price.fits and len(problem.usable) <= LARGE:
+    open_ = [each for each in idle if each.reason in ("slower", "link")]
+    tried = sorted(open_, key=lambda each: -len(each.devices))[:_GROUPS]
+    if not price.fits or len(problem.usable) > LARGE:
+        tried = []
+    now = _Watched(problem, problem.cluster, open_)
+    if any(each.reason == "slower" for each in tried):
         listen("plans with devices that are not used")
-        _fastest(now)
-    else:
-        largest = []
-    told = []
-    for each in idle:
-        with_them, useful = now.best.get(frozenset(each.devices)), None
-        better = with_them is not None and with_them < (1 - MARGIN) * price.step_seconds
-        tried = each in largest and not better
-        if tried:
-            listen(f"faster links for {each}")
-            useful = _useful(problem, each, price)
-        told.append(WhyUnused(each, _why(problem, each, price.step_seconds, with_them), with_them, useful, tried))
-    return tuple(told)
-
-
-def _why(problem: Problem, idle: Idle, step: float, with_them: float | None) -> str:
-    if idle.reason == "precision":
-        return f"left out: {' and '.join(idle.kinds)} lacks {problem.precision} or is slow in it"
-    if idle.reason == "link":
-        return "no link joins them to the devices that are used"
-    if idle.reason == "place":
-        return "the job's places keep every block elsewhere"
-    if with_them is None:
-        return "no plan with them was found that is faster"
-    if with_them < (1 - MARGIN) * step:
-        return f"a short search finds a faster plan with them, {format_seconds(with_them)}; plan again"
-    return (
-        f"the fastest plan found with them takes {format_seconds(with_them)} a step instead of {format_seconds(step)}"
+        _planned(now)
+    trials = _Trials(problem, price, listen)
+    return tuple(
+        trials.explained(each, now.fastest_with(each)) if each in tried else WhyUnused(each, _why(problem, each, price))
+        for each in idle
     )
 
 
-def _fastest(problem: Problem) -> float | None:
+def _planned(problem: Problem) -> float | None:
+    """Return the seconds of the fastest plan, found as `isthmus plan` finds it; None where nothing fits."""
     try:
-        return scheme_plans(problem, Limits(effort=_EFFORT))[0].price.step_seconds
+        choice = choose_plan(problem, beside=False)
     except NoPlanError:
         return None
+    if choice.interrupted:
+        raise KeyboardInterrupt
+    return choice.price.step_seconds
 
 
-def _useful(problem: Problem, idle: Idle, price: Price) -> Useful | None:
-    used = {problem.cluster.devices[name].host for name in price.memory}
-    for latency in (False, True):
-        change = _Faster(problem.cluster, idle.hosts, tuple(used | {*idle.hosts}), latency)
-        found = _smallest(problem, idle, change, price.step_seconds)
-        if found is not None:
-            return found
-    return None
+class _Trials:
+    """Plans for clusters in which something is better, each beside the step of the given plan."""
+
+    def __init__(self, problem: Problem, price: Price, listen: Listener) -> None:
+        self.problem, self.price, self.listen = problem, price, listen
+        self.step = price.step_seconds
+        self.used = {problem.cluster.devices[name].host for name in price.memory}
+
+    def explained(self, idle: Idle, with_them: float | None) -> WhyUnused:
+        """Say why a group is unused, and what would make it useful."""
+        why = _why(self.problem, idle, self.price, with_them)
+        if with_them is not None and with_them < (1 - MARGIN) * self.step:
+            return WhyUnused(idle, why, with_them)
+        if with_them is None and (roomy := self._with_memory(idle)) is not None:
+            return WhyUnused(idle._replace(reason="memory"), _short(self.problem, idle, roomy, self.step))
+        most = ""
+        for change in self._changes(idle):
+            useful, most = self._smallest(idle, change), change.most
+            if useful is not None:
+                return WhyUnused(idle, why, with_them, useful, most)
+        return WhyUnused(idle, why, with_them, None, most)
+
+    def _changes(self, idle: Idle) -> Iterator[LinkChange]:
+        cluster, others = self.problem.cluster, tuple(self.used | {*idle.hosts})
+        if idle.reason == "link":
+            yield NewLinks(cluster, idle.hosts, others)
+        else:
+            yield FasterLinks(cluster, idle.hosts, others, latency=False)
+            yield FasterLinks(cluster, idle.hosts, others, latency=True)
+
+    def _with_memory(self, idle: Idle) -> float | None:
+        """Return the seconds of the fastest plan with them that fits if they have enough memory.
+
+        None where they cannot be reached, and where others of their kind are used: then memory is not what they lack.
+        """
+        cluster = self.problem.cluster
+        if idle.reason == "link" or not {cluster.devices[name].kind for name in self.price.memory}.isdisjoint(
+            idle.kinds
+        ):
+            return None
+        self.listen(f"more memory for {idle}")
+        roomy = {name: replace(cluster.kinds[name], memory=Bytes(math.inf)) for name in idle.kinds}
+        trial = _Watched(self.problem, replace(cluster, kinds={**cluster.kinds, **roomy}), [idle])
+        _planned(trial)
+        return trial.fastest_with(idle)
+
+    def _smallest(self, idle: Idle, change: LinkChange) -> Useful | None:
+        """Return the smallest change with which a plan with the devices saves enough, found by bisection."""
+        low, high = 0, len(change.ladder) - 1
+        best = self._useful(idle, change, change.ladder[high])
+        while best is not None and low < high:
+            middle = (low + high) // 2
+            found = self._useful(idle, change, change.ladder[middle])
+            best, low, high = (found, low, middle) if found is not None else (best, middle + 1, high)
+        return best
+
+    def _useful(self, idle: Idle, change: LinkChange, factor: int) -> Useful | None:
+        words = change.words(factor)
+        self.listen(words)
+        found = self._found(idle, change.by(factor))
+        return None if found is None or found > (1 - MARGIN) * self.step else Useful(words, factor, found)
+
+    def _found(self, idle: Idle, cluster: Cluster) -> float | None:
+        """Return the seconds of the fastest plan on a cluster, if the devices are in it."""
+        trial = _Watched(self.problem, cluster, [idle])
+        fastest, with_them = _planned(trial), trial.fastest_with(idle)
+        return with_them if fastest is not None and with_them is not None and with_them <= fastest else None
 
 
-def _smallest(problem: Problem, idle: Idle, change: _Faster, step: float) -> Useful | None:
-    """The smallest factor for which a plan with the devices was found that saves enough; by bisection."""
-    low, high = 0, len(FACTORS) - 1
-    best = _tried(problem, idle, change, FACTORS[high], step)
-    while best is not None and low < high:
-        middle = (low + high) // 2
-        found = _tried(problem, idle, change, FACTORS[middle], step)
-        best, low, high = (found, low, middle) if found is not None else (best, middle + 1, high)
-    return best
+def _why(problem: Problem, idle: Idle, price: Price, with_them: float | None = None) -> str:
+    step = price.step_seconds
+    if idle.reason == "precision":
+        return f"{_listed(idle.kinds)} lacks {problem.precision} or is slow in it"
+    if idle.reason == "link":
+        return "no link joins them to the devices that are used"
+    if idle.reason == "place":
+        return "the places that the job gives keep every block elsewhere"
+    if with_them is None:
+        return "no plan with them was found that is faster"
+    if with_them < (1 - MARGIN) * step:
+        return f"a new search finds a faster plan with them, {format_seconds(with_them)} a step: plan again"
+    found, without = format_seconds(with_them), format_seconds(step)
+    return f"the fastest plan found with them takes {found} a step, without them {without}"
 
 
-def _tried(problem: Problem, idle: Idle, change: _Faster, factor: int, step: float) -> Useful | None:
-    """The fastest plan with such links, if the devices are in it and it saves enough."""
-    trial = _Watched(problem, change.by(factor), [idle])
-    fastest = _fastest(trial)
-    with_them = trial.best.get(frozenset(idle.devices))
-    if fastest is None or with_them is None or with_them > min(fastest, (1 - MARGIN) * step):
-        return None
-    return Useful(change.words(factor), factor, with_them)
+def _short(problem: Problem, idle: Idle, roomy: float, step: float) -> str:
+    """Say that memory is what they lack."""
+    memory = _listed(f"{kind} has {format_bytes(problem.cluster.kinds[kind].memory)}" for kind in idle.kinds)
+    return (
+        f"too little memory ({memory}): no plan with them that was tried fits; with enough of it the fastest takes "
+        f"{format_seconds(roomy)} a step, without them {format_seconds(step)}"
+    )
 
 
-class _Faster:
-    """A cluster in which some hosts reach each other and all others of a plan faster.
-
-    A nic that is narrower than a link becomes as wide. With `latency` it falls as the bandwidth grows.
-    """
-
-    def __init__(self, cluster: Cluster, hosts: Sequence[str], others: Sequence[str], latency: bool) -> None:
-        self.cluster, self.latency = cluster, latency
-        self.hosts, self.ends = hosts, {*hosts, *others}
-        pairs = islice(product(hosts, sorted(others)), _PAIRS)
-        links = {link.between: link for a, b in pairs if a != b and (link := cluster.link(a, b)) is not None}
-        self.links = [link for link in cluster.links if link.between in links]
-        self.inside = [name for name in hosts if sum(cluster.hosts[name].devices.values()) > 1]
-
-    def by(self, factor: int) -> Cluster:
-        """Bandwidth times `factor`, and latency divided by it."""
-        links = tuple(self._link(link, factor) if link in self.links else link for link in self.cluster.links)
-        widest = max((factor * link.bandwidth for link in self.links), default=0.0)
-        hosts = {name: self._host(host, factor, widest) for name, host in self.cluster.hosts.items()}
-        return replace(self.cluster, links=links, hosts=hosts)
-
-    def _link(self, link: Link, factor: int) -> Link:
-        trunk = None if link.trunk is None else BytesPerSecond(factor * link.trunk)
-        latency = Seconds(link.latency / factor) if self.latency else link.latency
-        return replace(link, bandwidth=BytesPerSecond(factor * link.bandwidth), trunk=trunk, latency=latency)
-
-    def _host(self, host: Host, factor: int, widest: float) -> Host:
-        if host.name not in self.ends:
-            return host
-        inside = factor if host.name in self.inside else 1
-        nic = BytesPerSecond(max(host.nic, widest))
-        return replace(host, nic=nic, bandwidth=BytesPerSecond(inside * host.bandwidth))
-
-    def words(self, factor: int) -> str:
-        """`link virginia - frankfurt at 16 Gbit/s instead of 2 Gbit/s, 5.5 ms instead of 44 ms one way`."""
-        named = [self._words(link, factor) for link in self.links[:_NAMED]]
-        rest = len(self.links) - _NAMED
-        named += [f"{rest} more link{'s' * (rest > 1)} {factor} times as fast"] if rest > 0 else []
-        if self.inside:
-            named.append(
-                f"links inside {self.inside[0]}{' and its like' * (len(self.inside) > 1)} {factor} times as fast"
-            )
-        return " and ".join(named)
-
-    def _words(self, link: Link, factor: int) -> str:
-        new = self._link(link, factor)
-        words = f"{Place('link', link.between)} at {format_bandwidth(new.bandwidth)}"
-        words += f" instead of {format_bandwidth(link.bandwidth)}"
-        if self.latency:
-            words += f", {format_seconds(new.latency)} instead of {format_seconds(link.latency)} one way"
-        return words
+def _listed(names: Iterable[str]) -> str:
+    return " and ".join(names)

@@ -11,7 +11,7 @@ from isthmus.planners.problem import Problem
 
 __all__ = ["Idle", "Reason", "idle_devices", "idle_note"]
 
-Reason = Literal["precision", "place", "link", "slower"]
+Reason = Literal["precision", "place", "link", "memory", "slower"]
 
 _NAMED = 2  # hosts and classes that are written out
 
@@ -35,7 +35,8 @@ class Idle(NamedTuple):
 def idle_devices(problem: Problem, used: Collection[str]) -> tuple[Idle, ...]:
     """The devices that are not among `used`, by shape of their host and by reason, in the order of the file.
 
-    `slower` is what remains: the device could take part, and no faster plan with it was found.
+    `slower` is what remains: the device could take part, and no faster plan with it was found. Trials may find that it
+    has too little `memory`.
     """
     cluster, groups = problem.cluster, dict[tuple[object, Reason], list[str]]()
     able, taken = set(problem.usable), set(used)

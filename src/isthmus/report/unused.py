@@ -5,32 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from isthmus.planners.link_trials import FACTORS, WhyUnused
+from isthmus.planners.link_trials import WhyUnused
 from isthmus.report.markup import Markup, tag
 from isthmus.report.text import columns, percent
 from isthmus.units import format_seconds
 
 __all__ = ["unused_lines", "unused_section", "unused_values"]
 
-_TRIED = "each was found by a short search on a cluster with these links; a longer one may find more"
+_TRIED = "each was found by planning anew for a cluster with such links; a longer search may find more"
 
 
 def remedy(each: WhyUnused, step: float) -> str:
-    """What would make the devices useful, in words; empty where nothing was tried."""
+    """What would make the devices useful, in words."""
     if each.useful is not None:
         saves = percent(1.0 - each.useful.step_seconds / step)
         return f"{each.useful.change}: {format_seconds(each.useful.step_seconds)} a step, {saves} less"
     if each.tried:
-        return f"no links up to {FACTORS[-1]} times as fast: they add too little to this job"
-    return ""
+        return f"no link that was tried: with {each.tried}, too, no faster plan with them was found"
+    if each.idle.reason in ("link", "slower"):
+        return "no links were tried"
+    return "no link helps here"
 
 
 def unused_lines(unused: Sequence[WhyUnused], step: float) -> list[str]:
     """Two or three lines for each group: who, why, and what would make them useful."""
     lines = ["devices that are not used"]
     for each in unused:
-        rows = [("why", each.why)]
-        rows += [("useful with", words)] if (words := remedy(each, step)) else []
+        rows = [("why", each.why), ("useful with", remedy(each, step))]
         lines += [f"{each.idle}", *(f"  {line}" for line in columns(rows))]
     return [*lines, *([f"({_TRIED})"] if any(each.tried for each in unused) else [])]
 
@@ -43,7 +44,7 @@ def unused_values(unused: Sequence[WhyUnused], step: float) -> list[dict[str, An
             "reason": each.idle.reason,
             "why": each.why,
             "step_seconds": each.with_them,
-            "tried": each.tried,
+            "tried": each.tried or None,
             "useful_with": None
             if each.useful is None
             else {**each.useful._asdict(), "saves": 1.0 - each.useful.step_seconds / step},
@@ -58,7 +59,7 @@ def unused_section(unused: Sequence[WhyUnused], step: float) -> Markup:
         return Markup()
     head = tag("tr", *(tag("th", word, scope="col") for word in ("devices", "why", "would be useful with")))
     rows = [
-        tag("tr", tag("th", str(each.idle), scope="row"), tag("td", each.why), tag("td", remedy(each, step) or "-"))
+        tag("tr", tag("th", str(each.idle), scope="row"), tag("td", each.why), tag("td", remedy(each, step)))
         for each in unused
     ]
     note = [tag("p", f"{_TRIED[0].upper()}{_TRIED[1:]}.", class_="note")] if any(each.tried for each in unused) else []
