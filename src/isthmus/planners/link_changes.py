@@ -18,7 +18,7 @@ __all__ = ["FasterLinks", "LinkChange", "NewLinks"]
 _PAIRS = 20_000  # of hosts whose links are looked at
 _NAMED = 2  # links that are written out
 _SLOWEST = 1.25e6  # bytes a second (10 Mbit/s): the slowest new link that is tried
-_NEAR, _FAR = 1e-3, 20e-3  # seconds: latency of a new link in a region, and between two
+_NEAR = 1e-3  # seconds: latency of a new link in a region
 
 
 class LinkChange(Protocol):
@@ -89,18 +89,22 @@ class FasterLinks:
 
 
 class NewLinks:
-    """Links between the regions of some hosts and of all others of a plan, where there are none."""
+    """Links between the regions of some hosts and of all others of a plan, where there are none.
+
+    `latency`: one way, between two regions.
+    """
 
     ladder = tuple(2**n for n in range(14))
 
-    def __init__(self, cluster: Cluster, hosts: Sequence[str], others: Sequence[str]) -> None:
-        self.cluster, self.ends = cluster, {*hosts, *others}
+    def __init__(self, cluster: Cluster, hosts: Sequence[str], others: Sequence[str], latency: float) -> None:
+        self.cluster, self.latency, self.ends = cluster, latency, {*hosts, *others}
         there = {frozenset(link.between) for link in cluster.links}
         regions = Counter(cluster.hosts[name].region for name in sorted(self.ends))
         new = dict.fromkeys(cluster.hosts[name].region for name in hosts)
         pairs = {frozenset((a, b)): (a, b) for b in new for a in regions if a != b or regions[a] > 1}
         self.pairs = [pair for ends, pair in pairs.items() if ends not in there]
-        self.most = f"links of {format_bandwidth(BytesPerSecond(self.ladder[-1] * _SLOWEST))}"
+        widest = format_bandwidth(BytesPerSecond(self.ladder[-1] * _SLOWEST))
+        self.most = f"new links of {widest}, {format_seconds(Seconds(latency))} one way"
 
     def by(self, factor: int) -> Cluster:
         """Return the cluster with links of 10 Mbit/s times `factor`."""
@@ -109,7 +113,7 @@ class NewLinks:
         return replace(self.cluster, links=(*self.cluster.links, *links), hosts=hosts)
 
     def _link(self, pair: tuple[str, str], factor: int) -> Link:
-        latency = Seconds(_NEAR if pair[0] == pair[1] else _FAR)
+        latency = Seconds(min(_NEAR, self.latency) if pair[0] == pair[1] else self.latency)
         return Link(between=pair, bandwidth=BytesPerSecond(factor * _SLOWEST), latency=latency)
 
     def words(self, factor: int) -> str:

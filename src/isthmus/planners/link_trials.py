@@ -29,6 +29,7 @@ __all__ = ["Useful", "WhyUnused", "explain_unused"]
 Listener = Callable[[str], None]  # what is being tried
 
 MARGIN = 0.02  # of the step: what a plan with the devices must save
+_LATENCIES = (20e-3, 1e-3)  # seconds one way, of new links
 _GROUPS = 2  # for which links are tried, those with most devices first
 
 
@@ -128,7 +129,7 @@ class _Trials:
     def _changes(self, idle: Idle) -> Iterator[LinkChange]:
         cluster, others = self.problem.cluster, tuple(self.used | {*idle.hosts})
         if idle.reason == "link":
-            yield NewLinks(cluster, idle.hosts, others)
+            yield from (NewLinks(cluster, idle.hosts, others, latency) for latency in _LATENCIES)
         else:
             yield FasterLinks(cluster, idle.hosts, others, latency=False)
             yield FasterLinks(cluster, idle.hosts, others, latency=True)

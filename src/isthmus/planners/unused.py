@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal, NamedTuple
 
@@ -65,17 +65,21 @@ def _connected(cluster: Cluster, hosts: set[str]) -> set[str]:
 
     Links name hosts or regions, and a region's link joins all of its hosts: so names are joined, not pairs of hosts.
     """
-    names: dict[str, set[str]] = {}
+    ends, members = defaultdict[str, set[str]](set), defaultdict[str, list[str]](list)
     for link in cluster.links:
         for a, b in (link.between, link.between[::-1]):
-            names.setdefault(a, set()).add(b)
-    found, open_ = set(hosts), list(hosts)
+            ends[a].add(b)
+    for host in cluster.hosts.values():
+        for name in {host.name, host.region}:
+            members[name].append(host.name)
+    found, done, open_ = set(hosts), set[str](), list(hosts)
     while open_:
-        host = open_.pop()
-        reached = names.get(host, set()) | names.get(cluster.hosts[host].region, set())
-        new = {each.name for each in cluster.hosts.values() if {each.name, each.region} & reached} - found
-        found |= new
-        open_ += new
+        host_name = open_.pop()
+        for name in {host_name, cluster.hosts[host_name].region} - done:
+            done.add(name)
+            new = {member for end in ends[name] for member in members[end]} - found
+            found |= new
+            open_ += new
     return found
 
 
@@ -86,7 +90,8 @@ def idle_note(problem: Problem, used: Collection[str]) -> Iterator[str]:
     if idle:
         more = f" and {len(idle) - _NAMED} other groups" if len(idle) > _NAMED else ""
         who = "; ".join(map(str, idle[:_NAMED])) + more
+        are = "is" if count == 1 else "are"
         yield (
-            f"{count} of {len(problem.cluster.devices)} devices are not used ({who}): no plan that was tried with them "
-            "is faster; isthmus explain says which links would make them useful"
+            f"{count} of {len(problem.cluster.devices)} devices {are} not used ({who}): no plan that was tried with "
+            f"{'it' if count == 1 else 'them'} is faster; `isthmus explain` tries faster links"
         )
