@@ -104,7 +104,7 @@ def test_a_new_link_for_a_host_that_has_none() -> None:
     text = cities()
     apart = text[: text.rindex("  - {between")]
     choice, (why,) = explained(apart)
-    assert why.idle.reason == "link" and why.why == "no link joins them to the devices that are used"
+    assert why.idle.reason == "link" and why.why == "no link joins it to the devices that are used"
     assert why.useful is not None
     found = re.fullmatch(r"new link oslo - lima of ([\d.]+ [MG]bit/s), 20 ms one way", why.useful.change)
     assert found is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice, product
 from typing import Protocol
 
@@ -35,20 +35,20 @@ class LinkChange(Protocol):
 
 
 class FasterLinks:
-    """Links of some hosts to each other and to all others of a plan, with more bandwidth.
+    """Links of some hosts to the hosts of a plan, with more bandwidth; and inside a host that a plan uses in part.
 
     A nic that is narrower than such a link becomes as wide. With `latency` it falls as the bandwidth grows.
     """
 
     ladder = tuple(2**n for n in range(1, 11))
 
-    def __init__(self, cluster: Cluster, hosts: Sequence[str], others: Sequence[str], latency: bool) -> None:
+    def __init__(self, cluster: Cluster, hosts: Sequence[str], used: Collection[str], latency: bool) -> None:
         self.cluster, self.latency = cluster, latency
-        self.ends = {*hosts, *others}
-        pairs = islice(product(hosts, sorted(others)), _PAIRS)
-        used = {link.between for a, b in pairs if a != b and (link := cluster.link(a, b)) is not None}
-        self.links = [link for link in cluster.links if link.between in used]
-        self.inside = [name for name in hosts if sum(cluster.hosts[name].devices.values()) > 1]
+        self.ends = {*hosts, *used}
+        pairs = islice(product(hosts, sorted(used)), _PAIRS)
+        between = {link.between for a, b in pairs if a != b and (link := cluster.link(a, b)) is not None}
+        self.links = [link for link in cluster.links if link.between in between]
+        self.inside = [name for name in hosts if name in used]
         self.most = f"links {self.ladder[-1]} times as fast{' and as near' * latency}"
 
     def by(self, factor: int) -> Cluster:
@@ -89,15 +89,15 @@ class FasterLinks:
 
 
 class NewLinks:
-    """Links between the regions of some hosts and of all others of a plan, where there are none.
+    """Links between the regions of some hosts and of the hosts of a plan, where there are none.
 
     `latency`: one way, between two regions.
     """
 
     ladder = tuple(2**n for n in range(14))
 
-    def __init__(self, cluster: Cluster, hosts: Sequence[str], others: Sequence[str], latency: float) -> None:
-        self.cluster, self.latency, self.ends = cluster, latency, {*hosts, *others}
+    def __init__(self, cluster: Cluster, hosts: Sequence[str], used: Collection[str], latency: float) -> None:
+        self.cluster, self.latency, self.ends = cluster, latency, {*hosts, *used}
         there = {frozenset(link.between) for link in cluster.links}
         regions = Counter(cluster.hosts[name].region for name in sorted(self.ends))
         new = dict.fromkeys(cluster.hosts[name].region for name in hosts)

@@ -24,7 +24,7 @@ from isthmus.planners.problem import LARGE, Problem
 from isthmus.planners.unused import Idle, idle_devices
 from isthmus.units import Bytes, format_bytes, format_seconds
 
-__all__ = ["Useful", "WhyUnused", "explain_unused"]
+__all__ = ["MARGIN", "Useful", "WhyUnused", "explain_unused"]
 
 Listener = Callable[[str], None]  # what is being tried
 
@@ -87,9 +87,10 @@ def explain_unused(problem: Problem, price: Price, listen: Listener = lambda tex
         listen("plans with devices that are not used")
         _planned(now)
     trials = _Trials(problem, price, listen)
+    found = [now.fastest_with(each) for each in idle]
     return tuple(
-        trials.explained(each, now.fastest_with(each)) if each in tried else WhyUnused(each, _why(problem, each, price))
-        for each in idle
+        trials.explained(each, best) if each in tried else WhyUnused(each, _why(problem, each, price, best), best)
+        for each, best in zip(idle, found, strict=True)
     )
 
 
@@ -127,12 +128,12 @@ class _Trials:
         return WhyUnused(idle, why, with_them, None, most)
 
     def _changes(self, idle: Idle) -> Iterator[LinkChange]:
-        cluster, others = self.problem.cluster, tuple(self.used | {*idle.hosts})
+        cluster = self.problem.cluster
         if idle.reason == "link":
-            yield from (NewLinks(cluster, idle.hosts, others, latency) for latency in _LATENCIES)
+            yield from (NewLinks(cluster, idle.hosts, self.used, latency) for latency in _LATENCIES)
         else:
-            yield FasterLinks(cluster, idle.hosts, others, latency=False)
-            yield FasterLinks(cluster, idle.hosts, others, latency=True)
+            yield FasterLinks(cluster, idle.hosts, self.used, latency=False)
+            yield FasterLinks(cluster, idle.hosts, self.used, latency=True)
 
     def _with_memory(self, idle: Idle) -> float | None:
         """Return the seconds of the fastest plan with them that fits if they have enough memory.
@@ -173,28 +174,28 @@ class _Trials:
         return with_them if fastest is not None and with_them is not None and with_them <= fastest else None
 
 
-def _why(problem: Problem, idle: Idle, price: Price, with_them: float | None = None) -> str:
+def _why(problem: Problem, idle: Idle, price: Price, with_them: float | None) -> str:
     step = price.step_seconds
     if idle.reason == "precision":
         return f"{_listed(idle.kinds)} lacks {problem.precision} or is slow in it"
     if idle.reason == "link":
-        return "no link joins them to the devices that are used"
+        return f"no link joins {idle.them} to the devices that are used"
     if idle.reason == "place":
         return "the places that the job gives keep every block elsewhere"
     if with_them is None:
-        return "no plan with them was found that is faster"
+        return f"no plan with {idle.them} was found that is faster"
     if with_them < (1 - MARGIN) * step:
-        return f"a new search finds a faster plan with them, {format_seconds(with_them)} a step: plan again"
+        return f"a new search finds a faster plan with {idle.them}, {format_seconds(with_them)} a step: plan again"
     found, without = format_seconds(with_them), format_seconds(step)
-    return f"the fastest plan found with them takes {found} a step, without them {without}"
+    return f"the fastest plan found with {idle.them} takes {found} a step, without {idle.them} {without}"
 
 
 def _short(problem: Problem, idle: Idle, roomy: float, step: float) -> str:
     """Say that memory is what they lack."""
     memory = _listed(f"{kind} has {format_bytes(problem.cluster.kinds[kind].memory)}" for kind in idle.kinds)
     return (
-        f"too little memory ({memory}): no plan with them that was tried fits; with enough of it the fastest takes "
-        f"{format_seconds(roomy)} a step, without them {format_seconds(step)}"
+        f"too little memory ({memory}): no plan with {idle.them} that was tried fits; with enough of it "
+        f"the fastest takes {format_seconds(roomy)} a step, without {idle.them} {format_seconds(step)}"
     )
 
 

@@ -31,6 +31,11 @@ class Idle(NamedTuple):
         more = f" and {rest} more host{'s' * (rest > 1)}" if rest > 0 else ""
         return f"{counts} of {', '.join(self.hosts[:_NAMED])}{more}"
 
+    @property
+    def them(self) -> str:
+        """How a sentence names the devices again."""
+        return "it" if len(self.devices) == 1 else "them"
+
 
 def idle_devices(problem: Problem, used: Collection[str]) -> tuple[Idle, ...]:
     """The devices that are not among `used`, by shape of their host and by reason, in the order of the file.
@@ -88,7 +93,8 @@ def idle_note(problem: Problem, used: Collection[str]) -> Iterator[str]:
     idle = [each for each in idle_devices(problem, used) if each.reason == "slower"]
     count = sum(len(each.devices) for each in idle)
     if idle:
-        more = f" and {len(idle) - _NAMED} other groups" if len(idle) > _NAMED else ""
+        rest = len(idle) - _NAMED
+        more = f" and {rest} other group{'s' * (rest > 1)}" if rest > 0 else ""
         who = "; ".join(map(str, idle[:_NAMED])) + more
         are = "is" if count == 1 else "are"
         yield (

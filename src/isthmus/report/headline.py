@@ -55,7 +55,7 @@ def _predicted(jobs: tuple[Job, ...], price: Price) -> list[Markup]:
 def _measured(run: RunRecord, jobs: tuple[Job, ...], price: Price) -> list[Markup]:
     """What the run took; the prediction stands beside it."""
     median, predicted = run.step_seconds, run.predicted or price.step_seconds
-    ratio = f"the run takes {times(median / predicted)}" if run.compares else "for other devices than the run's"
+    ratio = f"the run takes {times(median / predicted)}" if run.compares else "for other devices"
     samples = rate(sum(job.batch for job in jobs) / median)
     return [
         _figure("step time, measured", format_seconds(median), run.middle, "first"),

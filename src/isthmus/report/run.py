@@ -154,7 +154,7 @@ def run_section(run: RunRecord | None, predicted: float) -> Markup:
         "section",
         tag("h2", "The run", id="run-title"),
         tag("p", _said(run, predicted), class_="lead"),
-        *([tag("p", _other(priced), class_="note")] if abs(priced - predicted) > _CHANGED * predicted else []),
+        *([tag("p", prose(_other(priced)), class_="note")] if abs(priced - predicted) > _CHANGED * predicted else []),
         *ended,
         tag("div", *charts, class_="charts"),
         aria_labelledby="run-title",
@@ -164,7 +164,7 @@ def run_section(run: RunRecord | None, predicted: float) -> Markup:
 def _other(priced: float) -> str:
     """Why the rest of the page has another prediction than the run."""
     return (
-        f"The run's prediction used other times than this page, which predicts {format_seconds(priced)}: --profile "
+        f"The run's prediction used other times than this page, which predicts {format_seconds(priced)}: `--profile` "
         "gives the page the times that were measured."
     )
 

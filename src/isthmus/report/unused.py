@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from isthmus.planners.link_trials import WhyUnused
-from isthmus.report.markup import Markup, tag
+from isthmus.planners.link_trials import MARGIN, WhyUnused
+from isthmus.report.markup import Markup, prose, tag
 from isthmus.report.text import columns, percent
 from isthmus.units import format_seconds
 
 __all__ = ["unused_lines", "unused_section", "unused_values"]
 
 _TRIED = "each was found by planning anew for a cluster with such links; a longer search may find more"
+_OTHERWISE = {
+    "precision": "another precision, or `mixed: true`; no link",
+    "memory": "more memory; no link",
+    "place": "other places; no link",
+    "link": "not tried",
+    "slower": "not tried",
+}  # where no links were tried
 
 
 def remedy(each: WhyUnused, step: float) -> str:
@@ -21,10 +28,10 @@ def remedy(each: WhyUnused, step: float) -> str:
         saves = percent(1.0 - each.useful.step_seconds / step)
         return f"{each.useful.change}: {format_seconds(each.useful.step_seconds)} a step, {saves} less"
     if each.tried:
-        return f"no link that was tried: with {each.tried}, too, no faster plan with them was found"
-    if each.idle.reason in ("link", "slower"):
-        return "no links were tried"
-    return "no link helps here"
+        return f"no link that was tried: with {each.tried}, too, no faster plan with {each.idle.them} was found"
+    if each.with_them is not None and each.with_them < (1 - MARGIN) * step:
+        return "the links that there are, in another plan"
+    return _OTHERWISE[each.idle.reason]
 
 
 def unused_lines(unused: Sequence[WhyUnused], step: float) -> list[str]:
@@ -59,7 +66,7 @@ def unused_section(unused: Sequence[WhyUnused], step: float) -> Markup:
         return Markup()
     head = tag("tr", *(tag("th", word, scope="col") for word in ("devices", "why", "would be useful with")))
     rows = [
-        tag("tr", tag("th", str(each.idle), scope="row"), tag("td", each.why), tag("td", remedy(each, step)))
+        tag("tr", tag("th", str(each.idle), scope="row"), tag("td", each.why), tag("td", prose(remedy(each, step))))
         for each in unused
     ]
     note = [tag("p", f"{_TRIED[0].upper()}{_TRIED[1:]}.", class_="note")] if any(each.tried for each in unused) else []
