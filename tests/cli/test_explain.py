@@ -67,7 +67,7 @@ def test_devices_that_are_not_used(isthmus: Isthmus, tmp_path: Path) -> None:
     far.write_text(FAR)
     planned = isthmus("plan", model, "--cluster", far, "--batch", 32, "-o", plan, "--json").values
     (note,) = [note for note in planned["notes"] if "not used" in note]
-    assert note.startswith("1 of 2 devices is not used (1 card of lima): ")
+    assert note.startswith("1 of 2 devices is not used (on lima); ")
     done = isthmus("explain", plan, "--json").values
     (unused,) = done["unused"]
     assert unused["devices"] == ["lima/card/0"] and unused["reason"] == "slower"

@@ -91,13 +91,9 @@ def _connected(cluster: Cluster, hosts: set[str]) -> set[str]:
 def idle_note(problem: Problem, used: Collection[str]) -> Iterator[str]:
     """A line about devices that could take part and do not; others are told by notes of their own."""
     idle = [each for each in idle_devices(problem, used) if each.reason == "slower"]
-    count = sum(len(each.devices) for each in idle)
+    count, hosts = sum(len(each.devices) for each in idle), [name for each in idle for name in each.hosts]
     if idle:
-        rest = len(idle) - _NAMED
-        more = f" and {rest} other group{'s' * (rest > 1)}" if rest > 0 else ""
-        who = "; ".join(map(str, idle[:_NAMED])) + more
         are = "is" if count == 1 else "are"
-        yield (
-            f"{count} of {len(problem.cluster.devices)} devices {are} not used ({who}): no plan that was tried with "
-            f"{'it' if count == 1 else 'them'} is faster; `isthmus explain` tries faster links"
-        )
+        more = f" and {len(hosts) - 1} more host{'s' * (len(hosts) > 2)}" if len(hosts) > 1 else ""
+        said = f"{count} of {len(problem.cluster.devices)} devices {are} not used (on {hosts[0]}{more})"
+        yield f"{said}; `isthmus explain` says why"
