@@ -125,3 +125,11 @@ def test_hostile_names_on_a_phone(browser: Browser, page: Path) -> None:
     assert browser.run("document.title").startswith(HOSTILE[1])
     assert browser.run('document.querySelectorAll("img, script:not([type])").length') == 1
     assert browser.errors == []
+
+
+def test_panels_side_by_side_are_filled(browser: Browser, page: Path) -> None:
+    """Beside each other stand only panels of the same rows: none is half empty."""
+    browser.open(page)
+    sizes = browser.run("""[...document.querySelectorAll(".pair > section")].map((panel) =>
+        [panel.getBoundingClientRect().bottom, panel.lastElementChild.getBoundingClientRect().bottom])""")
+    assert len(sizes) == 2 and all(bottom - used < 60 for bottom, used in sizes)

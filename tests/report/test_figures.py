@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from itertools import combinations
+from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.cluster.load import parse_cluster
+from isthmus.cluster.load import load_cluster, parse_cluster
 from isthmus.cost.simulate import Shortage
 from isthmus.cost.timeline import DeviceUse, LinkUse, Timeline, covered_length
 from isthmus.report.bars import (
@@ -129,6 +132,23 @@ def test_the_map_carries_what_the_links_carry(name: str) -> None:
     drawn = map_figure(given.cluster, given.timeline)
     assert drawn.count('class="device ') == 2 * len(given.cluster.devices), "on the wide map and on the tall one"
     assert drawn.count('class="device idle"') == 2 * (len(given.cluster.devices) - len(given.timeline.devices))
+
+
+def test_figures_of_links_are_not_hidden(root: Path) -> None:
+    """They lie clear of cards and of each other, and above every link, on the wide map and on the tall one."""
+    cluster = load_cluster(root / "examples" / "clusters" / "four-continents.yaml")
+    for drawn in re.findall("<svg.*?</svg>", map_figure(cluster, Timeline(1.0, (), (), ())), re.DOTALL):
+        shapes = list(ElementTree.fromstring(drawn).iter())
+        kinds = [(each.get("class") or "").split(" ")[0] for each in shapes]
+        boxes = [
+            tuple(float(each.get(name, "")) for name in ("x", "y", "width", "height"))
+            for each, kind in zip(shapes, kinds, strict=True)
+            if kind in ("card", "pill")
+        ]
+        assert kinds.count("card") == 4 and kinds.count("pill") >= 2
+        assert kinds.index("pill") > max(n for n, kind in enumerate(kinds) if kind == "link")
+        for (x, y, wide, high), (left, top, width, height) in combinations(boxes, 2):
+            assert x >= left + width or left >= x + wide or y >= top + height or top >= y + high
 
 
 def test_one_region_is_a_map_of_hosts() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 
 from isthmus.cost.timeline import Activity
 from isthmus.report.html import Subject, report_html
-from isthmus.report.markup import escape, tag
+from isthmus.report.limits import limit_words
+from isthmus.report.markup import escape, prose, tag
 from isthmus.report.packed import LANES, TICKS, kept_activities, pack
+from isthmus.report.text import sentence
 from tests.plan.golden_files import NAMES
 from tests.report.subjects import HOSTILE, hostile_subject, subject
 
@@ -185,3 +188,25 @@ def test_a_file_that_predicts_something_else() -> None:
     file = msgspec.structs.replace(given.file, predicted=predicted)
     changed = Subject(file=file, cluster=given.cluster, price=given.price, timeline=given.timeline, made="")
     assert "this is 3.00 x that" in report_html(changed) and "x that" not in report_html(given)
+
+
+def test_commands_are_code_and_not_in_backticks() -> None:
+    assert prose("see `isthmus explain` <b>") == "see <code>isthmus explain</code> &lt;b&gt;"
+    idle = subject("two-depths").timeline
+    assert "`isthmus explain`" in limit_words(idle)
+    text = report_html(subject("two-depths"))
+    shown = text[text.index("<main>") : text.index("</main>")]
+    assert "`" not in shown and "<code>isthmus explain</code>" in shown
+
+
+def test_names_are_shown_as_they_are_written() -> None:
+    assert sentence("oslo1 to lima2 is the busiest link") == "oslo1 to lima2 is the busiest link."
+    assert sentence("the plan does not fit") == "The plan does not fit."
+    style = (files("isthmus.report") / "page" / "style.css").read_text("utf-8")
+    assert "text-transform" not in style
+
+
+def test_nothing_to_compare_with_leaves_no_empty_panel() -> None:
+    given = vars(subject("two-depths"))
+    bare = report_html(Subject(**{**given, "file": msgspec.structs.replace(given["file"], predicted=None)}))
+    assert "Beside the usual schemes" not in bare and "Beside the usual schemes" in report_html(Subject(**given))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -11,8 +13,10 @@ import pytest
 from isthmus.errors import FileError
 from isthmus.plan.file import load_plan, plan_digest
 from isthmus.plan.types import Pipeline, Plan
-from isthmus.report.run import check_run, read_run
+from isthmus.report.html import Subject, report_html
+from isthmus.report.run import RunRecord, check_run, read_run
 from tests.plan.golden_files import FOLDER, golden
+from tests.report.subjects import subject
 
 
 def changed(plan: Plan, **fields: object) -> Plan:
@@ -73,6 +77,32 @@ def test_what_older_events_do_not_say_is_not_held_against_them(tmp_path: Path) -
     run = read_run(events(tmp_path / "run.jsonl", plan, leave_out=("plan",)))
     assert run.plan is None
     check_run(run, plan)
+
+
+def shown(run: RunRecord) -> tuple[str, str]:
+    """The first figure of the page, and all of its text."""
+    fields = vars(subject("two-depths"))
+    page = report_html(Subject(**{**fields, "run": run}))
+    first = re.search('<div class="first"><dt>(.*?)</dt><dd>(.*?)</dd>', page)
+    assert first is not None
+    return f"{first[1]}: {first[2]}", html.unescape(re.sub("<[^>]*>", " ", page[page.index("</style>") :]))
+
+
+def test_what_was_measured_comes_first(tmp_path: Path) -> None:
+    plan = golden("two-depths")
+    run = read_run(events(tmp_path / "run.jsonl", plan, shaped=True, predicted_step_seconds=0.4))
+    first, text = shown(run)
+    assert first == "step time, measured: 500 ms"
+    assert "step time, predicted  400 ms  the run takes 1.25 x" in text
+    assert "500 ms measured (median of steps 2 to 3), 400 ms predicted for the emulated devices, 1.25 x" in text
+    assert "The run was measured" in text and "not measurements" not in text
+
+
+@pytest.mark.parametrize("begin", [{}, {"shaped": None}, {"shaped": False}])
+def test_no_ratio_to_a_prediction_for_other_devices(tmp_path: Path, begin: dict[str, object]) -> None:
+    run = read_run(events(tmp_path / "run.jsonl", golden("two-depths"), predicted_step_seconds=0.4, **begin))
+    first, text = shown(run)
+    assert first == "step time, measured: 500 ms" and "1.25 x" not in text and "do not compare" in text
 
 
 def test_a_run_without_steps_is_none(tmp_path: Path) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from isthmus.api import Simulated, jobs_of_plan
 from isthmus.cli.console import Answer, Progress
 from isthmus.cli.simulate import price_again
+from isthmus.cli.summary import unused_in
 from isthmus.plan.file import PlanFile, load_plan
 from isthmus.planners.explain import Explanation, SchemeBinding, explain, explain_schemes
+from isthmus.planners.link_trials import WhyUnused
 from isthmus.planners.problem import build_problem
 from isthmus.planners.what_if import Setting
 from isthmus.report.plan import shortage_line
 from isthmus.report.text import columns, cut, percent, times
+from isthmus.report.unused import unused_lines, unused_values
 from isthmus.units import format_seconds
 
 __all__ = ["run"]
@@ -24,12 +28,13 @@ _TITLES = "the same plan, played again; a new plan may do better"
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Says what binds a plan, what would help and, where asked, what binds each scheme."""
+    """Says what binds a plan, what would help, why devices are unused and, where asked, what binds each scheme."""
     file = load_plan(args.plan)
     result = price_again(args, file, progress)
     progress.phase("Trying what would help")
     given = Setting(result.plan, result.cluster, result.models, result.profile)
     found = explain(given, progress.detail)
+    unused = unused_in(file, result, progress)
     schemes = _schemes(args, file, result, progress)
     values = {
         "step_seconds": found.step_seconds,
@@ -39,10 +44,11 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         "what_if": [
             {**each._asdict(), "saves": 1.0 - each.step_seconds / found.step_seconds} for each in found.what_if
         ],
+        "unused": unused_values(unused, found.step_seconds),
         "schemes": {name: _scheme_values(each) for name, each in schemes.items()},
     }
     failure = None if result.price.fits else shortage_line(result.price)
-    return Answer(values=values, text="\n".join(_lines(file, result, found, schemes)), failure=failure)
+    return Answer(values=values, text="\n".join(_lines(file, result, found, unused, schemes)), failure=failure)
 
 
 def _schemes(
@@ -83,7 +89,13 @@ def _scheme_values(scheme: SchemeBinding) -> dict[str, Any]:
     }
 
 
-def _lines(file: PlanFile, result: Simulated, found: Explanation, schemes: dict[str, SchemeBinding]) -> list[str]:
+def _lines(
+    file: PlanFile,
+    result: Simulated,
+    found: Explanation,
+    unused: Sequence[WhyUnused],
+    schemes: dict[str, SchemeBinding],
+) -> list[str]:
     jobs = ", ".join(job.name for job in jobs_of_plan(result.plan))
     by = f", by planner {file.planner}" if file.planner else ""
     return [
@@ -94,6 +106,7 @@ def _lines(file: PlanFile, result: Simulated, found: Explanation, schemes: dict[
         *_part_lines(found),
         "",
         *_change_lines(found),
+        *(["", *unused_lines(unused, found.step_seconds)] if unused else []),
         *(["", *_scheme_lines(found, schemes)] if schemes else []),
     ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from isthmus import __version__
 from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.cli.simulate import price_again
-from isthmus.cli.summary import facts_of, remarks_on
+from isthmus.cli.summary import facts_of, remarks_on, unused_in
 from isthmus.cluster.load import cluster_digest
 from isthmus.plan.file import load_plan
 from isthmus.report.html import Subject, write_report
@@ -33,6 +33,8 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     same = file.cluster is None or cluster_digest(result.cluster) == cluster_digest(file.cluster)
     measured = ", ".join(args.profile)
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by isthmus {__version__}"
+    progress.phase("Trying what would make unused devices useful")
+    unused = unused_in(file, result, progress)
     progress.phase(f"Writing {args.output}")
     subject = Subject(
         file=file,
@@ -44,6 +46,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         match=result.inputs_match,
         times=tuple(times_facts(result.times, result.profile, measured)),
         run=run_record,
+        unused=unused,
     )
     write_report(subject, args.output)
     size = Path(args.output).stat().st_size

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus.api import Simulated
+from isthmus.api import Simulated, jobs_of_plan
+from isthmus.cli.console import Progress
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.simulate import Price
 from isthmus.model.job import Job
 from isthmus.plan.file import PlanFile
-from isthmus.plan.types import Plan
+from isthmus.plan.types import Pipeline, Plan
+from isthmus.planners.link_trials import WhyUnused, explain_unused
+from isthmus.planners.problem import Problem
 from isthmus.report.plan import precisions
 from isthmus.report.remarks import Remark, remarks
 from isthmus.report.times import times_facts
 
-__all__ = ["facts_of", "price_values", "remarks_on"]
+__all__ = ["facts_of", "price_values", "remarks_on", "unused_in"]
 
 
 def remarks_on(file: PlanFile, result: Simulated) -> list[Remark]:
@@ -25,6 +28,16 @@ def remarks_on(file: PlanFile, result: Simulated) -> list[Remark]:
 def facts_of(file: PlanFile, result: Simulated, profile: str) -> list[tuple[str, str]]:
     """Those remarks in two columns, below where the times come from; `profile` names the measured ones."""
     return [*times_facts(result.times, result.profile, profile), *remarks_on(file, result)]
+
+
+def unused_in(file: PlanFile, result: Simulated, progress: Progress) -> tuple[WhyUnused, ...]:
+    """Why devices are unused, and which links would make them useful; of a plan of one job in one pipeline only."""
+    jobs, parts = jobs_of_plan(result.plan), result.plan.parts
+    if len(jobs) != 1 or len(parts) != 1 or not isinstance(parts[0], Pipeline):
+        return ()
+    (job,), precision = jobs, parts[0].precision
+    problem = Problem(result.cluster, job, result.models[job.name], precision, file.seed, result.profile)
+    return explain_unused(problem, result.price, progress.detail)
 
 
 def price_values(cluster: Cluster, jobs: tuple[Job, ...], plan: Plan, price: Price) -> dict[str, Any]:

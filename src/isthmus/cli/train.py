@@ -149,12 +149,12 @@ def _trained(
         left_out = (text for graph in priced.models.values() for text in unreached(graph))
         for note in (*left_out, *(emulation.world.notes if emulation is not None else ())):
             progress.phase(f"note: {note}")
+        shaped = emulation.world.shaped if emulation is not None else None
         progress.rest()
         shown: list[Any] = [open_files.enter_context(Bar(steps, job.batch, priced.price.step_seconds))]
         if args.events:
-            shown.append(
-                open_files.enter_context(EventFile(args.events, job, priced.plan, steps, priced.price.step_seconds))
-            )
+            events = EventFile(args.events, job, priced.plan, steps, priced.price.step_seconds, shaped)
+            shown.append(open_files.enter_context(events))
         if args.tensorboard:
             shown.append(open_files.enter_context(Board(args.tensorboard, job.batch)))
 
@@ -174,7 +174,7 @@ def _trained(
             trusted=trusted,
             listen=listen,
         )
-        return result, emulation.world.shaped if emulation is not None else None
+        return result, shaped
 
 
 def _emulation(args: argparse.Namespace, priced: Simulated, opened: contextlib.ExitStack) -> Emulation | None:

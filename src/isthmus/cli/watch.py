@@ -116,15 +116,20 @@ class Bar(_Watch):
 
 
 class EventFile(_Watch):
-    """One JSON object a line: `time` (seconds since 1970) and `event`; steps are counted from 1."""
+    """One JSON object a line: `time` (seconds since 1970) and `event`; steps are counted from 1.
 
-    def __init__(self, path: str, job: Job, plan: Plan, steps: int, predicted: float) -> None:
+    `shaped`: whether the cluster's links were acted out; None: the cluster was not emulated at all.
+    """
+
+    def __init__(
+        self, path: str, job: Job, plan: Plan, steps: int, predicted: float, shaped: bool | None = None
+    ) -> None:
         try:
             self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed with the run
         except OSError as error:
             raise FileError(f"cannot be written: {error.strerror}", where=path) from None
         self._write("begin", job=job.name, model=job.model, batch=job.batch, plan=plan_digest(plan), steps=steps,
-                    predicted_step_seconds=predicted)  # fmt: skip
+                    predicted_step_seconds=predicted, shaped=shaped)  # fmt: skip
 
     def hear(self, notice: Notice) -> None:
         """Writes it down."""

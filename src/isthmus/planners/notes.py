@@ -12,6 +12,7 @@ from isthmus.plan.types import Pipeline, Plan
 from isthmus.planners.grid import Fix, cannot_have
 from isthmus.planners.pieces import ONE_BUCKET
 from isthmus.planners.problem import Candidate, Problem
+from isthmus.planners.unused import idle_note
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["assumed", "missing_bytes", "notes_on", "nothing_fits", "unreached"]
@@ -43,6 +44,7 @@ def notes_on(
     if problem.job.precision is None:
         notes.append(f"precision {problem.precision}: the fastest that every device has")
     notes.extend(assumed(problem.cluster, timeline))
+    notes.extend(idle_note(problem, {use.name for use in timeline.devices}))
     notes.extend(_mixed(problem))
     notes.extend(unreached(problem.graph))
     notes.extend(f"{' and '.join(via.between)} have no link: {', '.join(via.hosts)} passes on" for via in plan.via)

@@ -1,4 +1,4 @@
-"""The first lines of the page: how fast, how near to the bound, made by whom, limited by what."""
+"""The first lines of the page: how fast, measured if there was a run, how near to the bound, limited by what."""
 
 from __future__ import annotations
 
@@ -7,42 +7,65 @@ from isthmus.cost.simulate import Price
 from isthmus.cost.timeline import Timeline
 from isthmus.model.job import Job
 from isthmus.plan.file import PlanFile
-from isthmus.plan.types import Pipeline, Plan
+from isthmus.plan.types import Plan
 from isthmus.report.limits import limit_words
-from isthmus.report.markup import Markup, join, tag
-from isthmus.report.plan import precisions, shortage_line
+from isthmus.report.markup import Markup, join, prose, tag
+from isthmus.report.plan import plan_jobs, precisions, shortage_line
 from isthmus.report.remarks import Remark, remarks
-from isthmus.report.text import rate, times
+from isthmus.report.run import RunRecord
+from isthmus.report.text import rate, sentence, times
 from isthmus.units import format_seconds
 
-__all__ = ["headline", "plan_jobs"]
-
-
-def plan_jobs(plan: Plan) -> tuple[Job, ...]:
-    """Every job of a plan, in order."""
-    parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in plan.parts]
-    return tuple(item.job for part in parts for item in part)
+__all__ = ["headline"]
 
 
 def headline(
-    file: PlanFile, cluster: Cluster, price: Price, timeline: Timeline, same: bool, match: bool | None = None
+    file: PlanFile,
+    cluster: Cluster,
+    price: Price,
+    timeline: Timeline,
+    same: bool,
+    match: bool | None = None,
+    run: RunRecord | None = None,
 ) -> Markup:
     """The figures that people ask for first, what limits the plan and what to beware of, a table of jobs if several."""
     jobs = plan_jobs(file.plan)
     figures = [
-        _figure("step time", format_seconds(price.step_seconds), "predicted by the simulator", "first"),
-        _figure("samples a second", _rate(jobs, price), f"batch {sum(job.batch for job in jobs):,}"),
+        *(_predicted(jobs, price) if run is None else _measured(run, jobs, price)),
         *_bound(file, price, same),
         _figure("planner", file.planner or "by hand", f"seed {file.seed}"),
         _figure(
             "precision", " ".join(dict.fromkeys(precisions(file.plan).values())), _count(len(price.memory), cluster)
         ),
     ]
-    warning = [] if price.fits else [tag("p", _unfit(price), class_="alert", role="alert")]
+    warning = [] if price.fits else [tag("p", prose(sentence(shortage_line(price))), class_="alert", role="alert")]
     table = [_jobs(jobs, file.plan, price)] if len(jobs) > 1 else []
-    words = tag("p", limit_words(timeline), class_="limit")
+    words = tag("p", prose(limit_words(timeline)), class_="limit")
     said = map(_remark, remarks(file, cluster, price, timeline, match))
     return join([tag("dl", *figures, class_="figures"), words, *warning, *said, *table])
+
+
+def _predicted(jobs: tuple[Job, ...], price: Price) -> list[Markup]:
+    return [
+        _figure("step time", format_seconds(price.step_seconds), "predicted by the simulator", "first"),
+        _figure("samples a second", _rate(jobs, price), _batch(jobs)),
+    ]
+
+
+def _measured(run: RunRecord, jobs: tuple[Job, ...], price: Price) -> list[Markup]:
+    """What the run took; the prediction stands beside it."""
+    median, predicted = run.step_seconds, run.predicted or price.step_seconds
+    ratio = f"the run takes {times(median / predicted)}" if run.compares else "for other devices"
+    samples = rate(sum(job.batch for job in jobs) / median)
+    return [
+        _figure("step time, measured", format_seconds(median), run.middle, "first"),
+        _figure("samples a second, measured", samples, _batch(jobs)),
+        _figure("step time, predicted", format_seconds(predicted), ratio),
+    ]
+
+
+def _batch(jobs: tuple[Job, ...]) -> str:
+    return f"batch {sum(job.batch for job in jobs):,}"
 
 
 def _figure(name: str, value: str, below: str, kind: str | None = None) -> Markup:
@@ -66,14 +89,8 @@ def _bound(file: PlanFile, price: Price, same: bool) -> list[Markup]:
     return [_figure("lower bound", format_seconds(bound), f"the plan takes {times(price.step_seconds / bound)}")]
 
 
-def _unfit(price: Price) -> str:
-    line = shortage_line(price)
-    return line[0].upper() + line[1:] + "."
-
-
 def _remark(remark: Remark) -> Markup:
-    text = remark.text[0].upper() + remark.text[1:] + "."
-    return tag("p", text, class_="note warn" if remark.kind == "warning" else "note")
+    return tag("p", prose(sentence(remark.text)), class_="note warn" if remark.kind == "warning" else "note")
 
 
 def _jobs(jobs: tuple[Job, ...], plan: Plan, price: Price) -> Markup:

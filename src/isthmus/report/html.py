@@ -20,18 +20,22 @@ from isthmus.cost.timeline import Timeline
 from isthmus.files import write_whole
 from isthmus.plan.file import PlanFile
 from isthmus.plan.text import render
+from isthmus.planners.link_trials import WhyUnused
 from isthmus.report.bars import groups_of, memory_bars, memory_limits, scheme_bars, spent_time, time_bars
-from isthmus.report.headline import headline, plan_jobs
+from isthmus.report.headline import headline
 from isthmus.report.map import map_figure
-from isthmus.report.markup import Markup, escape, join, tag
+from isthmus.report.markup import Markup, escape, tag
 from isthmus.report.notes import notes
 from isthmus.report.packed import pack
+from isthmus.report.plan import plan_jobs
 from isthmus.report.run import RunRecord, run_section
+from isthmus.report.unused import unused_section
 from isthmus.units import format_seconds
 
 __all__ = ["Subject", "report_html", "write_report"]
 
 _SCRIPTS = ("page.js", "gantt.js")
+_NONE_FASTER = "no plan on these devices is faster."
 _LONGEST_TEXT = 1_000_000  # characters of a plan
 
 
@@ -52,6 +56,7 @@ class Subject:
     match: bool | None = None
     times: tuple[tuple[str, str], ...] = ()  # where its times come from
     run: RunRecord | None = None  # what came of it
+    unused: tuple[WhyUnused, ...] = ()  # why devices are not used
 
     @property
     def compares(self) -> bool:
@@ -70,19 +75,21 @@ def report_html(subject: Subject) -> str:
     groups = groups_of(plan)
     packed = pack(timeline, cluster, {first: len(devices) for first, devices in groups.items()})
     names = ", ".join(job.name for job in plan_jobs(plan))
+    facts = (*subject.times, *_no_schemes(subject))
     return Template(_piece("frame.html")).substitute(
         title=escape(f"{names} on {cluster.name}"),
         style=_piece("style.css"),
         script="\n".join(_piece(name) for name in _SCRIPTS),
-        headline=headline(subject.file, cluster, subject.price, timeline, subject.compares, subject.match),
+        headline=headline(subject.file, cluster, subject.price, timeline, subject.compares, subject.match, subject.run),
         run=run_section(subject.run, subject.price.step_seconds),
         schemes=_schemes(subject),
         time=time_bars(cluster, spent_time(timeline, groups), timeline.step_seconds or 1.0),
+        unused=unused_section(subject.unused, subject.price.step_seconds),
         map=map_figure(cluster, timeline),
         timeline_notes=_timeline_notes(packed),
         memory=memory_bars(cluster, subject.price.memory, memory_limits(plan, cluster)),
         plan=_plan_text(subject.file),
-        notes=notes(subject.file, cluster, subject.times, subject.made, subject.same),
+        notes=notes(subject.file, cluster, facts, subject.made, subject.same, subject.run is not None),
         data=_json(packed),
     )
 
@@ -100,18 +107,30 @@ def _json(value: Any) -> Markup:
 
 
 def _schemes(subject: Subject) -> Markup:
+    """A section of its own; none where there is nothing to compare with."""
     predicted = subject.file.predicted if subject.compares else None
-    bound = predicted.lower_bound_seconds if predicted else None
-    schemes = predicted.baselines if predicted else {}
-    bars = scheme_bars(schemes, subject.file.planner, subject.price.step_seconds, bound)
-    said = []
-    if bound is not None:
-        said.append(f"The line is the lower bound, {format_seconds(bound)}: no plan on these devices is faster.")
-    if subject.file.predicted and subject.file.predicted.baselines and not schemes:
-        said.append("The schemes of the plan file were priced with other inputs than these.")
-    elif not schemes:
-        said.append("The plan file holds no schemes to compare with; isthmus plan -o FILE.json writes them.")
-    return join([bars, *(tag("p", text, class_="note") for text in said)])
+    if predicted is None or not predicted.baselines:
+        return Markup()
+    bound = predicted.lower_bound_seconds
+    bars = scheme_bars(predicted.baselines, subject.file.planner, subject.price.step_seconds, bound)
+    said = [] if bound is None else [f"The line is the lower bound, {format_seconds(bound)}: {_NONE_FASTER}"]
+    return tag(
+        "section",
+        tag("h2", "Beside the usual schemes", id="schemes-title"),
+        tag("p", "Predicted seconds a step. Shorter is better.", class_="lead"),
+        bars,
+        *(tag("p", text, class_="note") for text in said),
+        aria_labelledby="schemes-title",
+    )
+
+
+def _no_schemes(subject: Subject) -> list[tuple[str, str]]:
+    """Why no schemes are shown, as a fact."""
+    if subject.file.predicted and subject.file.predicted.baselines:
+        said = [] if subject.compares else ["those of the plan file were priced with other inputs than these"]
+    else:
+        said = ["the plan file holds no schemes to compare with; isthmus plan -o FILE.json writes them"]
+    return [("schemes", text) for text in said]
 
 
 def _timeline_notes(packed: dict[str, Any]) -> Markup:

@@ -25,7 +25,12 @@ _BORDER = 28.0
 _NARROWEST = (760.0, 340.0)  # width of the drawing: one card alone is not blown up
 _WIDTHS = (2.0, 11.0)
 _LABELLED = 6  # links that carry their figures
+_ALONG = (0.5, 0.42, 0.58, 0.34, 0.66, 0.26, 0.74)  # of a link: where its figures may stand, the best place first
 _BEND = 0.09  # of its length: how far a link is bent, so that links through a card's middle stay apart
+
+
+_Box = tuple[float, float, float, float]  # left, top, right, bottom
+_Curve = tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
 
 
 class Way(NamedTuple):
@@ -169,14 +174,16 @@ def _points(cards: Sequence[Card], edges: Sequence[Edge]) -> Floats:
 
 
 def _lines(cards: Sequence[Card], edges: Sequence[Edge], centres: Sequence[Sequence[float]]) -> list[Markup]:
-    """Links, idle ones first, so that loaded ones lie above them."""
+    """Links, idle ones first, so that loaded ones lie above them, and their figures above all links."""
     wide = [math.log(edge.wide) for edge in edges]
     low, high = min(wide, default=0.0), max(wide, default=0.0)
-    drawn = []
+    taken = [_box(centre[0], centre[1], *card.size) for card, centre in zip(cards, centres, strict=True)]
+    drawn, written = [], []
     for edge in sorted(edges, key=lambda edge: edge.load):
         share = (math.log(edge.wide) - low) / (high - low) if high > low else 0.4
         width = _WIDTHS[0] + share * (_WIDTHS[1] - _WIDTHS[0])
-        path, middle = _bent(centres[edge.ends[0]], centres[edge.ends[1]])
+        curve = _bent(centres[edge.ends[0]], centres[edge.ends[1]])
+        path = "M{:.1f} {:.1f}Q{:.1f} {:.1f} {:.1f} {:.1f}".format(*(value for point in curve for value in point))
         tip = _edge_tip(cards, edge)
         shapes = [
             tag("path", d=path, stroke_width=width, class_=f"link load{level(edge.load)}"),
@@ -184,25 +191,45 @@ def _lines(cards: Sequence[Card], edges: Sequence[Edge], centres: Sequence[Seque
         ]
         if len(edges) <= _LABELLED:
             figures = f"{format_bandwidth(edge.link.bandwidth)}, {format_seconds(edge.link.latency)}"
-            shapes += _pill(f"{figures} · {percent(edge.load)}", *middle)
+            written += _pill(f"{figures} · {percent(edge.load)}", curve, taken)
         drawn.append(tag("g", *shapes, class_="edge"))
-    return drawn
+    return [*drawn, *written]
 
 
-def _pill(text: str, x: float, y: float) -> list[Markup]:
+def _pill(text: str, curve: _Curve, taken: list[_Box]) -> list[Markup]:
+    """The figures of a link on it, clear of what is `taken`, to which they are added; none where there is no room."""
     width = 6.3 * len(text) + 18
-    return [
-        tag("rect", x=x - width / 2, y=y - 11, width=width, height=22, rx=11, class_="pill"),
-        tag("text", text, x=x, y=y + 4, class_="figure"),
-    ]
+    for x, y in (_on(curve, part) for part in _ALONG):
+        box = _box(x, y, width, 22.0)
+        if not any(_overlap(box, other) for other in taken):
+            taken.append(box)
+            return [
+                tag("rect", x=box[0], y=box[1], width=width, height=22, rx=11, class_="pill"),
+                tag("text", text, x=x, y=y + 4, class_="figure"),
+            ]
+    return []
 
 
-def _bent(a: Sequence[float], b: Sequence[float]) -> tuple[str, tuple[float, float]]:
-    """A slightly bent path between two points, and the middle of it."""
+def _box(x: float, y: float, width: float, height: float) -> _Box:
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+
+
+def _overlap(a: _Box, b: _Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _bent(a: Sequence[float], b: Sequence[float]) -> _Curve:
+    """A slightly bent curve between two points: its ends, and what pulls it between them."""
     dx, dy = b[0] - a[0], b[1] - a[1]
-    cx, cy = (a[0] + b[0]) / 2 + 2 * _BEND * dy, (a[1] + b[1]) / 2 - 2 * _BEND * dx
-    path = f"M{a[0]:.1f} {a[1]:.1f}Q{cx:.1f} {cy:.1f} {b[0]:.1f} {b[1]:.1f}"
-    return path, ((a[0] + 2 * cx + b[0]) / 4, (a[1] + 2 * cy + b[1]) / 4)
+    middle = (a[0] + b[0]) / 2 + 2 * _BEND * dy, (a[1] + b[1]) / 2 - 2 * _BEND * dx
+    return (a[0], a[1]), middle, (b[0], b[1])
+
+
+def _on(curve: _Curve, part: float) -> tuple[float, float]:
+    """The point at a part of a curve: 0 is its beginning, 1 its end."""
+    weights = ((1 - part) ** 2, 2 * part * (1 - part), part**2)
+    x, y = (sum(weight * point[axis] for weight, point in zip(weights, curve, strict=True)) for axis in (0, 1))
+    return x, y
 
 
 def _edge_tip(cards: Sequence[Card], edge: Edge) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable
 
-__all__ = ["Markup", "escape", "join", "tag"]
+__all__ = ["Markup", "escape", "join", "prose", "tag"]
+
+_CODE = re.compile("`([^`]+)`")
 
 
 class Markup(str):
@@ -25,6 +28,11 @@ def escape(text: str) -> Markup:
 def join(parts: Iterable[str]) -> Markup:
     """The parts one after the other, each escaped where it must be."""
     return Markup("".join(map(escape, parts)))
+
+
+def prose(text: str) -> Markup:
+    """A sentence as HTML; what stands between backticks is shown as code, without them."""
+    return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))
 
 
 def tag(name: str, /, *children: str, **attributes: str | float | None) -> Markup:

@@ -13,13 +13,16 @@ from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["notes"]
 
+_RAN = "The run was measured; bars, map, timeline and memory are predictions of a simulator."
 _MOST = 60  # lines of imputed values
 
 
-def notes(file: PlanFile, cluster: Cluster, times: Sequence[tuple[str, str]], made: str, same: bool) -> Markup:
-    """Facts in two columns, those of `times` among them, then the imputed values."""
+def notes(
+    file: PlanFile, cluster: Cluster, times: Sequence[tuple[str, str]], made: str, same: bool, ran: bool = False
+) -> Markup:
+    """Facts in two columns, those of `times` among them, then the imputed values; `ran`: there was a run."""
     facts = [
-        ("what this is", "Predictions of a simulator, not measurements."),
+        ("what this is", _RAN if ran else "Predictions of a simulator, not measurements."),
         ("cluster", cluster.name if same else f"{cluster.name}: not the cluster the plan was made for"),
         *_models(file.plan),
         *times,

@@ -15,11 +15,26 @@ from isthmus.report.classes import device_classes
 from isthmus.report.text import columns, excerpt, percent, rate, times
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
-__all__ = ["device_lines", "job_lines", "link_lines", "plan_lines", "precisions", "scheme_lines", "shortage_line"]
+__all__ = [
+    "device_lines",
+    "job_lines",
+    "link_lines",
+    "plan_jobs",
+    "plan_lines",
+    "precisions",
+    "scheme_lines",
+    "shortage_line",
+]
 
 _LINKS = 4  # most loaded ones shown
 _EXCERPT = 40  # lines of a plan
 _RUN = 4  # lines of one form in a row
+
+
+def plan_jobs(plan: Plan) -> tuple[Job, ...]:
+    """Every job of a plan, in order."""
+    parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in plan.parts]
+    return tuple(item.job for part in parts for item in part)
 
 
 def precisions(plan: Plan) -> dict[str, str]:

@@ -14,16 +14,16 @@ from isthmus.files import expecting
 from isthmus.files.document import read_text
 from isthmus.plan.file import plan_digest
 from isthmus.plan.types import Plan
-from isthmus.report.headline import plan_jobs
-from isthmus.report.markup import Markup, join, tag
+from isthmus.report.chart import chart
+from isthmus.report.markup import Markup, prose, tag
+from isthmus.report.plan import plan_jobs
 from isthmus.report.text import times
 from isthmus.units import format_bytes, format_seconds
 
 __all__ = ["RunRecord", "check_run", "read_run", "run_section"]
 
 _LARGEST = 256 * 2**20  # bytes
-_POINTS = 400  # of the drawn curve
-_WIDTH, _HEIGHT = 640.0, 120.0
+_CHANGED = 0.005  # of a step: a prediction that differs by more is another
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -39,6 +39,8 @@ class _Line(msgspec.Struct, frozen=True):
     model: str | None = None
     batch: int | None = None
     plan: str | None = None
+    predicted_step_seconds: float | None = None
+    shaped: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,8 @@ class RunRecord:
     """The steps of a run, in order; `error` says why it ended early.
 
     `job`, `model`, `batch` and `plan` (its digest) are of what was trained; None where the events do not say.
+    `predicted`: seconds a step that `isthmus train` predicted; `shaped`: whether the cluster's links were acted out,
+    None where it was not emulated at all.
     """
 
     path: str
@@ -58,11 +62,23 @@ class RunRecord:
     seconds: tuple[float, ...]
     bytes_sent: int
     error: str | None
+    predicted: float | None = None
+    shaped: bool | None = None
 
     @property
     def step_seconds(self) -> float:
         """The median, without the first step if there are others."""
         return statistics.median(self.seconds[1:] or self.seconds)
+
+    @property
+    def middle(self) -> str:
+        """Which steps that is the median of, in words."""
+        return f"median of steps {self.steps[1]} to {self.steps[-1]}" if len(self.steps) > 1 else "one step"
+
+    @property
+    def compares(self) -> bool:
+        """Whether the prediction is for what the run was made on: the cluster was emulated, links included."""
+        return self.shaped is True
 
 
 def read_run(path: str | Path) -> RunRecord:
@@ -94,6 +110,8 @@ def _record(path: str | Path) -> RunRecord:
         seconds=tuple(line.seconds or 0.0 for line in steps),
         bytes_sent=sum(line.bytes_sent or 0 for line in lines if line.event == "done"),
         error=next((line.error for line in lines if line.event == "end"), None),
+        predicted=begin.predicted_step_seconds or None,
+        shaped=begin.shaped,
     )
 
 
@@ -111,64 +129,51 @@ def check_run(run: RunRecord, plan: Plan) -> None:
             raise FileError(
                 f"this run is of another {what} than the plan",
                 where=run.path,
-                found=_said(what, found),
-                expected=" or ".join(_said(what, one) for one in expected),
+                found=_named(what, found),
+                expected=" or ".join(_named(what, one) for one in expected),
                 next="Give the plan that was trained, or the events of training this one",
             )
 
 
-def _said(what: str, value: object) -> str:
+def _named(what: str, value: object) -> str:
     return f"digest {str(value)[:12]}" if what == "plan" else f"{what} {value}"
 
 
 def run_section(run: RunRecord | None, predicted: float) -> Markup:
-    """Measured beside predicted, and the loss over the steps; nothing where there was no run."""
+    """What was measured, step by step, beside the prediction where the two compare; nothing where there was no run."""
     if run is None:
         return Markup()
-    measured = run.step_seconds
-    longest = max(measured, predicted)
-    rows = [_row("measured", measured, longest, "mine"), _row("predicted", predicted, longest, "")]
-    count = f"{len(run.steps)} steps" if len(run.steps) > 1 else "1 step"
-    said = f"{count}, {times(measured / predicted)} the predicted time; {format_bytes(run.bytes_sent)} sent."
-    ended = [tag("p", f"It ended early: {run.error}", class_="note warn")] if run.error else []
+    priced, predicted = predicted, run.predicted or predicted
+    ended = [tag("p", prose(f"It ended early: {run.error}"), class_="note warn")] if run.error else []
+    marked = predicted if run.compares else None
+    charts = [
+        chart("loss", run.steps, run.losses, lambda loss: f"{loss:.4g}"),
+        chart("seconds a step", run.steps, run.seconds, format_seconds, least=0.0, marked=marked),
+    ]
     return tag(
         "section",
         tag("h2", "The run", id="run-title"),
-        tag("p", "Seconds a step: the median measured, and what was predicted for the plan's devices.", class_="lead"),
-        tag("ul", *rows, class_="bars"),
-        tag("p", said, class_="note"),
+        tag("p", _said(run, predicted), class_="lead"),
+        *([tag("p", prose(_other(priced)), class_="note")] if abs(priced - predicted) > _CHANGED * predicted else []),
         *ended,
-        _curve(run),
+        tag("div", *charts, class_="charts"),
         aria_labelledby="run-title",
     )
 
 
-def _row(name: str, seconds: float, longest: float, kind: str) -> Markup:
-    bar = tag("i", class_="scheme", style=f"width:{100 * seconds / longest:.2f}%")
-    return tag(
-        "li",
-        tag("span", name, class_="name"),
-        tag("span", bar, class_="track"),
-        tag("span", format_seconds(seconds), class_="value"),
-        class_=kind or None,
+def _other(priced: float) -> str:
+    """Why the rest of the page has another prediction than the run."""
+    return (
+        f"The run's prediction used other times than this page, which predicts {format_seconds(priced)}: `--profile` "
+        "gives the page the times that were measured."
     )
 
 
-def _curve(run: RunRecord) -> Markup:
-    """The loss over the steps, as a line."""
-    known = [(step, loss) for step, loss in zip(run.steps, run.losses, strict=True) if loss is not None]
-    if len(known) < 2:
-        return Markup()
-    shown = known[:: max(1, len(known) // _POINTS)]
-    first, last = shown[0][0], shown[-1][0]
-    low, high = min(loss for _, loss in shown), max(loss for _, loss in shown)
-    points = " ".join(
-        f"{_WIDTH * (step - first) / max(last - first, 1):.1f},{_HEIGHT * (high - loss) / ((high - low) or 1.0):.1f}"
-        for step, loss in shown
-    )
-    line = tag("polyline", points=points)
-    label = f"Loss from {known[0][1]:.4g} at step {known[0][0]} to {known[-1][1]:.4g} at step {known[-1][0]}; "
-    label += f"the highest drawn is {high:.4g}, the lowest {low:.4g}."
-    box = f"-2 -2 {_WIDTH + 4:.0f} {_HEIGHT + 4:.0f}"
-    drawn = tag("svg", line, viewBox=box, role="img", aria_label=label, class_="curve", preserveAspectRatio="none")
-    return join([drawn, tag("p", label, class_="note")])
+def _said(run: RunRecord, predicted: float) -> str:
+    measured = run.step_seconds
+    took = f"{format_seconds(measured)} measured ({run.middle}), {format_seconds(predicted)} predicted"
+    sent = f"{format_bytes(run.bytes_sent)} sent in all."
+    if run.compares:
+        return f"A step: {took} for the emulated devices, {times(measured / predicted)}. {sent}"
+    where = "on this machine with links as they are" if run.shaped is False else "on other devices than the plan's"
+    return f"A step: {took} for the plan's devices. The run was {where}, so the two do not compare. {sent}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["columns", "cut", "excerpt", "percent", "rate", "times"]
+__all__ = ["columns", "cut", "excerpt", "percent", "rate", "sentence", "times"]
 
 _WIDEST = 118
+_OPENING = ("the", "a", "an", "this", "no")  # words that are never a name
 
 
 def columns(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> list[str]:
@@ -44,6 +45,12 @@ def percent(part: float) -> str:
 def rate(value: float) -> str:
     """Something a second: `10.45`, `22,521`."""
     return f"{value:,.0f}" if value >= 1e4 else f"{value:.4g}"
+
+
+def sentence(words: str) -> str:
+    """The words as a sentence of its own; a first word that may be a name (`oslo1 to lima2`) stays as it is."""
+    first = words.split(maxsplit=1)[0]
+    return (words[0].upper() + words[1:] if first in _OPENING else words) + "."
 
 
 def times(ratio: float) -> str:

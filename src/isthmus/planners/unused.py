@@ -1,0 +1,99 @@
+"""Which devices of a cluster a plan does not use, and why, as far as that is known without another search."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from isthmus.cluster.spec import Cluster
+from isthmus.planners.problem import Problem
+
+__all__ = ["Idle", "Reason", "idle_devices", "idle_note"]
+
+Reason = Literal["precision", "place", "link", "memory", "slower"]
+
+_NAMED = 2  # hosts and classes that are written out
+
+
+class Idle(NamedTuple):
+    """Unused devices on hosts of one shape that stay out for one reason."""
+
+    reason: Reason
+    hosts: tuple[str, ...]
+    devices: tuple[str, ...]
+    kinds: Mapping[str, int]
+
+    def __str__(self) -> str:
+        """In words: `4 V100-16GB and 2 lab-card of va2`."""
+        counts = " and ".join(f"{count} {kind}" for kind, count in self.kinds.items())
+        rest = len(self.hosts) - _NAMED
+        more = f" and {rest} more host{'s' * (rest > 1)}" if rest > 0 else ""
+        return f"{counts} of {', '.join(self.hosts[:_NAMED])}{more}"
+
+    @property
+    def them(self) -> str:
+        """How a sentence names the devices again."""
+        return "it" if len(self.devices) == 1 else "them"
+
+
+def idle_devices(problem: Problem, used: Collection[str]) -> tuple[Idle, ...]:
+    """The devices that are not among `used`, by shape of their host and by reason, in the order of the file.
+
+    `slower` is what remains: the device could take part, and no faster plan with it was found. Trials may find that it
+    has too little `memory`.
+    """
+    cluster, groups = problem.cluster, dict[tuple[object, Reason], list[str]]()
+    able, taken = set(problem.usable), set(used)
+    near = _connected(cluster, {cluster.devices[name].host for name in taken})
+    for name, device in cluster.devices.items():
+        if name not in taken:
+            reason: Reason = "slower"
+            if name not in able:
+                reason = "precision"
+            elif device.host not in near:
+                reason = "link"
+            elif not problem.allowed(name).any():
+                reason = "place"
+            groups.setdefault((cluster.hosts[device.host].shape, reason), []).append(name)
+    return tuple(_idle(cluster, reason, names) for (_, reason), names in groups.items())
+
+
+def _idle(cluster: Cluster, reason: Reason, names: list[str]) -> Idle:
+    devices = [cluster.devices[name] for name in names]
+    hosts = tuple(dict.fromkeys(device.host for device in devices))
+    return Idle(reason, hosts, tuple(names), dict(Counter(device.kind for device in devices)))
+
+
+def _connected(cluster: Cluster, hosts: set[str]) -> set[str]:
+    """Hosts that messages from any of `hosts` can reach, over others where there is no link between the two.
+
+    Links name hosts or regions, and a region's link joins all of its hosts: so names are joined, not pairs of hosts.
+    """
+    ends, members = defaultdict[str, set[str]](set), defaultdict[str, list[str]](list)
+    for link in cluster.links:
+        for a, b in (link.between, link.between[::-1]):
+            ends[a].add(b)
+    for host in cluster.hosts.values():
+        for name in {host.name, host.region}:
+            members[name].append(host.name)
+    found, done, open_ = set(hosts), set[str](), list(hosts)
+    while open_:
+        host_name = open_.pop()
+        for name in {host_name, cluster.hosts[host_name].region} - done:
+            done.add(name)
+            new = {member for end in ends[name] for member in members[end]} - found
+            found |= new
+            open_ += new
+    return found
+
+
+def idle_note(problem: Problem, used: Collection[str]) -> Iterator[str]:
+    """A line about devices that could take part and do not; others are told by notes of their own."""
+    idle = [each for each in idle_devices(problem, used) if each.reason == "slower"]
+    count, hosts = sum(len(each.devices) for each in idle), [name for each in idle for name in each.hosts]
+    if idle:
+        are = "is" if count == 1 else "are"
+        more = f" and {len(hosts) - 1} more host{'s' * (len(hosts) > 2)}" if len(hosts) > 1 else ""
+        said = f"{count} of {len(problem.cluster.devices)} devices {are} not used (on {hosts[0]}{more})"
+        yield f"{said}; `isthmus explain` says why"
