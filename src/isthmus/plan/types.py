@@ -17,6 +17,7 @@ from isthmus.model.job import Job
 __all__ = [
     "How",
     "Layout",
+    "Outcome",
     "Pipeline",
     "Plan",
     "Pool",
@@ -147,6 +148,23 @@ class Plan(_Frozen, frozen=True, kw_only=True):
     via: tuple[Via, ...] = ()
 
 
+class Outcome(_Frozen, frozen=True, kw_only=True):
+    """What came of the search for a scheme's best plan.
+
+    Only a scheme that was searched to its end is compared with: no plan of it is faster than its `seconds`. Of an
+    unfinished one they are those of the best plan so far, if there is one.
+    """
+
+    outcome: Literal["found", "unfinished", "cannot run"]
+    seconds: float | None = None  # per step
+    reason: str | None = None  # why it is unfinished, or cannot run
+
+    @property
+    def found(self) -> float | None:
+        """Return the seconds per step of a scheme that was searched to its end; None for any other."""
+        return self.seconds if self.outcome == "found" else None
+
+
 class Prediction(_Frozen, frozen=True, kw_only=True):
     """What the simulator says of a plan."""
 
@@ -154,4 +172,15 @@ class Prediction(_Frozen, frozen=True, kw_only=True):
     jobs: dict[str, float]  # job -> seconds per step
     memory: dict[str, float]  # device -> peak bytes
     lower_bound_seconds: float | None = None
-    baselines: dict[str, float | None] = {}  # scheme -> seconds per step, None: none was found that fits
+    baselines: dict[str, float | None] = {}  # scheme -> seconds per step, None unless it was searched to its end
+    baseline_outcomes: dict[str, Outcome] = {}  # scheme -> what came of it; older files have none
+
+    @property
+    def outcomes(self) -> dict[str, Outcome]:
+        """Return what came of every scheme; files that only have seconds do not say why some have none."""
+        unknown = Outcome(outcome="unfinished", reason="the plan file does not say why")
+        old = {
+            name: unknown if seconds is None else Outcome(outcome="found", seconds=seconds)
+            for name, seconds in self.baselines.items()
+        }
+        return self.baseline_outcomes or old

@@ -13,7 +13,7 @@ from isthmus.planners.pieces import ONE_BUCKET
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
-__all__ = ["assumed", "missing_bytes", "notes_on", "nothing_fits"]
+__all__ = ["assumed", "missing_bytes", "notes_on", "nothing_fits", "unfinished_note", "why_not"]
 
 
 _NEEDS = {
@@ -93,6 +93,21 @@ def _mixed(problem: Problem, plan: Plan) -> Iterator[str]:
     mixing = dict.fromkeys(operation for run in runs for block in run for operation in block.mixes_samples)
     if mixing:
         yield f"{next(iter(mixing))} mixes samples: its statistics would be of parts of a micro-batch, not of all of it"
+
+
+def why_not(problem: Problem, scheme: str, wrong: str, *, ideas: bool) -> str:
+    """Say why a scheme that was searched to its end has no plan; `wrong`: what is wrong with a plan that would fit."""
+    if not ideas and problem.places:
+        return "none of its layouts keeps the places that the job gives"
+    if not ideas:
+        return f"it needs {_NEEDS.get(scheme, 'devices that can talk')}"
+    return wrong or "none of its layouts fits in memory"
+
+
+def unfinished_note(names: Sequence[str], *, usual: bool) -> str:
+    """Say which schemes were not searched to their end, and what to do."""
+    more = "a --budget in seconds searches" if usual else "a larger --budget or --calls searches"
+    return f"schemes not searched to the end, so not compared with: {', '.join(names)}; {more} longer"
 
 
 def missing_bytes(candidate: Candidate) -> float:
