@@ -151,18 +151,13 @@ class Plan(_Frozen, frozen=True, kw_only=True):
 class Outcome(_Frozen, frozen=True, kw_only=True):
     """What came of the search for a scheme's best plan.
 
-    Only a scheme that was searched to its end is compared with: no plan of it is faster than its `seconds`. Of an
-    unfinished one they are those of the best plan so far, if there is one.
+    Only a scheme that was found, that is searched to its end, has `seconds` and is compared with.
     """
 
-    outcome: Literal["found", "unfinished", "cannot run"]
-    seconds: float | None = None  # per step
+    state: Literal["found", "unfinished", "cannot run"]
+    seconds: float | None = None  # per step, of a scheme that was found
+    best_so_far: float | None = None  # seconds per step of an unfinished scheme's best plan, if it has one
     reason: str | None = None  # why it is unfinished, or cannot run
-
-    @property
-    def found(self) -> float | None:
-        """Return the seconds per step of a scheme that was searched to its end; None for any other."""
-        return self.seconds if self.outcome == "found" else None
 
 
 class Prediction(_Frozen, frozen=True, kw_only=True):
@@ -178,9 +173,9 @@ class Prediction(_Frozen, frozen=True, kw_only=True):
     @property
     def outcomes(self) -> dict[str, Outcome]:
         """Return what came of every scheme; files that only have seconds do not say why some have none."""
-        unknown = Outcome(outcome="unfinished", reason="the plan file does not say why")
+        unknown = Outcome(state="unfinished", reason="the plan file does not say why")
         old = {
-            name: unknown if seconds is None else Outcome(outcome="found", seconds=seconds)
+            name: unknown if seconds is None else Outcome(state="found", seconds=seconds)
             for name, seconds in self.baselines.items()
         }
         return self.baseline_outcomes or old

@@ -146,7 +146,7 @@ class Search:
         """The plan with its price; None where playing it would take more than is left."""
         messages = sync_messages(plan)
         in_time = max(_MESSAGES_A_SECOND / 4, _MESSAGES_A_SECOND * self.left())
-        if self.effort is not None:  # where very many share one link, they take longer
+        if self.effort is not None and not self.thorough:  # where very many share one link, they take longer
             in_time = min(in_time, _MESSAGES_A_SECOND * max(0.05, (self.effort - self.worked) / 20))
         if messages > min(_MOST_MESSAGES, _SCHEME_MESSAGES - self.played, in_time):
             largest = max(len(sync.participants) for part in plan.parts for sync in getattr(part, "syncs", ()))

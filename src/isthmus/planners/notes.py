@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.timeline import LinkUse, Timeline
-from isthmus.errors import NoPlanError
+from isthmus.errors import NoPlanError, NoPlanYetError
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.planners.grid import Fix, cannot_have
 from isthmus.planners.pieces import ONE_BUCKET
@@ -104,10 +104,11 @@ def why_not(problem: Problem, scheme: str, wrong: str, *, ideas: bool) -> str:
     return wrong or "none of its layouts fits in memory"
 
 
-def unfinished_note(names: Sequence[str], *, usual: bool) -> str:
+def unfinished_note(names: Sequence[str], *, usual: bool, interrupted: bool) -> str:
     """Say which schemes were not searched to their end, and what to do."""
-    more = "a --budget in seconds searches" if usual else "a larger --budget or --calls searches"
-    return f"schemes not searched to the end, so not compared with: {', '.join(names)}; {more} longer"
+    more = "; a --budget in seconds searches longer" if usual else "; a larger --budget or --calls searches longer"
+    said = f"schemes not searched to the end, so not compared with: {', '.join(names)}"
+    return said if interrupted else said + more
 
 
 def missing_bytes(candidate: Candidate) -> float:
@@ -121,9 +122,9 @@ def nothing_fits(
     """Why there is no plan: what is missing where in the plan that misses least or, without one, what was asked."""
     where = f"{problem.job.name} on cluster {problem.cluster.name}"
     if nearest is not None:
-        return _too_large(problem, wanted, fix, nearest, where)
+        return _too_large(problem, wanted, fix, nearest, where, spent=spent)
     if spent:
-        return NoPlanError("no layout was priced", where=where, next="Give a larger --budget or --calls")
+        return NoPlanYetError("no layout was priced", where=where, next="Give a larger --budget or --calls")
     if fix is not None:
         return cannot_have(problem, fix)
     if problem.places:
@@ -148,7 +149,9 @@ def _schemes(wanted: Sequence[str]) -> str:
     return "none of the usual schemes" if len(wanted) > 1 else f"no plan of the scheme {wanted[0]}"
 
 
-def _too_large(problem: Problem, wanted: Sequence[str], fix: Fix | None, nearest: Candidate, where: str) -> NoPlanError:
+def _too_large(
+    problem: Problem, wanted: Sequence[str], fix: Fix | None, nearest: Candidate, where: str, *, spent: bool
+) -> NoPlanError:
     shortages = sorted(nearest.price.shortages, key=lambda s: s.available - s.needed)
     parts = [
         f"{s.where} needs {format_bytes(s.needed)}, has {format_bytes(s.available)}: "
@@ -157,11 +160,13 @@ def _too_large(problem: Problem, wanted: Sequence[str], fix: Fix | None, nearest
     ]
     more = f"; and {len(shortages) - 4} more devices" if len(shortages) > 4 else ""
     pinned = f" with --fix {fix}" if fix is not None else ""
-    return NoPlanError(
-        f"{_schemes(wanted)}{pinned} fits in memory; {format_bytes(missing_bytes(nearest))} are missing in the plan "
-        "that misses least",
+    missing = f"{format_bytes(missing_bytes(nearest))} are missing in the plan that misses least"
+    remedy = "Leave out --fix, or one of its degrees" if fix else "Add devices or memory, or lower batch or sequence"
+    error, limit = (NoPlanYetError, " of those tried before the budget ended") if spent else (NoPlanError, "")
+    return error(
+        f"{_schemes(wanted)}{pinned} fits in memory{limit}; {missing}",
         where=where,
         found="; ".join(parts) + more,
         expected=f"room for {problem.graph.elements:,} parameters and their activations",
-        next="Leave out --fix, or one of its degrees" if fix else "Add devices or memory, or lower batch or sequence",
+        next=f"Give a larger --budget or --calls. {remedy}" if spent else remedy,
     )

@@ -54,7 +54,7 @@ class Choice(NamedTuple):
     @property
     def schemes(self) -> dict[str, float | None]:
         """Return the seconds per step of each scheme; None unless it was searched to its end and has a plan."""
-        return {name: outcome.found for name, outcome in self.outcomes.items()}
+        return {name: outcome.seconds for name, outcome in self.outcomes.items()}
 
 
 def choose_plan(
@@ -103,8 +103,8 @@ def choose_plan(
     )
     if planner in BEYOND and planner != "auto" and winner in SCHEMES:
         notes = (f"{planner} found nothing faster than the scheme {winner}", *notes)
-    if left := [name for name, outcome in found.outcomes.items() if outcome.outcome == "unfinished"]:
-        notes = (*notes, unfinished_note(left, usual=asked.usual))
+    if left := [name for name, outcome in found.outcomes.items() if outcome.state == "unfinished"]:
+        notes = (*notes, unfinished_note(left, usual=asked.usual, interrupted=found.interrupted))
     return Choice(
         planner=winner,
         plan=best.plan,
@@ -155,9 +155,9 @@ def _of_copies(problem: Problem, copies: Copies, asked: Asked, stop: Stop, effor
     if not any(name in plans for name in (*asked.wanted, asked.planner)):
         return None
     layouts = {name for name, scheme in rounds.schemes.items() if scheme.ideas and name not in plans}
-    only = Outcome(outcome="unfinished", reason=f"it was only searched as {copies.number} equal copies, and none fits")
+    only = Outcome(state="unfinished", reason=f"it was only searched as {copies.number} equal copies, and none fits")
     outcomes = {
-        name: only if name in layouts and outcome.outcome != "unfinished" else outcome
+        name: only if name in layouts and outcome.state != "unfinished" else outcome
         for name, outcome in found.outcomes.items()
     }  # where no copy has a plan, the whole cluster may have one
     return found._replace(plans=plans, outcomes=outcomes, interrupted=found.interrupted or search.interrupted)

@@ -203,13 +203,17 @@ class Problem:
         """The plan with its price."""
         return Candidate(plan, self.priced(self.simulator, plan))
 
-    def priced(self, simulator: Simulator, plan: Plan) -> Price:
-        """A plan's price; counts the call and its effort."""
+    def count_call(self) -> None:
+        """Count a call of the simulator; raises SearchEnded where the search may make no more."""
         if self.stop is not None:
             self.stop.take()
+        self.calls += 1
+
+    def priced(self, simulator: Simulator, plan: Plan) -> Price:
+        """Return a plan's price; counts the call and its effort."""
+        self.count_call()
         before = simulator.tasks
         price = simulator.price(plan)
-        self.calls += 1
         self.effort += self.price_effort + _TASK * (simulator.tasks - before)
         return price
 

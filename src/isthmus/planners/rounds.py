@@ -36,6 +36,7 @@ _USUAL = ("auto", "split", "search", "learned")  # planners that the usual effor
 _SCHEMES_PART, _HASTY_PART = 0.4, 0.25  # of a round, where a planner comes after the schemes
 _FIRST, _GROWTH, _HASTY_ROUNDS = 1 / 16, 4.0, 3  # of the usual effort; from round to round; rounds up to the usual
 _ENDING, _LARGE_ENDING = 20.0, 2.0  # effort to search schemes to their end; for large clusters, times the usual one
+_PASSES = 3  # over the schemes that are not at their end
 _MOST_NEAREST = 24  # plans priced only to say what is missing
 
 
@@ -98,9 +99,7 @@ class Rounds:
                 if self._round(effort, thorough):
                     break
             if self.asked.usual and not self.interrupted:
-                large = len(self.problem.usable) > LARGE or self.problem.copied
-                ending = _LARGE_ENDING * self.effort if large else _ENDING
-                self.advance(Search(self.problem, Limits(effort=ending), self.asked.progress))
+                self._end_schemes()
         plans = {name: scheme.best for name, scheme in self.schemes.items() if scheme.best is not None}
         if self.best is not None and all(self._faster(plans[name]) for name in self.asked.wanted if name in plans):
             plans[self.asked.planner] = self.best
@@ -113,6 +112,16 @@ class Rounds:
             crowded=self.crowded,
             interrupted=self.interrupted,
         )
+
+    def _end_schemes(self) -> None:
+        """Search the schemes to their end; what some do not need of their part is for the others."""
+        large = len(self.problem.usable) > LARGE or self.problem.copied
+        effort = _LARGE_ENDING * self.effort if large else _ENDING
+        search = Search(self.problem, Limits(effort=effort), self.asked.progress)
+        search.thorough = True
+        for _ in range(_PASSES):
+            if not self.interrupted:
+                self.advance(search)
 
     def advance(self, search: Search) -> None:
         """Take up every scheme that is not at its end, each with an equal part of what is left."""
@@ -137,7 +146,8 @@ class Rounds:
             raise KeyboardInterrupt
         wanted = self.asked.wanted
         spent = self.stopped or any(not self.schemes[name].ended for name in wanted)
-        ideas = [idea for scheme in self.schemes.values() for idea in scheme.ideas]
+        asked = [self.schemes[name] for name in wanted] if self._beyond is None else self.schemes.values()
+        ideas = [idea for scheme in asked for idea in scheme.ideas]
         nearest = _nearest(Search(self.problem, Limits(), self.asked.progress), ideas, first=self.stopped)
         raise nothing_fits(self.problem, wanted or (self.asked.planner,), self.asked.fix, nearest, spent=spent)
 
@@ -152,10 +162,8 @@ class Rounds:
 
     def _round(self, effort: float | None, thorough: bool) -> bool:
         """Search schemes, then beyond them; return whether nothing is left for another round."""
-        search, before = (
-            Search(self.problem, Limits(effort=effort), self.asked.progress, self._known),
-            self.problem.calls,
-        )
+        before = self.problem.calls
+        search = Search(self.problem, Limits(effort=effort), self.asked.progress, self._known)
         search.thorough = thorough
         if self._beyond is None:
             self.advance(search)

@@ -56,11 +56,11 @@ class SchemeSearch:
         if not self.ended:
             many = self._coming is None and not self._left
             reason = "its plans have too many messages to play" if many else "its part of the search was spent"
-            return Outcome(outcome="unfinished", seconds=seconds, reason=reason)
+            return Outcome(state="unfinished", best_so_far=seconds, reason=reason)
         if seconds is not None:
-            return Outcome(outcome="found", seconds=seconds)
+            return Outcome(state="found", seconds=seconds)
         wrong = self._flaw or self._impossible
-        return Outcome(outcome="cannot run", reason=why_not(self.problem, self.name, wrong, ideas=bool(self.ideas)))
+        return Outcome(state="cannot run", reason=why_not(self.problem, self.name, wrong, ideas=bool(self.ideas)))
 
     def advance(self, search: Search) -> Candidate | None:
         """Go on until the scheme is at its end, or the search is spent; return its best plan."""

@@ -25,6 +25,7 @@ from isthmus.report.headline import headline, plan_jobs
 from isthmus.report.map import map_figure
 from isthmus.report.markup import Markup, escape, join, tag
 from isthmus.report.notes import notes
+from isthmus.report.outcomes import comparison
 from isthmus.report.packed import pack
 from isthmus.report.run import RunRecord, run_section
 from isthmus.units import format_seconds
@@ -102,9 +103,11 @@ def _json(value: Any) -> Markup:
 def _schemes(subject: Subject) -> Markup:
     predicted = subject.file.predicted if subject.compares else None
     bound = predicted.lower_bound_seconds if predicted else None
-    schemes = predicted.baselines if predicted else {}
+    schemes = predicted.outcomes if predicted else {}
     bars = scheme_bars(schemes, subject.file.planner, subject.price.step_seconds, bound)
     said = []
+    if compared := comparison(schemes, subject.file.planner, subject.price.step_seconds):
+        said.append(f"{compared[0].upper()}{compared[1:]}.")
     if bound is not None:
         said.append(f"The line is the lower bound, {format_seconds(bound)}: no plan on these devices is faster.")
     if subject.file.predicted and subject.file.predicted.baselines and not schemes:
