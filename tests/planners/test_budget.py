@@ -65,10 +65,10 @@ def test_an_interrupt_in_compiled_code_is_one() -> None:
 
 def test_schemes_that_no_budget_was_left_for_are_named() -> None:
     choice = choose_plan(problem(two_regions(), chain(8)), calls=1)
-    assert set(choice.schemes) == set(SCHEMES) and set(choice.schemes.values()) == {None}
-    assert {outcome.state for outcome in choice.outcomes.values()} == {"unfinished"}
-    assert choice.outcomes["data-even"].best_so_far == choice.price.step_seconds
-    assert "schemes not searched to the end, so not compared with: data-even, data" in " ".join(choice.notes)
+    left = [name for name, outcome in choice.outcomes.items() if outcome.state == "unfinished"]
+    assert set(choice.schemes) == set(SCHEMES) and {"data", "pipeline", "grid"} <= set(left)
+    assert all(choice.schemes[name] is None for name in left)
+    assert f"schemes not searched to the end, so not compared with: {', '.join(left)};" in " ".join(choice.notes)
 
 
 @pytest.mark.parametrize(("devices", "seconds"), [(1, 1.6), (64, 1.6), (65, 5.0), (2000, 10.0), (100_000, 40.0)])

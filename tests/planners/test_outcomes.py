@@ -62,11 +62,11 @@ def test_what_cannot_run_says_why() -> None:
     assert even.seconds is None and even.best_so_far is None
 
 
-def test_no_plan_within_calls_is_not_no_plan() -> None:
+def test_no_plan_within_a_budget_is_not_no_plan() -> None:
     """What ends early says so; what is searched to its end says that nothing fits."""
     spilled = problem(two_regions("1.0 GB"), chain(6, width=4096, rows=8), batch=24)
     with pytest.raises(NoPlanYetError, match=r"larger --budget or --calls"):
-        choose_plan(spilled, calls=1)
+        choose_plan(spilled, budget=0.0)
     assert choose_plan(spilled).price.fits
     task = problem(two_regions("0.7 GB"), chain(6, width=4096))
     with pytest.raises(NoPlanError) as whole:
