@@ -105,7 +105,9 @@ def test_an_unfinished_scheme_is_never_counted_in_a_ratio() -> None:
     assert comparison(ended, "auto", 0.25) == "the plan is 16 x as fast as the best scheme, slow"
     only = comparison({"left": OUTCOMES["left"]}, "auto", 0.25)
     assert only == "no ratio to a scheme: left was not searched to the end"
-    assert comparison(OUTCOMES, "quick", 1.0) is not None and comparison({}, "auto", 1.0) is None
+    assert comparison(ended, "none", 8.0) == "the best scheme, slow, is 2.00 x as fast as the plan"
+    assert comparison(ended, "slow", 4.0) == "the plan is that of the best scheme, slow"
+    assert comparison({}, "auto", 1.0) is None
 
 
 def test_small_things() -> None:

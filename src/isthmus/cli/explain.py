@@ -16,7 +16,7 @@ from isthmus.planners.problem import build_problem
 from isthmus.planners.what_if import Setting
 from isthmus.report.outcomes import comparison, in_order, outcome_words
 from isthmus.report.plan import shortage_line
-from isthmus.report.text import columns, cut, percent, times
+from isthmus.report.text import columns, cut, percent, times, wrapped
 from isthmus.units import format_seconds
 
 __all__ = ["run"]
@@ -132,6 +132,6 @@ def _scheme_lines(found: Explanation, chosen: str, schemes: dict[str, SchemeBind
     said = comparison(outcomes, chosen, found.step_seconds)
     return [
         *map(cut, columns(rows, right=(1, 2))),
-        *([f"({said})"] if said else []),
+        *(wrapped(f"({said})") if said else []),
         *([] if told else ["(--schemes tells what binds each of them)"]),
     ]

@@ -105,9 +105,10 @@ def why_not(problem: Problem, scheme: str, wrong: str, *, ideas: bool) -> str:
 
 
 def unfinished_note(names: Sequence[str], *, usual: bool, interrupted: bool) -> str:
-    """Say which schemes were not searched to their end, and what to do."""
+    """Say how many schemes were not searched to their end, and what to do; the table names them."""
     more = "; a --budget in seconds searches longer" if usual else "; a larger --budget or --calls searches longer"
-    said = f"schemes not searched to the end, so not compared with: {', '.join(names)}"
+    which = f"the scheme {names[0]} was" if len(names) == 1 else f"{len(names)} schemes were"
+    said = f"{which} not searched to the end, so not compared with"
     return said if interrupted else said + more
 
 

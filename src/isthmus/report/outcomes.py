@@ -39,9 +39,11 @@ def comparison(outcomes: Mapping[str, Outcome], chosen: str, step_seconds: float
     unsaid = f"{', '.join(left)} {'was' if len(left) == 1 else 'were'} not searched to the end" if left else ""
     if not found or not step_seconds:
         return f"no ratio to a scheme: {unsaid}" if unsaid else None
-    best = min(found, key=lambda name: found[name])
-    if best == chosen or found[best] <= step_seconds:
-        said = f"the plan is that of the best scheme, {best}" if best == chosen else f"the scheme {best} is as fast"
+    best = min(found, key=lambda name: (found[name], name != chosen))
+    if best == chosen:
+        said = f"the plan is that of the best scheme, {best}"
+    elif found[best] < step_seconds:
+        said = f"the best scheme, {best}, is {times(step_seconds / found[best])} as fast as the plan"
     else:
         said = f"the plan is {times(found[best] / step_seconds)} as fast as the best scheme, {best}"
     return f"{said}, of those searched to the end; {unsaid}, so not compared with" if unsaid else said

@@ -13,7 +13,7 @@ from isthmus.plan.text import render
 from isthmus.plan.types import Outcome, Pipeline, Plan
 from isthmus.report.classes import device_classes
 from isthmus.report.outcomes import comparison, in_order, outcome_words
-from isthmus.report.text import columns, cut, excerpt, percent, rate, times
+from isthmus.report.text import columns, cut, excerpt, percent, rate, times, wrapped
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["device_lines", "job_lines", "link_lines", "plan_lines", "precisions", "scheme_lines", "shortage_line"]
@@ -52,7 +52,7 @@ def scheme_lines(outcomes: Mapping[str, Outcome], chosen: str, step_seconds: flo
                 (name, format_seconds(seconds), "this plan" if name == chosen else times(seconds / step_seconds))
             )
     said = comparison(outcomes, chosen, step_seconds)
-    return [*map(cut, columns(rows, right=(1,))), *([f"({said})"] if said else [])]
+    return [*map(cut, columns(rows, right=(1,))), *(wrapped(f"({said})") if said else [])]
 
 
 def device_lines(cluster: Cluster, price: Price, timeline: Timeline) -> list[str]:
