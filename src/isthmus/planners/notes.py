@@ -108,7 +108,7 @@ def unfinished_note(names: Sequence[str], *, usual: bool, interrupted: bool) -> 
     """Say how many schemes were not searched to their end, and what to do; the table names them."""
     more = "; a --budget in seconds searches longer" if usual else "; a larger --budget or --calls searches longer"
     which = f"the scheme {names[0]} was" if len(names) == 1 else f"{len(names)} schemes were"
-    said = f"{which} not searched to the end, so not compared with"
+    said = f"{which} not searched to the end"
     return said if interrupted else said + more
 
 
