@@ -3,7 +3,8 @@
 In a round the usual schemes are searched for a while (`scheme_search`); then the planner that goes beyond them
 (`beyond`) starts from the best of them. A round is given an effort, and its decisions depend on that and on nothing
 else. The next one has four times as much: it takes the schemes up where they were left, and begins the rest anew, but
-knows the prices of all layouts that were priced before. A budget in seconds or calls only says where this sequence ends
+knows the prices of all layouts that were priced before. The round of the usual effort knows nothing of those before: so
+it finds what is found without a budget. A budget in seconds or calls only says where this sequence ends
 (`stop`), so that a larger one does the same work first, and never finds a worse plan.
 
 Where nobody gives a budget there is one round of the usual effort; then the schemes are searched to their end, which is
@@ -85,22 +86,33 @@ class Rounds:
     def __init__(self, problem: Problem, asked: Asked, stop: Stop, effort: float) -> None:
         self.problem, self.asked, self.stop, self.effort = problem, asked, stop, effort
         self.room = Room(problem)
-        self.schemes = {name: SchemeSearch(problem, self.room, name, asked.fix) for name in asked.names}
+        self.schemes: dict[str, SchemeSearch] = {}
         self.best: Candidate | None = None  # of the planner that goes beyond the schemes
         self.crowded = 0
         self.stopped = self.interrupted = self.cut_short = False
         self._beyond = BEYOND.get(asked.planner) if asked.fix is None else None
         self._known: dict[object, Candidate] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin all schemes, and what is known of prices, anew; plans that were found before stay answers."""
+        self._known, before = {}, self.schemes
+        self.schemes = {
+            name: SchemeSearch(self.problem, self.room, name, self.asked.fix, before.get(name))
+            for name in self.asked.names
+        }
 
     def find(self) -> Found:
         """Search to the end; raises NoPlanError if none of the plans that were asked for fits."""
         with self.problem.stopping(self.stop):
             for effort, thorough in self._efforts():
+                if effort == self.effort and self._beyond is not None:
+                    self._begin()
                 if self._round(effort, thorough):
                     break
             if self.asked.usual and not self.interrupted:
                 self._end_schemes()
-        plans = {name: scheme.best for name, scheme in self.schemes.items() if scheme.best is not None}
+        plans = {name: found for name, scheme in self.schemes.items() if (found := scheme.answer) is not None}
         if self.best is not None and all(self._faster(plans[name]) for name in self.asked.wanted if name in plans):
             plans[self.asked.planner] = self.best
         if not any(name in plans for name in (*self.asked.wanted, self.asked.planner)):

@@ -29,10 +29,15 @@ _MADE = 1e-5  # effort of making an idea, at least
 
 
 class SchemeSearch:
-    """The best plan of a scheme so far, and the ideas that are left."""
+    """The best plan of a scheme so far, and the ideas that are left.
 
-    def __init__(self, problem: Problem, room: Room, name: str, fix: Fix | None) -> None:
-        self.problem, self.name = problem, name
+    `before`: an earlier search that this one does not know of, but whose plan is an answer too.
+    """
+
+    def __init__(
+        self, problem: Problem, room: Room, name: str, fix: Fix | None, before: SchemeSearch | None = None
+    ) -> None:
+        self.problem, self.name, self.before = problem, name, before
         self.ideas: list[Idea] = []  # all that were made
         self.best: Candidate | None = None
         self._coming: Iterator[Idea] | None = SCHEMES[name](problem, room, fix if fix and name == "grid" else Fix())
@@ -50,9 +55,17 @@ class SchemeSearch:
         twin = self.problem.copied and self.best is not self._treed
         return self._coming is None and not waiting and not twin and not any(map(self._promises, self._passed))
 
+    @property
+    def answer(self) -> Candidate | None:
+        """Return the best plan of this search and of the one before."""
+        found = [self.best, self.before.answer if self.before is not None else None]
+        return min((one for one in found if one is not None), key=lambda one: one.price.step_seconds, default=None)
+
     def outcome(self) -> Outcome:
         """Say what came of it."""
-        seconds = self.best.price.step_seconds if self.best is not None else None
+        if not self.ended and self.before is not None and self.before.ended:
+            return self.before.outcome()
+        seconds = found.price.step_seconds if (found := self.answer) is not None else None
         if not self.ended:
             many = self._coming is None and not self._left
             reason = "its plans have too many messages to play" if many else "its part of the search was spent"
