@@ -1,6 +1,6 @@
 # The commands, the same for people and CI. Each first makes .venv (again when the pins change), with plain pip.
 #
-#   make demo    plans a small GPT for two regions, and trains it there, emulated, by the plan and data-parallel
+#   make demo    plans a small GPT for two regions, and trains it there, emulated, by the plan, by the best usual scheme and data-parallel
 #   make check   style, types and layers
 #   make test    all tests
 #   make bench   every benchmark in its quick form

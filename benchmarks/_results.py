@@ -44,6 +44,7 @@ class Options(NamedTuple):
     folder: Path  # of the results
     again: bool = False  # nothing is measured: what the last full run measured is predicted anew
     parts: tuple[str, ...] = ()  # of the benchmark that are run
+    jobs: int | None = None  # processes that make rows; None: one for each core
 
 
 def at_least(name: str, measured: float, target: float) -> Claim:
@@ -58,10 +59,13 @@ def equal(name: str, measured: float, target: float) -> Claim:
     return Claim(name, f"== {target:.12g}", measured, measured == target)
 
 
-def options(name: str, description: str | None, *, again: bool = False, parts: Sequence[str] = ()) -> Options:
-    """The command line of a benchmark; `again`: it can predict anew what its last full run measured.
+def options(
+    name: str, description: str | None, *, again: bool = False, parts: Sequence[str] = (), jobs: bool = False
+) -> Options:
+    """Read the command line of a benchmark; `again`: it can predict anew what its last full run measured.
 
-    `parts`: those that can be asked for alone; such a run is written where quick ones are.
+    `parts`: those that can be asked for alone; such a run is written where quick ones are. `jobs`: its rows are made by
+    several processes.
     """
     parser = argparse.ArgumentParser(prog=f"benchmarks/{name}.py", description=description)
     parser.add_argument("--quick", action="store_true", help="a smaller run of the same comparison")
@@ -70,13 +74,24 @@ def options(name: str, description: str | None, *, again: bool = False, parts: S
         parser.add_argument("--again", action="store_true", help="predict anew what the last full run measured")
     if parts:
         parser.add_argument("--only", default=",".join(parts), metavar="PARTS", help="of " + ",".join(parts))
+    if jobs:
+        parser.add_argument("--jobs", type=_positive, metavar="N", help="processes that plan cases; else one a core")
     given = parser.parse_args()
     asked = tuple(given.only.split(",")) if parts else ()
     if unknown := set(asked) - set(parts):
         parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
     whole = not given.quick and set(asked) == set(parts)
     folder = ROOT / "benchmarks" / "results" if whole else ROOT / "build" / "benchmarks"
-    return Options(name, given.quick, given.seed, folder, getattr(given, "again", False), asked)
+    return Options(
+        name, given.quick, given.seed, folder, getattr(given, "again", False), asked, getattr(given, "jobs", None)
+    )
+
+
+def _positive(text: str) -> int:
+    """Read a number of processes."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
 
 
 def cores() -> int:

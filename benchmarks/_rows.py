@@ -23,9 +23,13 @@ _CODE = ("src/**/*.py", "src/**/*.safetensors", "benchmarks/*.py", "benchmarks/c
 
 
 def rows_of(
-    name: str, make: Callable[[Any], Any], keys: Sequence[tuple[str | float, ...]], inputs: Sequence[Path] = ()
+    name: str,
+    make: Callable[[Any], Any],
+    keys: Sequence[tuple[str | float, ...]],
+    inputs: Sequence[Path] = (),
+    jobs: int | None = None,
 ) -> list[Any]:
-    """What `make` makes of every key, in their order; a process for each core.
+    """Return what `make` makes of every key, in their order; in `jobs` processes, or one for each core.
 
     A key says all that changes a row, beside code, cases and `inputs`: where one of these changes, rows are made anew.
     """
@@ -33,7 +37,7 @@ def rows_of(
     file, code = ROOT / "build" / "benchmarks" / f"{name}-rows.jsonl", _code(inputs)
     made = {tuple(row["key"]): row["row"] for row in _kept(file) if row["code"] == code and tuple(row["key"]) in keys}
     file.parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(cores(), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs or cores(), mp_context=get_context("spawn")) as pool:
         coming = {pool.submit(make, key): key for key in keys if key not in made}
         try:
             for done in as_completed(coming):

@@ -11,6 +11,7 @@ what the command says it spent searching, `command` all of it, `memory` its larg
 sizes with a `--budget`. `sync` has one plan with the whole model on every device, its buckets synced in different ways.
 
     python benchmarks/planner.py --only tag,geo     those parts alone; written to build/benchmarks
+    python benchmarks/planner.py --jobs 8           cases in eight processes; one for each core where nothing is said
 
 A whole run takes the better part of an hour. One that was ended goes on with the cases that it lacks, as long as no
 code and no case has changed; `scale` is always measured anew.
@@ -40,6 +41,7 @@ from isthmus.api import prepare_simulator
 from isthmus.cluster.write import cluster_yaml
 from isthmus.errors import NoPlanError
 from isthmus.model.source import load_graph
+from isthmus.plan.types import Outcome
 from isthmus.planners.portfolio import Choice, choose_plan
 from isthmus.planners.schemes import SCHEMES
 
@@ -66,7 +68,7 @@ Row = dict[str, Any]
 
 
 def main() -> int:
-    given = options("planner", __doc__, parts=PARTS)
+    given = options("planner", __doc__, parts=PARTS, jobs=True)
     prepare_simulator()
     others: Row = {}
     claims: list[Claim] = []
@@ -82,7 +84,7 @@ def main() -> int:
         if group in given.parts
         for case in chosen(group, given)
     ]
-    rows = rows_of("planner", judged, keys)
+    rows = rows_of("planner", judged, keys, jobs=given.jobs)
     others |= distributions(rows)
     claims += speed_claims(rows)
     if "sync" in given.parts:
@@ -129,13 +131,17 @@ def attempt(case: Case, seed: int, planner: str, calls: int | None) -> Choice | 
 
 
 def schemes(case: Case, seed: int) -> dict[str, float | None]:
-    """Seconds per step of all schemes: those that one does not price beside itself are asked too."""
-    found: dict[str, float | None] = {}
+    """Return the seconds per step of all schemes, each searched to its end; None where it cannot run."""
+    problem, found = problem_of(case, seed), dict[str, float | None]()
     for name in SCHEMES:
-        if name not in found:
-            choice = attempt(case, seed, name, None)
-            found |= dict(choice.schemes) if choice else {name: None}
-    return {name: found[name] for name in SCHEMES}
+        try:
+            outcome = choose_plan(problem, planner=name, beside=False).outcomes[name]
+        except NoPlanError:
+            outcome = Outcome(state="cannot run")
+        if outcome.state == "unfinished":
+            raise SystemExit(f"{case.group}/{case.name}: {name} was not searched to its end: {outcome.reason}")
+        found[name] = outcome.seconds
+    return found
 
 
 def distributions(rows: Sequence[Row]) -> Row:

@@ -1,6 +1,7 @@
 """All schemes, `auto` and stock DDP, really trained in emulated worlds, beside what the simulator said of them.
 
-In each world every planner plans the same job with times measured for that world's devices; each different plan is then
+In each world every planner plans the same job with times measured for that world's devices, and every scheme is
+searched to its end; each different plan is then
 trained, round by round, in turns with the others and with DDP (equal shares, torch's own buckets and all-reduce): on
 all devices and, as its users would, on those of the best plan with equal shares where these are fewer. The faster of
 the two is what others are compared with.
@@ -30,7 +31,7 @@ from isthmus.emulate.world import unable
 from isthmus.errors import IsthmusError
 from isthmus.model.job import Job, Optimizer
 from isthmus.plan.text import render
-from isthmus.planners.portfolio import choose_plan
+from isthmus.planners.portfolio import Choice, choose_plan
 from isthmus.planners.problem import build_problem
 from isthmus.planners.schemes import SCHEMES
 from isthmus.runtime.program import programs
@@ -164,6 +165,7 @@ def plans(cluster: Cluster) -> list[Contender]:
     for scheme in (*SCHEMES, "auto"):
         try:
             choice = choose_plan(problem, planner=scheme)
+            check_ended(cluster, choice)
             programs(choice.plan, cluster, models)
         except IsthmusError as refused:
             print(f"{cluster.name}: {scheme} is left out: {refused}", flush=True)
@@ -173,6 +175,13 @@ def plans(cluster: Cluster) -> list[Contender]:
             found[text] = Contender([], choice.plan, choice.price.step_seconds)
         found[text].schemes.append(scheme)
     return list(found.values())
+
+
+def check_ended(cluster: Cluster, choice: Choice) -> None:
+    """End the run where a scheme was not searched to its end: it could not be compared with."""
+    left = [name for name, outcome in choice.outcomes.items() if outcome.state == "unfinished"]
+    if left:
+        raise SystemExit(f"{cluster.name}: not searched to the end: {', '.join(left)}")
 
 
 def usual_devices(cluster: Cluster, contenders: list[Contender]) -> list[tuple[str, ...]]:

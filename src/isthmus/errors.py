@@ -12,6 +12,7 @@ IsthmusError
 ├── PlanError         a plan breaks a rule
 ├── RunError          a run ended because a worker failed: says which, in which stage and step, and why
 └── NoPlanError       nothing fits: says how many bytes are missing where
+    └── NoPlanYetError  ... so far: the search ended before it had tried everything
 
 Each says what is wrong, where, what was found, what was expected, and the next thing to do.
 """
@@ -27,6 +28,7 @@ __all__ = [
     "JobError",
     "ModelError",
     "NoPlanError",
+    "NoPlanYetError",
     "PlanError",
     "ProfileError",
     "RunError",
@@ -138,3 +140,7 @@ class RunError(IsthmusError):
 
 class NoPlanError(IsthmusError):
     """No plan fits the cluster; the text says how many bytes are missing where."""
+
+
+class NoPlanYetError(NoPlanError):
+    """No plan that fits was found before the budget ended the search; a larger one may find it."""

@@ -18,7 +18,7 @@ from tests.plan.small_models import chain
 
 KEYS = {
     "planner", "step_seconds", "lower_bound_seconds", "planning_seconds", "feasible", "memory", "baselines", "plan",
-    "precision", "seed", "calls",
+    "baseline_outcomes", "precision", "seed", "calls",
 }  # fmt: skip
 
 
@@ -28,6 +28,9 @@ def test_plan_and_simulate_agree(isthmus: Isthmus, saved_model: Path, box: Path,
     assert planned.code == 0 and set(planned.values) >= KEYS
     assert planned.values["plan"] == str(file) and planned.values["feasible"] is True
     assert set(planned.values["baselines"]) == set(SCHEMES)
+    outcomes = planned.values["baseline_outcomes"]
+    assert {name: outcome["seconds"] for name, outcome in outcomes.items()} == planned.values["baselines"]
+    assert all(outcome["state"] == "found" or outcome["reason"] for outcome in outcomes.values())
     steps = [seconds for seconds in planned.values["baselines"].values() if seconds is not None]
     assert planned.values["lower_bound_seconds"] <= planned.values["step_seconds"] <= min(steps)
     simulated = isthmus("simulate", file, "--trace", trace, "--json")

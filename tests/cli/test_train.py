@@ -168,3 +168,14 @@ def test_an_emulated_world_gives_the_same_losses_over_its_own_links(
     assert "acted out on this machine" in done.err and "Measuring" in done.err
     assert done.values["shaped"] == (unable() is None) and done.values["predicted_step_seconds"] > 0.08
     assert done.values["step_seconds"] > (0.08 if done.values["shaped"] else 0.0)
+
+
+def test_times_of_this_machine_and_of_others_are_not_compared(
+    isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --emulate the prediction is for other devices: no ratio is shown."""
+    monkeypatch.chdir(root)
+    done = isthmus("train", written(tmp_path, two_stages()), *TRUSTED)
+    assert done.code == 0, done.err
+    (line,) = [line for line in done.out.splitlines() if line.startswith("step ")]
+    assert "the two times cannot be compared" in line and " x" not in line

@@ -208,7 +208,7 @@ def test_schemes_say_why() -> None:
     tried: list[str] = []
     found = explain_schemes(problem, None, tried.append, ("data", "region", "fsdp"))
     assert tried == ["scheme data", "scheme region", "scheme fsdp"] and all(scheme.why for scheme in found.values())
-    assert found["region"].step_seconds == choose_plan(problem, planner="region").price.step_seconds
+    assert found["region"].outcome.seconds == choose_plan(problem, planner="region").price.step_seconds
     assert found["data"].why == found["region"].why == "a/quick/0 100 %"
     assert found["fsdp"].why.startswith("link east - west ")
     assert all(scheme.binding for scheme in found.values())
@@ -218,6 +218,5 @@ def test_a_scheme_that_cannot_be_says_so() -> None:
     job = Job(name="job", model="small:chain", batch=2)
     problem = build_problem(flat_cluster({"a": "r"}), (job,), {"job": chain()})
     (region,) = explain_schemes(problem, None, lambda text: None, ("region",)).values()
-    assert (
-        region.step_seconds is None and region.binding is None and region.why == "no plan of the scheme region can run"
-    )
+    assert region.outcome.state == "cannot run" and region.outcome.reason == "no plan of the scheme region can run"
+    assert region.outcome.seconds is None and region.binding is None

@@ -163,7 +163,9 @@ def test_a_scheme_that_never_ends_thinking_is_cut_short(monkeypatch: pytest.Monk
     start = time.monotonic()
     choice = choose_plan(problem(two_regions(), chain(8, width=256)), planner="data-even", budget=2.0)
     assert time.monotonic() - start < 10.0
-    assert choice.schemes["data-even"] is not None and choice.schemes["pipeline"] is not None
+    unfinished = choice.outcomes["data-even"]
+    assert unfinished.state == "unfinished" and unfinished.best_so_far == choice.price.step_seconds
+    assert choice.schemes["data-even"] is None and choice.schemes["pipeline"] is not None
     assert any("the budget ended the search" in note for note in choice.notes)
 
 
@@ -243,7 +245,8 @@ def test_interrupted(planner: str, after: int, what: str, monkeypatch: pytest.Mo
     assert not any("budget" in note for note in choice.notes)
     check(choice.plan, task.cluster, {"job": task.graph})
     if planner == "auto":
-        assert choice.price.step_seconds <= min(seconds for seconds in choice.schemes.values() if seconds is not None)
+        known = [outcome.seconds or outcome.best_so_far for outcome in choice.outcomes.values()]
+        assert choice.price.step_seconds <= min(seconds for seconds in known if seconds is not None)
 
 
 def test_interrupted_before_anything_fits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from isthmus.cluster.load import load_cluster, parse_cluster
 from isthmus.cost.simulate import Shortage
 from isthmus.cost.timeline import DeviceUse, LinkUse, Timeline, covered_length
+from isthmus.plan.types import Outcome
 from isthmus.report.bars import (
     groups_of,
     memory_bars,
@@ -79,9 +80,13 @@ def test_memory_against_its_limits() -> None:
 
 
 def test_schemes_beside_the_bound() -> None:
-    drawn = scheme_bars({"slow": 4.0, "endless": 70.0, "none": None, "mine": 2.0}, "mine", 2.0, 1.0)
+    seconds = {"slow": 4.0, "endless": 70.0, "mine": 2.0}
+    found = {name: Outcome(state="found", seconds=each) for name, each in seconds.items()}
+    drawn = scheme_bars({**found, "none": Outcome(state="cannot run", reason="no room")}, "mine", 2.0, 1.0)
     names = re.findall(r'class="name" title="(\w+)"', drawn)
-    assert names == ["mine", "slow", "endless", "none"]
+    assert names == ["mine", "slow", "endless", "none"] and "cannot run: no room" in drawn
+    left = scheme_bars({"left": Outcome(state="unfinished", best_so_far=1.0)}, "mine", 2.0, None)
+    assert "not searched to the end, best so far: 1 s" in left and "0.50 x" not in left
     assert widths(drawn) == [40.0, 80.0, 100.0], "bars end at two and a half times the plan"
     assert drawn.count("left:20.00%") == 4, "the bound is a line through every row"
     assert drawn.count('class="cut"') == 1 and drawn.count('class="none"') == 1 and drawn.count('class="mine"') == 1

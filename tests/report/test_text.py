@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.cluster.load import parse_cluster
+from isthmus.plan.types import Outcome
 from isthmus.report.classes import device_classes, host_classes
 from isthmus.report.cluster import cluster_text
 from isthmus.report.model import repeats, tensor_split
+from isthmus.report.outcomes import comparison
 from isthmus.report.plan import scheme_lines
 from isthmus.report.text import columns, cut, excerpt, percent, times
 from tests.plan.small_models import chain
@@ -30,6 +32,15 @@ def test_repeats_spell_the_sequence(text: str) -> None:
     found = repeats(text)
     assert "".join(text[start : start + period] * times for start, period, times in found) == text
     assert sum(period * times for _, period, times in found) == len(text)
+
+
+OUTCOMES = {
+    "slow": Outcome(state="found", seconds=4.0),
+    "none": Outcome(state="cannot run", reason="it needs two hosts"),
+    "left": Outcome(state="unfinished", best_so_far=0.5, reason="spent"),
+    "bare": Outcome(state="unfinished"),
+    "quick": Outcome(state="found", seconds=1.0),
+}
 
 
 def test_repeats_find_layers() -> None:
@@ -78,9 +89,25 @@ def test_tensor_split_is_a_share_of_the_whole() -> None:
 
 
 def test_schemes_are_in_order_and_all_there() -> None:
-    lines = scheme_lines({"slow": 4.0, "none": None, "quick": 1.0}, "quick", 1.0)
-    assert [line.split()[0] for line in lines] == ["scheme", "quick", "slow", "none"]
-    assert "this plan" in lines[1] and "4.00 x" in lines[2] and "none can run here" in lines[3]
+    lines = scheme_lines(OUTCOMES, "quick", 1.0)
+    assert [line.split()[0] for line in lines[:6]] == ["scheme", "quick", "slow", "left", "bare", "none"]
+    assert "this plan" in lines[1] and "4.00 x" in lines[2] and "cannot run: it needs two hosts" in lines[5]
+    assert "not searched to the end, best so far: 500 ms (spent)" in lines[3] and "nothing found" in lines[4]
+
+
+def test_an_unfinished_scheme_is_never_counted_in_a_ratio() -> None:
+    """`left` has a plan that is faster than `slow`, but nobody knows how fast it would become."""
+    others = {name: outcome for name, outcome in OUTCOMES.items() if name != "quick"}
+    said = comparison(others, "auto", 0.25)
+    assert said is not None and "16 x as fast as the best scheme, slow" in said
+    assert "left, bare were not searched to the end, so not compared with" in said
+    ended = {name: outcome for name, outcome in others.items() if outcome.state != "unfinished"}
+    assert comparison(ended, "auto", 0.25) == "the plan is 16 x as fast as the best scheme, slow"
+    only = comparison({"left": OUTCOMES["left"]}, "auto", 0.25)
+    assert only == "no ratio to a scheme: left was not searched to the end"
+    assert comparison(ended, "none", 8.0) == "the best scheme, slow, is 2.00 x as fast as the plan"
+    assert comparison(ended, "slow", 4.0) == "the plan is that of the best scheme, slow"
+    assert comparison({}, "auto", 1.0) is None
 
 
 def test_small_things() -> None:

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from isthmus.api import Simulated, jobs_of_plan
 from isthmus.cli.console import Answer, Progress
 from isthmus.cli.simulate import price_again
@@ -15,8 +17,9 @@ from isthmus.planners.explain import Explanation, SchemeBinding, explain, explai
 from isthmus.planners.link_trials import WhyUnused
 from isthmus.planners.problem import build_problem
 from isthmus.planners.what_if import Setting
+from isthmus.report.outcomes import comparison, in_order, outcome_words
 from isthmus.report.plan import shortage_line
-from isthmus.report.text import columns, cut, percent, times
+from isthmus.report.text import columns, cut, percent, times, wrapped
 from isthmus.report.unused import unused_lines, unused_values
 from isthmus.units import format_seconds
 
@@ -61,11 +64,8 @@ def _schemes(
             result.cluster, jobs_of_plan(result.plan), result.models, file.seed, profile=result.profile
         )
         return explain_schemes(problem, args.budget, progress.detail)
-    known = file.predicted.baselines if file.predicted else {}
-    return {
-        name: SchemeBinding(seconds, None, "" if seconds is not None else "none can run here")
-        for name, seconds in known.items()
-    }
+    known = file.predicted.outcomes if file.predicted else {}
+    return {name: SchemeBinding(outcome, None, "") for name, outcome in known.items()}
 
 
 def _part_values(found: Explanation) -> list[dict[str, Any]]:
@@ -83,9 +83,10 @@ def _part_values(found: Explanation) -> list[dict[str, Any]]:
 
 def _scheme_values(scheme: SchemeBinding) -> dict[str, Any]:
     return {
-        "step_seconds": scheme.step_seconds,
+        "step_seconds": scheme.outcome.seconds,
+        "outcome": msgspec.structs.asdict(scheme.outcome),
         "binding": scheme.binding._asdict() if scheme.binding else None,
-        "why": scheme.why or None,
+        "why": scheme.why or outcome_words(scheme.outcome) or None,
     }
 
 
@@ -107,7 +108,7 @@ def _lines(
         "",
         *_change_lines(found),
         *(["", *unused_lines(unused, found.step_seconds)] if unused else []),
-        *(["", *_scheme_lines(found, schemes)] if schemes else []),
+        *(["", *_scheme_lines(found, file.planner, schemes)] if schemes else []),
     ]
 
 
@@ -133,12 +134,17 @@ def _change_lines(found: Explanation) -> list[str]:
     return [*columns(rows, right=(1, 2)), f"({_TITLES})"]
 
 
-def _scheme_lines(found: Explanation, schemes: dict[str, SchemeBinding]) -> list[str]:
+def _scheme_lines(found: Explanation, chosen: str, schemes: dict[str, SchemeBinding]) -> list[str]:
     rows = [("scheme", "step time", "", "")]
-    ordered = sorted(schemes.items(), key=lambda item: (item[1].step_seconds is None, item[1].step_seconds or 0.0))
-    for name, scheme in ordered:
-        seconds = scheme.step_seconds
+    outcomes = {name: scheme.outcome for name, scheme in schemes.items()}
+    for name, outcome in in_order(outcomes):
+        seconds, why = outcome.seconds, schemes[name].why
         shown = ("-", "") if seconds is None else (format_seconds(seconds), times(seconds / found.step_seconds))
-        rows.append((name, *shown, scheme.why))
+        rows.append((name, *shown, "; ".join(text for text in (outcome_words(outcome), why) if text)))
     told = any(scheme.binding for scheme in schemes.values())
-    return [*map(cut, columns(rows, right=(1, 2))), *([] if told else ["(--schemes tells what binds each of them)"])]
+    said = comparison(outcomes, chosen, found.step_seconds)
+    return [
+        *map(cut, columns(rows, right=(1, 2))),
+        *(wrapped(f"({said})") if said else []),
+        *([] if told else ["(--schemes tells what binds each of them)"]),
+    ]

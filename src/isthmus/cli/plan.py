@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from isthmus.api import jobs_of, models_of, prepare_simulator
 from isthmus.cli.arguments import unknown
 from isthmus.cli.console import Answer, Progress, check_folder
@@ -72,7 +74,8 @@ def _file(problem: Problem, jobs: tuple[Job, ...], models: Mapping[str, BlockGra
         jobs=dict(choice.price.jobs),
         memory=dict(choice.price.memory),
         lower_bound_seconds=choice.lower_bound,
-        baselines=dict(choice.schemes),
+        baselines=choice.schemes,
+        baseline_outcomes=dict(choice.outcomes),
     )
     return PlanFile(
         planner=choice.planner,
@@ -89,7 +92,8 @@ def _values(args: argparse.Namespace, cluster: Cluster, jobs: tuple[Job, ...], c
         "planner": choice.planner,
         "lower_bound_seconds": choice.lower_bound,
         "planning_seconds": choice.seconds,
-        "baselines": dict(choice.schemes),
+        "baselines": choice.schemes,
+        "baseline_outcomes": {name: msgspec.structs.asdict(outcome) for name, outcome in choice.outcomes.items()},
         "plan": args.output,
         "seed": args.seed,
         "calls": choice.calls,
@@ -118,7 +122,7 @@ def _text(
             "",
             *columns(facts),
             "",
-            *scheme_lines(choice.schemes, choice.planner, step),
+            *scheme_lines(choice.outcomes, choice.planner, step),
             "",
             *device_lines(cluster, choice.price, choice.timeline),
             "",

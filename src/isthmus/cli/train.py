@@ -212,20 +212,27 @@ def _lines(args: argparse.Namespace, priced: Simulated, result: RunResult, shape
     if not result.losses:
         return [f"{head} were done already"]
     measured, predicted = result.step_seconds or 0.0, priced.price.step_seconds
-    whose = "the emulated" if args.emulate else "the plan's"
     facts = [
         ("loss", f"{_loss(result.losses[0])} at first, {_loss(result.loss)} in the last step"),
-        ("step", f"{format_seconds(measured)} measured here; {format_seconds(predicted)} predicted for {whose} "
-                 f"devices: this is {times(measured / predicted)}"),
+        ("step", _compared(measured, predicted, emulated=args.emulate, shaped=shaped)),
         ("samples", f"{job.batch / measured:.4g} a second"),
         ("sent", f"{format_bytes(result.bytes_sent)} by {len(result.workers)} worker{'s' * (len(result.workers) > 1)}"),
         ("memory", f"{format_bytes(max(result.memory.values(), default=0))} at most in one worker"),
     ]  # fmt: skip
-    if shaped is False:
-        facts.append(("links", "not shaped here, as predicted they are: the two times do not compare"))
     written = [("checkpoint", result.checkpoint), ("weights", args.export), ("timeline", args.trace)]
     facts += [(word, str(path)) for word, path in written if path]
     return [head, "", *columns(facts)]
+
+
+def _compared(measured: float, predicted: float, *, emulated: bool, shaped: bool | None) -> str:
+    """Set the measured time beside the predicted one; a ratio only where both are of the same devices and links."""
+    here, whose = format_seconds(measured), "the emulated" if emulated else "the plan's"
+    said = f"{here} measured here; {format_seconds(predicted)} predicted for {whose} devices"
+    if not emulated:
+        return f"{said}, which this machine is not: the two times cannot be compared"
+    if shaped is False:
+        return f"{said} and links, which are not shaped here: the two times cannot be compared"
+    return f"{said}: this is {times(measured / predicted)}"
 
 
 def _loss(value: float | None) -> str:

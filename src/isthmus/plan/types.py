@@ -17,6 +17,7 @@ from isthmus.model.job import Job
 __all__ = [
     "How",
     "Layout",
+    "Outcome",
     "Pipeline",
     "Plan",
     "Pool",
@@ -147,6 +148,18 @@ class Plan(_Frozen, frozen=True, kw_only=True):
     via: tuple[Via, ...] = ()
 
 
+class Outcome(_Frozen, frozen=True, kw_only=True):
+    """What came of the search for a scheme's best plan.
+
+    Only a scheme that was found, that is searched to its end, has `seconds` and is compared with.
+    """
+
+    state: Literal["found", "unfinished", "cannot run"]
+    seconds: float | None = None  # per step, of a scheme that was found
+    best_so_far: float | None = None  # seconds per step of an unfinished scheme's best plan, if it has one
+    reason: str | None = None  # why it is unfinished, or cannot run
+
+
 class Prediction(_Frozen, frozen=True, kw_only=True):
     """What the simulator says of a plan."""
 
@@ -154,4 +167,15 @@ class Prediction(_Frozen, frozen=True, kw_only=True):
     jobs: dict[str, float]  # job -> seconds per step
     memory: dict[str, float]  # device -> peak bytes
     lower_bound_seconds: float | None = None
-    baselines: dict[str, float | None] = {}  # scheme -> seconds per step, None: none was found that fits
+    baselines: dict[str, float | None] = {}  # scheme -> seconds per step, None unless it was searched to its end
+    baseline_outcomes: dict[str, Outcome] = {}  # scheme -> what came of it; older files have none
+
+    @property
+    def outcomes(self) -> dict[str, Outcome]:
+        """Return what came of every scheme; files that only have seconds do not say why some have none."""
+        unknown = Outcome(state="unfinished", reason="the plan file does not say why")
+        old = {
+            name: unknown if seconds is None else Outcome(state="found", seconds=seconds)
+            for name, seconds in self.baselines.items()
+        }
+        return self.baseline_outcomes or old

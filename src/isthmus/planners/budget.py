@@ -13,8 +13,9 @@ from isthmus.plan.types import Plan
 from isthmus.plan.validate import check
 from isthmus.planners.pieces import sync_messages
 from isthmus.planners.problem import LARGE, Candidate, Problem
+from isthmus.planners.stop import SearchEnded
 
-__all__ = ["Limits", "Progress", "Search", "sound", "usual_effort"]
+__all__ = ["Limits", "Progress", "Search", "flaw", "sound", "usual_effort"]
 
 Progress = Callable[[str, int], None]  # what is being tried, plans priced so far
 
@@ -41,25 +42,39 @@ def usual_effort(devices: int) -> float:
 
 
 class Search:
-    """One search: seconds, simulator calls or effort that may be spent, and what was passed over."""
+    """One search: seconds, simulator calls or effort that may be spent, and what was passed over.
 
-    def __init__(self, problem: Problem, limits: Limits, progress: Progress | None) -> None:
+    Where the problem has a `stop`, its end is the end of this search too. `known`: plans that were priced before.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        limits: Limits,
+        progress: Progress | None,
+        known: dict[object, Candidate] | None = None,
+    ) -> None:
         self.problem, self.progress = problem, progress
+        self.known: dict[object, Candidate] = {} if known is None else known
         self.seconds, self.calls, self.effort = limits
         seconds = limits.seconds if limits.seconds is not None else limits.effort
         self.hasty = seconds is not None and seconds <= _HASTY  # what promises most at once comes first
+        self.thorough = limits.effort is None  # what promised too little at first is tried as well
         self.start, self.first_call, self.first_effort = time.monotonic(), problem.calls, problem.effort
         self.crowded = 0  # the largest ring that was too much to play
         self.played = 0  # messages of the present scheme's plans
         self.best: Candidate | None = None  # of the present planner's plans
-        self.interrupted = False
+        self.interrupted = self.stopped = False  # by somebody; by the problem's stop
         self.cut_short = False  # some part of the search was ended by its part of the budget
 
     def ended(self, find: Callable[[], Candidate | None]) -> Candidate | None:
-        """What is found; where somebody interrupts it (Ctrl-C), the best so far."""
+        """What is found; where somebody interrupts it (Ctrl-C), or nothing is left, the best so far."""
         self.best = None
         try:
             return find()
+        except SearchEnded:
+            self.stopped = True
+            return self.best
         except (KeyboardInterrupt, SystemError) as error:  # compiled code wraps what a signal raises in it
             if isinstance(error, SystemError) and not isinstance(error.__cause__, KeyboardInterrupt):
                 raise
@@ -67,8 +82,13 @@ class Search:
             return self.best
 
     def spent(self) -> bool:
-        """Whether nothing is left."""
-        over_time = self.seconds is not None and self.left() <= 0
+        """Whether nothing is left of this search's limits; raises SearchEnded at the end of the whole."""
+        if self.problem.stop is not None and not self.interrupted:
+            self.problem.stop.check()
+        return self._over()
+
+    def _over(self) -> bool:
+        over_time = self.seconds is not None and self._seconds_left() <= 0
         over_effort = self.effort is not None and self.worked >= self.effort
         return self.interrupted or over_time or over_effort or (self.calls is not None and self.made >= self.calls)
 
@@ -83,7 +103,11 @@ class Search:
         return self.problem.effort - self.first_effort
 
     def left(self) -> float:
-        """Seconds."""
+        """Seconds, of this search or of the whole."""
+        whole = self.problem.stop.left() if self.problem.stop is not None else float("inf")
+        return min(whole, self._seconds_left())
+
+    def _seconds_left(self) -> float:
         return float("inf") if self.seconds is None else self.seconds - (time.monotonic() - self.start)
 
     def calls_left(self) -> int | None:
@@ -94,7 +118,7 @@ class Search:
 
     def limits(self, part: float) -> Limits:
         """A part of what is left, in all that is counted: one call at least, if there is one."""
-        seconds = None if self.seconds is None else max(0.0, self.left() * part)
+        seconds = None if self.seconds is None else max(0.0, self._seconds_left() * part)
         left = None if self.calls is None else max(0, self.calls - self.made)
         effort = None if self.effort is None else max(0.0, (self.effort - self.worked) * part)
         return Limits(seconds, None if left is None else max(min(1, left), round(left * part)), effort)
@@ -110,7 +134,7 @@ class Search:
         try:
             yield
         finally:
-            self.cut_short |= self.spent()
+            self.cut_short |= self._over()
             self.seconds, self.calls, self.effort = before
 
     def tell(self, what: str) -> None:
@@ -122,7 +146,7 @@ class Search:
         """The plan with its price; None where playing it would take more than is left."""
         messages = sync_messages(plan)
         in_time = max(_MESSAGES_A_SECOND / 4, _MESSAGES_A_SECOND * self.left())
-        if self.effort is not None:  # where very many share one link, they take longer
+        if self.effort is not None and not self.thorough:  # where very many share one link, they take longer
             in_time = min(in_time, _MESSAGES_A_SECOND * max(0.05, (self.effort - self.worked) / 20))
         if messages > min(_MOST_MESSAGES, _SCHEME_MESSAGES - self.played, in_time):
             largest = max(len(sync.participants) for part in plan.parts for sync in getattr(part, "syncs", ()))
@@ -134,8 +158,13 @@ class Search:
 
 def sound(problem: Problem, plan: Plan) -> bool:
     """Whether a plan keeps every rule, and can be run."""
+    return flaw(problem, plan) is None
+
+
+def flaw(problem: Problem, plan: Plan) -> str | None:
+    """Return the rule that a plan breaks, or why it cannot be run; None where it can."""
     try:
         check_runnable(check(plan, problem.cluster, {problem.job.name: problem.graph}), problem.simulator)
-    except PlanError:
-        return False
-    return True
+    except PlanError as error:
+        return error.what
+    return None

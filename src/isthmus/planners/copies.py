@@ -17,15 +17,16 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from isthmus.cluster.spec import Cluster
+from isthmus.cost.simulate import Price
 from isthmus.plan.types import How, Pipeline, Plan, Replica, Stage
 from isthmus.planners.pieces import make_plan, only_pipeline
 from isthmus.planners.problem import LARGE, Candidate, Problem
 from isthmus.planners.shares import divisors
 from isthmus.units import BytesPerSecond
 
-__all__ = ["COPIED", "Copies", "copied_plan", "small_problem"]
+__all__ = ["COPIED", "Copies", "copied_plan", "small_problem", "treed", "whole_plan"]
 
-COPIED: tuple[How, ...] = ("ring", "tree")  # how gradients of copies may become equal: both are priced by a few copies
+COPIED: tuple[How, ...] = ("ring", "tree")  # how gradients of copies may become equal
 _WORTH = 0.02  # part of the cluster's speed that may stay idle for each halving of the small problem
 _PRICE = 3e-3  # seconds to price a plan of many copies
 _SLOW = 0.1  # the same, for each `LARGE` devices too many
@@ -74,8 +75,34 @@ class _Copied(Problem):
 
     def price(self, plan: Plan) -> Candidate:
         """The plan of one copy with the price of all."""
-        how: How = "tree" if any(sync.how == "tree" for sync in only_pipeline(plan).syncs) else "ring"
-        return Candidate(plan, self.priced(self.whole.simulator, copied_plan(self.whole, self.copies, plan, how)))
+        return Candidate(plan, min(self._prices(plan), key=lambda price: (not price.fits, price.step_seconds)))
+
+    def _prices(self, plan: Plan) -> list[Price]:
+        made = [copied_plan(self.whole, self.copies, plan, how) for how in _hows(plan)]
+        return [self.priced(self.whole.simulator, whole) for whole in made]
+
+
+def _hows(plan: Plan) -> tuple[How, ...]:
+    """How gradients of copies become equal: as those of the small plan do, or either way where it has no syncs."""
+    syncs = only_pipeline(plan).syncs
+    if not syncs:
+        return COPIED
+    return ("tree",) if any(sync.how == "tree" for sync in syncs) else ("ring",)
+
+
+def treed(problem: Problem, plan: Plan) -> Plan | None:
+    """The small plan with its gradients summed up along trees; None where they are, or it has none to sum up."""
+    part = only_pipeline(plan)
+    if any(sync.how == "tree" for sync in part.syncs):
+        return None
+    made = make_plan(problem, part.stages, part.micro_batches, schedule=part.schedule, how="tree", ahead=part.ahead)
+    return made if any(sync.how == "tree" for sync in only_pipeline(made).syncs) else None
+
+
+def whole_plan(problem: Problem, copies: Copies, plan: Plan) -> Candidate:
+    """The plan of the whole cluster that has this plan in every copy; its price is that of the small plan."""
+    made = [problem.price(copied_plan(problem, copies, plan, how)) for how in _hows(plan)]
+    return min(made, key=lambda one: (not one.price.fits, one.price.step_seconds))
 
 
 def _classes(problem: Problem) -> list[list[str]]:

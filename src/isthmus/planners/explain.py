@@ -15,7 +15,8 @@ from isthmus.cluster.spec import Cluster
 from isthmus.cost.critical import critical_path
 from isthmus.cost.simulate import Played, Price, Shortage
 from isthmus.cost.timeline import LinkUse, timeline
-from isthmus.errors import NoPlanError
+from isthmus.errors import NoPlanError, NoPlanYetError
+from isthmus.plan.types import Outcome
 from isthmus.planners.group_talk import talk_of
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
@@ -79,9 +80,9 @@ class Explanation(NamedTuple):
 class SchemeBinding(NamedTuple):
     """A scheme's best plan and what binds that, or why it has none."""
 
-    step_seconds: float | None
+    outcome: Outcome
     binding: Binding | None
-    why: str
+    why: str  # what takes its time
 
 
 def explain(given: Setting, listen: Listener = lambda text: None) -> Explanation:
@@ -109,15 +110,17 @@ def _scheme(problem: Problem, name: str, budget: float | None, listen: Listener)
     listen(f"scheme {name}")
     try:
         choice = choose_plan(problem, planner=name, budget=budget, beside=False)
+    except NoPlanYetError as error:
+        return SchemeBinding(Outcome(state="unfinished", reason=error.what), None, "")
     except NoPlanError as error:
-        return SchemeBinding(None, None, error.what)
+        return SchemeBinding(Outcome(state="cannot run", reason=error.what), None, "")
     if choice.interrupted:
         raise KeyboardInterrupt
     given = Setting(choice.plan, problem.cluster, {problem.job.name: problem.graph}, problem.profile)
     played = problem.simulator.play(choice.plan)
     parts = _parts(given, played)
     binding = _binding(parts, played, problem.cluster, choice.price)
-    return SchemeBinding(choice.price.step_seconds, binding, _why(parts, choice.price.step_seconds))
+    return SchemeBinding(choice.outcomes[name], binding, _why(parts, choice.price.step_seconds))
 
 
 def place_of(cluster: Cluster, where: str) -> Place:

@@ -48,7 +48,8 @@ def _synced(pool: Pool, start: Candidate) -> Candidate | None:
     calls = pool.search.calls_left()
     if pool.search.spent() or (calls is not None and calls < _SYNC_CALLS):
         return None
-    seconds = min(0.5, pool.search.left()) if calls is None else float("inf")
+    left = pool.search.left()
+    seconds = min(0.5, left) if calls is None else left
     choice = best_syncs(pool.problem, start.plan, seconds=seconds, calls=calls)
     found = Candidate(choice.plan, choice.price)
     return found if pool.keep(found) else None

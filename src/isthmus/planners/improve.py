@@ -68,7 +68,7 @@ def explore(pool: Pool, given: Sequence[Candidate], propose: Proposals | None = 
         _proposed(pool, proposals)
     _refine(pool)
     resync(pool)
-    while search.effort is None and not search.spent():  # somebody gave a budget, and some is left
+    while search.thorough and not search.spent():
         before = pool.limit
         if not _widen(pool):
             break

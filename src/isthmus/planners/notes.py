@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.timeline import LinkUse, Timeline
-from isthmus.errors import NoPlanError
+from isthmus.errors import NoPlanError, NoPlanYetError
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.planners.grid import Fix, cannot_have
@@ -15,7 +15,7 @@ from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.unused import idle_note
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
-__all__ = ["assumed", "missing_bytes", "notes_on", "nothing_fits", "unreached"]
+__all__ = ["assumed", "missing_bytes", "notes_on", "nothing_fits", "unfinished_note", "unreached", "why_not"]
 
 _NAMED = 8  # parameters that a note names
 
@@ -109,6 +109,23 @@ def unreached(graph: BlockGraph) -> Iterator[str]:
         yield f"no loss can reach these parameters, so that they are not trained: {', '.join(names[:_NAMED])}{more}"
 
 
+def why_not(problem: Problem, scheme: str, wrong: str, *, ideas: bool) -> str:
+    """Say why a scheme that was searched to its end has no plan; `wrong`: what is wrong with a plan that would fit."""
+    if not ideas and problem.places:
+        return "none of its layouts keeps the places that the job gives"
+    if not ideas:
+        return f"it needs {_NEEDS.get(scheme, 'devices that can talk')}"
+    return wrong or "none of its layouts fits in memory"
+
+
+def unfinished_note(names: Sequence[str], *, usual: bool, interrupted: bool) -> str:
+    """Say how many schemes were not searched to their end, and what to do; the table names them."""
+    more = "; a --budget in seconds searches longer" if usual else "; a larger --budget or --calls searches longer"
+    which = f"the scheme {names[0]} was" if len(names) == 1 else f"{len(names)} schemes were"
+    said = f"{which} not searched to the end"
+    return said if interrupted else said + more
+
+
 def missing_bytes(candidate: Candidate) -> float:
     """Bytes that are missing over all devices and hosts."""
     return sum(shortage.needed - shortage.available for shortage in candidate.price.shortages)
@@ -120,9 +137,9 @@ def nothing_fits(
     """Why there is no plan: what is missing where in the plan that misses least or, without one, what was asked."""
     where = f"{problem.job.name} on cluster {problem.cluster.name}"
     if nearest is not None:
-        return _too_large(problem, wanted, fix, nearest, where)
+        return _too_large(problem, wanted, fix, nearest, where, spent=spent)
     if spent:
-        return NoPlanError("no layout was priced", where=where, next="Give a larger --budget or --calls")
+        return NoPlanYetError("no layout was priced", where=where, next="Give a larger --budget or --calls")
     if fix is not None:
         return cannot_have(problem, fix)
     if problem.places:
@@ -147,7 +164,9 @@ def _schemes(wanted: Sequence[str]) -> str:
     return "none of the usual schemes" if len(wanted) > 1 else f"no plan of the scheme {wanted[0]}"
 
 
-def _too_large(problem: Problem, wanted: Sequence[str], fix: Fix | None, nearest: Candidate, where: str) -> NoPlanError:
+def _too_large(
+    problem: Problem, wanted: Sequence[str], fix: Fix | None, nearest: Candidate, where: str, *, spent: bool
+) -> NoPlanError:
     shortages = sorted(nearest.price.shortages, key=lambda s: s.available - s.needed)
     parts = [
         f"{s.where} needs {format_bytes(s.needed)}, has {format_bytes(s.available)}: "
@@ -156,11 +175,13 @@ def _too_large(problem: Problem, wanted: Sequence[str], fix: Fix | None, nearest
     ]
     more = f"; and {len(shortages) - 4} more devices" if len(shortages) > 4 else ""
     pinned = f" with --fix {fix}" if fix is not None else ""
-    return NoPlanError(
-        f"{_schemes(wanted)}{pinned} fits in memory; {format_bytes(missing_bytes(nearest))} are missing in the plan "
-        "that misses least",
+    missing = f"{format_bytes(missing_bytes(nearest))} are missing in the plan that misses least"
+    remedy = "Leave out --fix, or one of its degrees" if fix else "Add devices or memory, or lower batch or sequence"
+    error, limit = (NoPlanYetError, " of those tried before the budget ended") if spent else (NoPlanError, "")
+    return error(
+        f"{_schemes(wanted)}{pinned} fits in memory{limit}; {missing}",
         where=where,
         found="; ".join(parts) + more,
         expected=f"room for {problem.graph.elements:,} parameters and their activations",
-        next="Leave out --fix, or one of its degrees" if fix else "Add devices or memory, or lower batch or sequence",
+        next=f"Give a larger --budget or --calls. {remedy}" if spent else remedy,
     )

@@ -49,7 +49,7 @@ class Pool:
         self.rest: list[tuple[Setting, tuple[Bundle, ...], Layout]] = []  # what promised too little to be priced
         self.width = 1  # times _POOL: settings whose changes are tried
         self._seen: set[object] = set()
-        self._priced: dict[object, Candidate] = {}
+        self._direct = problem.roads is problem.simulator.priced  # over relays the same layout is another plan
 
     @property
     def limit(self) -> float:
@@ -94,13 +94,13 @@ class Pool:
 
     def priced(self, layout: Layout, how: How, buckets: int) -> Candidate | None:
         """A layout as a plan with its price; each is priced once."""
-        key = layout_key(self.problem, layout, how, buckets)
-        if key not in self._priced:
+        key, known = (self._direct, layout_key(self.problem, layout, how, buckets)), self.search.known
+        if key not in known:
             candidate = self.search.price(lanes_plan(self.problem, layout, how, buckets))
             if candidate is None:
                 return None
-            self._priced[key] = candidate
-        return self._priced[key]
+            known[key] = candidate
+        return known[key]
 
     def rank(self) -> None:
         """The best first, and no more than can be of use."""
@@ -143,7 +143,7 @@ def ways(problem: Problem, layout: Layout) -> list[tuple[How, int]]:
         problem.cluster.host_of(group[0]).region for lane in layout.lanes for stage in lane.stages for group, _ in stage
     }
     several = replicated(layout)
-    trees = len(regions) > 1 and (several or problem.copied) and layout.pace.state != "sharded-all"
+    trees = len(regions) > 1 and several and layout.pace.state != "sharded-all"
     hows: tuple[How, ...] = ("ring", "tree") if trees else ("ring",)
     return list(product(hows, BUCKETS if several and not problem.copied else BUCKETS[:1]))
 

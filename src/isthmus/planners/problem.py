@@ -22,6 +22,7 @@ from isthmus.model.profile import Profile
 from isthmus.plan.relays import joined, relays
 from isthmus.plan.rules.stages import placed_blocks
 from isthmus.plan.types import Plan, Via
+from isthmus.planners.stop import Stop
 
 __all__ = ["LARGE", "Candidate", "Fact", "Problem", "build_problem", "divided_work", "pick_precision"]
 
@@ -48,6 +49,7 @@ class Problem:
     """
 
     copied = False  # whether plans are priced as several copies side by side
+    stop: Stop | None = None  # where the present search ends
 
     def __init__(
         self,
@@ -95,6 +97,15 @@ class Problem:
             yield
         finally:
             self.roads, self.crossings, self.ends = before
+
+    @contextmanager
+    def stopping(self, stop: Stop) -> Iterator[None]:
+        """Meanwhile pricing a plan raises SearchEnded where `stop` has nothing left."""
+        before, self.stop = self.stop, stop
+        try:
+            yield
+        finally:
+            self.stop = before
 
     @cached_property
     def table(self) -> ModelTable:
@@ -197,11 +208,17 @@ class Problem:
         """The plan with its price."""
         return Candidate(plan, self.priced(self.simulator, plan))
 
+    def count_call(self) -> None:
+        """Count a call of the simulator; raises SearchEnded where the search may make no more."""
+        if self.stop is not None:
+            self.stop.take()
+        self.calls += 1
+
     def priced(self, simulator: Simulator, plan: Plan) -> Price:
-        """A plan's price; counts the call and its effort."""
+        """Return a plan's price; counts the call and its effort."""
+        self.count_call()
         before = simulator.tasks
         price = simulator.price(plan)
-        self.calls += 1
         self.effort += self.price_effort + _TASK * (simulator.tasks - before)
         return price
 

@@ -36,6 +36,7 @@ from isthmus.plan.types import How, Plan
 from isthmus.planners.budget import sound
 from isthmus.planners.pieces import make_syncs, only_pipeline
 from isthmus.planners.problem import Bools, Candidate, Problem
+from isthmus.planners.stop import SearchEnded
 from isthmus.planners.sync_loads import Programme, make_programme
 from isthmus.planners.sync_options import Offers, make_offers
 
@@ -78,12 +79,15 @@ def best_syncs(problem: Problem, plan: Plan, *, seconds: float = 0.5, calls: int
     looked at the plan's own buckets. With `seconds` infinite the same plan is found on every machine.
     """
     search = _Search(problem, plan, seconds, calls)
-    for bucketed in _bucketings(problem, plan):
-        if search.finish is not None and search.left() <= 0.0:
-            search.stopped = True
-            break
-        search.look_at(bucketed)
-    search.polish()
+    try:
+        for bucketed in _bucketings(problem, plan):
+            if search.finish is not None and search.left() <= 0.0:
+                search.stopped = True
+                break
+            search.look_at(bucketed)
+        search.polish()
+    except SearchEnded:  # of the whole search: what was found by now counts
+        search.stopped = True
     return SyncChoice(search.best.plan, search.best.price, search.finish, search.gap, search.stopped)
 
 

@@ -70,7 +70,7 @@ def make_programme(problem: Problem, offers: Offers) -> Programme | None:
     """The programme of a plan; None where it cannot be played or there is nothing to choose."""
     plays: dict[str, Played] = {}
     for way in offers.ways:
-        problem.calls += 1
+        problem.count_call()
         try:
             plays[way] = problem.simulator.play(offers.planned([way] * len(offers.offers), joined=False))
         except PlanError:

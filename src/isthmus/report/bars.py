@@ -9,9 +9,10 @@ import numpy as np
 
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.timeline import Timeline, covered_length
-from isthmus.plan.types import Pipeline, Plan, Pool
+from isthmus.plan.types import Outcome, Pipeline, Plan, Pool
 from isthmus.report.classes import device_classes
 from isthmus.report.markup import Markup, join, tag
+from isthmus.report.outcomes import in_order, outcome_words
 from isthmus.report.text import percent, times
 from isthmus.units import format_bytes, format_seconds
 
@@ -135,16 +136,18 @@ def time_bars(cluster: Cluster, spent: Mapping[str, Spent], step: float) -> Mark
     return _bars(rows)
 
 
-def scheme_bars(schemes: Mapping[str, float | None], chosen: str, step: float, bound: float | None) -> Markup:
-    """The schemes, fastest first, with a line at the bound that no plan can beat; those that do not fit last."""
-    all_ = {**schemes, chosen or "this plan": step}
-    longest = max(seconds for seconds in all_.values() if seconds is not None)
+def scheme_bars(outcomes: Mapping[str, Outcome], chosen: str, step: float, bound: float | None) -> Markup:
+    """Return the schemes, fastest first, with a line at the bound that no plan can beat; those without seconds last."""
+    all_ = {**outcomes, chosen or "this plan": Outcome(state="found", seconds=step)}
+    longest = max(outcome.seconds for outcome in all_.values() if outcome.seconds is not None)
     scale = min(longest, _LONGEST * step)
     line = [tag("b", class_="bound", style=f"left:{100 * bound / scale:.2f}%")] if bound is not None else []
     rows = []
-    for name, seconds in sorted(all_.items(), key=lambda item: (item[1] is None, item[1] or 0.0)):
+    for name, outcome in in_order(all_):
+        seconds = outcome.seconds
         if seconds is None:
-            rows.append(_row(name, 1, line, "none fits", f"{name}\nno plan of this scheme was found that fits", "none"))
+            short = "cannot run" if outcome.state == "cannot run" else "not searched to the end"
+            rows.append(_row(name, 1, line, short, f"{name}\n{outcome_words(outcome)}", "none"))
             continue
         mine = name == (chosen or "this plan")
         ratio = "this plan" if mine else times(seconds / step)

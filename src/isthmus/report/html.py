@@ -26,6 +26,7 @@ from isthmus.report.headline import headline
 from isthmus.report.map import map_figure
 from isthmus.report.markup import Markup, escape, tag
 from isthmus.report.notes import notes
+from isthmus.report.outcomes import comparison
 from isthmus.report.packed import pack
 from isthmus.report.plan import plan_jobs
 from isthmus.report.run import RunRecord, run_section
@@ -109,11 +110,15 @@ def _json(value: Any) -> Markup:
 def _schemes(subject: Subject) -> Markup:
     """A section of its own; none where there is nothing to compare with."""
     predicted = subject.file.predicted if subject.compares else None
-    if predicted is None or not predicted.baselines:
+    if predicted is None or not predicted.outcomes:
         return Markup()
     bound = predicted.lower_bound_seconds
-    bars = scheme_bars(predicted.baselines, subject.file.planner, subject.price.step_seconds, bound)
-    said = [] if bound is None else [f"The line is the lower bound, {format_seconds(bound)}: {_NONE_FASTER}"]
+    bars = scheme_bars(predicted.outcomes, subject.file.planner, subject.price.step_seconds, bound)
+    said = []
+    if compared := comparison(predicted.outcomes, subject.file.planner, subject.price.step_seconds):
+        said.append(f"{compared[0].upper()}{compared[1:]}.")
+    if bound is not None:
+        said.append(f"The line is the lower bound, {format_seconds(bound)}: {_NONE_FASTER}")
     return tag(
         "section",
         tag("h2", "Beside the usual schemes", id="schemes-title"),
@@ -126,7 +131,7 @@ def _schemes(subject: Subject) -> Markup:
 
 def _no_schemes(subject: Subject) -> list[tuple[str, str]]:
     """Why no schemes are shown, as a fact."""
-    if subject.file.predicted and subject.file.predicted.baselines:
+    if subject.file.predicted and subject.file.predicted.outcomes:
         said = [] if subject.compares else ["those of the plan file were priced with other inputs than these"]
     else:
         said = ["the plan file holds no schemes to compare with; isthmus plan -o FILE.json writes them"]

@@ -10,9 +10,10 @@ from isthmus.cost.simulate import Price
 from isthmus.cost.timeline import Timeline
 from isthmus.model.job import Job
 from isthmus.plan.text import render
-from isthmus.plan.types import Pipeline, Plan
+from isthmus.plan.types import Outcome, Pipeline, Plan
 from isthmus.report.classes import device_classes
-from isthmus.report.text import columns, excerpt, percent, rate, times
+from isthmus.report.outcomes import comparison, in_order, outcome_words
+from isthmus.report.text import columns, cut, excerpt, percent, rate, times, wrapped
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = [
@@ -54,18 +55,19 @@ def job_lines(jobs: tuple[Job, ...], plan: Plan, price: Price) -> list[str]:
     return columns(rows, right=(1, 2, 3))
 
 
-def scheme_lines(schemes: Mapping[str, float | None], chosen: str, step_seconds: float) -> list[str]:
-    """The schemes side by side, fastest first; those without a plan last."""
+def scheme_lines(outcomes: Mapping[str, Outcome], chosen: str, step_seconds: float) -> list[str]:
+    """Return the table of schemes, fastest first, and a sentence that compares the plan with the best of them."""
     rows = [("scheme", "step time", "")]
-    ordered = sorted(schemes.items(), key=lambda item: (item[1] is None, item[1] or 0.0))
-    for name, seconds in ordered:
+    for name, outcome in in_order(outcomes):
+        seconds = outcome.seconds
         if seconds is None:
-            rows.append((name, "-", "none can run here"))
+            rows.append((name, "-", "this plan; " * (name == chosen) + outcome_words(outcome)))
         else:
             rows.append(
                 (name, format_seconds(seconds), "this plan" if name == chosen else times(seconds / step_seconds))
             )
-    return columns(rows, right=(1,))
+    said = comparison(outcomes, chosen, step_seconds)
+    return [*map(cut, columns(rows, right=(1,))), *(wrapped(f"({said})") if said else [])]
 
 
 def device_lines(cluster: Cluster, price: Price, timeline: Timeline) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["columns", "cut", "excerpt", "percent", "rate", "sentence", "times"]
+__all__ = ["columns", "cut", "excerpt", "percent", "rate", "sentence", "times", "wrapped"]
 
 _WIDEST = 118
 _OPENING = ("the", "a", "an", "this", "no")  # words that are never a name
@@ -27,6 +28,11 @@ def columns(rows: Iterable[Sequence[str]], right: Collection[int] = ()) -> list[
 def cut(line: str, width: int = _WIDEST) -> str:
     """The line, ending in ... where it is too long."""
     return line if len(line) <= width else line[: width - 3] + "..."
+
+
+def wrapped(text: str, width: int = _WIDEST) -> list[str]:
+    """Return a sentence as lines that are not too long."""
+    return textwrap.wrap(text, width)
 
 
 def excerpt(text: str, lines: int, more: str) -> list[str]:

@@ -1,0 +1,226 @@
+"""A search in rounds, each of which is planned as a whole.
+
+In a round the usual schemes are searched for a while (`scheme_search`); then the planner that goes beyond them
+(`beyond`) starts from the best of them. A round is given an effort, and its decisions depend on that and on nothing
+else. The next one has four times as much: it takes the schemes up where they were left, and begins the rest anew, but
+knows the prices of all layouts that were priced before. The round of the usual effort knows nothing of those before: so
+it finds what is found without a budget. A budget in seconds or calls only says where this sequence ends
+(`stop`), so that a larger one does the same work first, and never finds a worse plan.
+
+Where nobody gives a budget there is one round of the usual effort; then the schemes are searched to their end, which is
+not counted in that effort: what a plan is compared with should be as good as it can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import count, islice
+from typing import NamedTuple, NoReturn
+
+from isthmus.plan.types import Outcome
+from isthmus.planners.beyond import BEYOND
+from isthmus.planners.budget import Limits, Progress, Search
+from isthmus.planners.grid import Fix
+from isthmus.planners.ideas import Idea
+from isthmus.planners.notes import missing_bytes, nothing_fits
+from isthmus.planners.problem import LARGE, Candidate, Problem
+from isthmus.planners.room import Room
+from isthmus.planners.scheme_search import SchemeSearch
+from isthmus.planners.schemes import SCHEMES
+from isthmus.planners.stop import Stop
+
+__all__ = ["Asked", "Found", "Rounds"]
+
+_ALL = ("auto", "exact", "search", "learned")  # planners whose answer may be a scheme's plan
+_USUAL = ("auto", "split", "search", "learned")  # planners that the usual effort ends
+_SCHEMES_PART, _HASTY_PART = 0.4, 0.25  # of a round, where a planner comes after the schemes
+_FIRST, _GROWTH, _HASTY_ROUNDS = 1 / 16, 4.0, 3  # of the usual effort; from round to round; rounds up to the usual
+_ENDING, _LARGE_ENDING = 20.0, 2.0  # effort to search schemes to their end; for large clusters, times the usual one
+_PASSES = 3  # over the schemes that are not at their end
+_MOST_NEAREST = 24  # plans priced only to say what is missing
+
+
+class Asked(NamedTuple):
+    """What somebody wants planned."""
+
+    planner: str
+    fix: Fix | None
+    beside: bool  # schemes that are no answer are searched too
+    limited: bool  # somebody said where the search ends
+    progress: Progress | None
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Return the schemes whose plans are an answer."""
+        if self.fix is not None:
+            return ("grid",)
+        if self.planner in _ALL:
+            return tuple(SCHEMES)
+        return (self.planner,) if self.planner in SCHEMES else ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return all schemes that are searched, those that are an answer first."""
+        return tuple(dict.fromkeys((*self.wanted, *(SCHEMES if self.beside else ()))))
+
+    @property
+    def usual(self) -> bool:
+        """Return whether the usual effort ends the search."""
+        return not self.limited and self.planner in _USUAL
+
+
+class Found(NamedTuple):
+    """The best plan of every scheme that has one, and the planner's own under its name."""
+
+    plans: Mapping[str, Candidate]
+    outcomes: Mapping[str, Outcome]
+    spent: bool  # something ended the search before it was at its end
+    crowded: int  # the largest ring that was too much to play
+    interrupted: bool
+
+
+class Rounds:
+    """One search: all schemes, and the planner that goes beyond them. `effort`: the usual one, in seconds."""
+
+    def __init__(self, problem: Problem, asked: Asked, stop: Stop, effort: float) -> None:
+        self.problem, self.asked, self.stop, self.effort = problem, asked, stop, effort
+        self.room = Room(problem)
+        self.schemes: dict[str, SchemeSearch] = {}
+        self.best: Candidate | None = None  # of the planner that goes beyond the schemes
+        self.crowded = 0
+        self.stopped = self.interrupted = self.cut_short = False
+        self._beyond = BEYOND.get(asked.planner) if asked.fix is None else None
+        self._known: dict[object, Candidate] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin all schemes, and what is known of prices, anew; plans that were found before stay answers."""
+        self._known, before = {}, self.schemes
+        self.schemes = {
+            name: SchemeSearch(self.problem, self.room, name, self.asked.fix, before.get(name))
+            for name in self.asked.names
+        }
+
+    def find(self) -> Found:
+        """Search to the end; raises NoPlanError if none of the plans that were asked for fits."""
+        with self.problem.stopping(self.stop):
+            for effort, thorough in self._efforts():
+                if effort == self.effort and self._beyond is not None:
+                    self._begin()
+                if self._round(effort, thorough):
+                    break
+            if self.asked.usual and not self.interrupted:
+                self._end_schemes()
+        plans = {name: found for name, scheme in self.schemes.items() if (found := scheme.answer) is not None}
+        if self.best is not None and all(self._faster(plans[name]) for name in self.asked.wanted if name in plans):
+            plans[self.asked.planner] = self.best
+        if not any(name in plans for name in (*self.asked.wanted, self.asked.planner)):
+            self.fail()
+        return Found(
+            plans=plans,
+            outcomes={name: self.schemes[name].outcome() for name in SCHEMES if name in self.schemes},
+            spent=self.stopped or self.cut_short,
+            crowded=self.crowded,
+            interrupted=self.interrupted,
+        )
+
+    def _end_schemes(self) -> None:
+        """Search the schemes to their end; what some do not need of their part is for the others."""
+        large = len(self.problem.usable) > LARGE or self.problem.copied
+        effort = _LARGE_ENDING * self.effort if large else _ENDING
+        search = Search(self.problem, Limits(effort=effort), self.asked.progress)
+        search.thorough = True
+        for _ in range(_PASSES):
+            if not self.interrupted:
+                self.advance(search)
+
+    def advance(self, search: Search) -> None:
+        """Take up every scheme that is not at its end, each with an equal part of what is left."""
+        open_ = [scheme for scheme in self.schemes.values() if not scheme.ended]
+        for i, scheme in enumerate(open_):
+            with search.within(1 / (len(open_) - i)):
+                search.ended(partial(scheme.advance, search))
+            if search.stopped or search.interrupted:
+                break
+        crowded = 0 if all(scheme.ended for scheme in open_) else search.crowded
+        self._note(search, crowded)
+
+    def fitting(self) -> list[Candidate]:
+        """Return the plans of schemes that are an answer, the best first."""
+        found = [self.schemes[name].best for name in self.asked.wanted]
+        fitting = [candidate for candidate in found if candidate is not None]
+        return sorted(fitting, key=lambda candidate: candidate.price.step_seconds)
+
+    def fail(self) -> NoReturn:
+        """Say why no plan was found."""
+        if self.interrupted:
+            raise KeyboardInterrupt
+        wanted = self.asked.wanted
+        spent = self.stopped or any(not self.schemes[name].ended for name in wanted)
+        asked = [self.schemes[name] for name in wanted] if self._beyond is None else self.schemes.values()
+        ideas = [idea for scheme in asked for idea in scheme.ideas]
+        nearest = _nearest(Search(self.problem, Limits(), self.asked.progress), ideas, first=self.stopped)
+        raise nothing_fits(self.problem, wanted or (self.asked.planner,), self.asked.fix, nearest, spent=spent)
+
+    def _efforts(self) -> Iterator[tuple[float | None, bool]]:
+        """Give the effort of each round, and whether it tries what promises little too."""
+        if self.asked.usual:
+            yield self.effort, False
+        elif not self.asked.limited:
+            yield None, True
+        else:
+            yield from ((_FIRST * _GROWTH**k * self.effort, k >= _HASTY_ROUNDS) for k in count())
+
+    def _round(self, effort: float | None, thorough: bool) -> bool:
+        """Search schemes, then beyond them; return whether nothing is left for another round."""
+        before = self.problem.calls
+        search = Search(self.problem, Limits(effort=effort), self.asked.progress, self._known)
+        search.thorough = thorough
+        if self._beyond is None:
+            self.advance(search)
+        else:
+            part = _HASTY_PART if search.hasty and not self.problem.copied else _SCHEMES_PART
+            self.advance(Search(self.problem, search.limits(part), self.asked.progress))
+        if self.stopped or self.interrupted:
+            return True
+        ended = all(scheme.ended for scheme in self.schemes.values())
+        if self._beyond is None:
+            return ended
+        found = search.ended(partial(self._beyond, self.problem, self.room, search, self.fitting()))
+        self.best = found if found is not None and self._slower(found) else self.best
+        self.cut_short = search.cut_short
+        self._note(search, search.crowded)
+        exhausted = thorough and (not search.cut_short or self.problem.calls == before)
+        return self.stopped or self.interrupted or (ended and exhausted)
+
+    def _note(self, search: Search, crowded: int) -> None:
+        """Remember what a part of the search has met."""
+        self.stopped |= search.stopped
+        self.interrupted |= search.interrupted
+        self.crowded = max(self.crowded, crowded)
+
+    def _faster(self, other: Candidate) -> bool:
+        return self.best is not None and self.best.price.step_seconds < other.price.step_seconds
+
+    def _slower(self, other: Candidate) -> bool:
+        return self.best is None or other.price.step_seconds < self.best.price.step_seconds
+
+
+def _nearest(search: Search, ideas: Iterable[Idea], *, first: bool) -> Candidate | None:
+    """Of plans that do not fit, the one that misses least: most memory and smallest micro-batches are tried first.
+
+    `first`: the first of them is enough.
+    """
+    nearest: Candidate | None = None
+    ordered = sorted(ideas, key=lambda idea: (-idea.memory, idea.samples))
+    for idea in islice(ordered, _MOST_NEAREST):
+        plan = idea.nearest()
+        candidate = None if plan is None else search.price(plan)
+        if candidate is None or candidate.price.impossible or not candidate.price.shortages:
+            continue
+        if nearest is None or missing_bytes(candidate) < missing_bytes(nearest):
+            nearest = candidate
+        if first:
+            break
+    return nearest
