@@ -1,7 +1,8 @@
 """Units as types, and their text forms.
 
 In files a quantity is always written with its unit: `40 GB`, `25 Gbit/s`, `0.1 ms`, `35 TFLOP/s`.
-Decimal prefixes are powers of 1000 (GB), binary ones powers of 1024 (GiB). Bits need `bit`, bytes need `B`.
+Decimal prefixes are powers of 1000 (GB), binary ones powers of 1024 (GiB). Bits need `bit`, bytes need `B`; `Gbps` is
+`Gbit/s`, as networks are sold.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def _quantity(text: str, expected: str, factors: Mapping[str, int | Fraction]) -
 
 _BYTES = {p + "B": f for p, f in (_DECIMAL | _BINARY).items()}
 _BITS = {p + "bit": Fraction(f, 8) for p, f in (_DECIMAL | _BINARY).items()}
-_BANDWIDTH = {unit + "/s": f for unit, f in (_BYTES | _BITS).items()}
+_PER_SECOND = {p + "bps": Fraction(f, 8) for p, f in _DECIMAL.items()}
+_BANDWIDTH = {unit + "/s": f for unit, f in (_BYTES | _BITS).items()} | _PER_SECOND
 _COMPUTE = {p + "FLOP/s": f for p, f in _DECIMAL.items()}
 
 
@@ -75,7 +77,7 @@ def parse_bytes(text: str) -> Bytes:
 
 
 def parse_bandwidth(text: str) -> BytesPerSecond:
-    """`25 Gbit/s` -> 3.125e9; `300 GB/s` -> 3e11."""
+    """`25 Gbit/s` or `25 Gbps` -> 3.125e9; `300 GB/s` -> 3e11."""
     return BytesPerSecond(_quantity(text, "25 Gbit/s or 300 GB/s", _BANDWIDTH))
 
 

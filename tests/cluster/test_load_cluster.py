@@ -107,6 +107,8 @@ def test_a_host_without_devices_may_relay() -> None:
 REFUSED = [
     ("{card: 2}", "{cards: 2}", 7, "unknown device kind 'cards'", "Did you mean 'card'?"),
     ("{T4: 1}", "{V100-16Gb: 1}", 8, "unknown device kind 'V100-16Gb'", "Did you mean 'V100-16GB'?"),
+    ("{T4: 1}", "{A100: 1}", 8, "'A100'", "Did you mean 'A100-40GB' or 'A100-80GB' or 'A100-80GB-PCIe'?"),
+    ("{T4: 1}", "{rtx: 1}", 8, "'rtx'", "Did you mean 'RTX-8000' or 'RTX-A4000' or"),
     ("{card: 2}", "{card: 0}", 7, "has 0 devices of kind card", "at least 1"),
     ("{card: 2}", "{card: -3}", 7, "has -3 devices", "at least 1"),
     ("{card: 2}", "{card: 200001}", 7, "too large", "at most 200000"),

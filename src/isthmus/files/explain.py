@@ -25,6 +25,8 @@ _COMPLAINT = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>[
 _TOKEN = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>[0-9]+)\]|\[\.\.\.\]")
 _FIELD = re.compile(r"Object (?P<how>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
 _PLAIN = re.compile(r"Expected `[^`]+`(?: of length [0-9]+)?, got .*|Invalid enum value .*", re.DOTALL)
+_BEGINS = 2  # letters from which on a name may be the beginning of another
+_MOST_NAMES = 8  # offered in place of a wrong one
 _WORDS: dict[type[inspect.Type], str] = {
     inspect.StrType: "text",
     inspect.IntType: "a whole number",
@@ -64,10 +66,16 @@ def show_value(value: object) -> str:
 
 
 def close_name(name: str, names: Iterable[str]) -> str | None:
-    """`Did you mean 'nic'?` for the known name nearest to a wrong one, if any is near."""
+    """`Did you mean 'nic'?` for the known names that a wrong one begins, else for the nearest one, if any is near."""
     by_folded = {known.casefold(): known for known in islice(names, 2000)}
-    near = difflib.get_close_matches(name[:64].casefold(), by_folded, n=1, cutoff=0.6)
-    return f"Did you mean {by_folded[near[0]]!r}?" if near else None
+    folded = name[:64].casefold()
+    near = [known for known in by_folded if known.startswith(folded)] if len(folded) >= _BEGINS else []
+    near = near or difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.6)
+    if not near:
+        return None
+    shown = [repr(by_folded[known]) for known in near[:_MOST_NAMES]]
+    rest = [f"one of {len(near) - _MOST_NAMES} others"] if len(near) > _MOST_NAMES else []
+    return f"Did you mean {' or '.join(shown + rest)}?"
 
 
 def explain(value: object, type: Any, complaint: str) -> Fault:
