@@ -168,7 +168,7 @@ def test_a_good_file_becomes_typed() -> None:
     [
         ("rate: 5 Gbit/s", "rate: 5", "line 8: items.two.rate lacks its unit. Found 5. Expected like 25 Gbit/s."),
         ("rate: 5", "rat: 5", "line 8: items.two has an unknown field 'rat'. Expected only rate, count, pair, rates"),
-        ("rate: 5", "rat: 5", "Did you mean 'rate'?"),
+        ("rate: 5", "rat: 5", "Did you mean 'rate' or 'rates'?"),
         ("count: 2", "count: two", "line 7: items.two.count has a wrong value. Found 'two'. Expected a whole number."),
         ("count: 2", "count: true", "line 7: items.two.count has a wrong value. Found true."),
         (

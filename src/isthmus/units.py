@@ -19,6 +19,8 @@ __all__ = [
     "FlopsPerSecond",
     "Seconds",
     "format_bandwidth",
+    "format_bit_rate",
+    "format_byte_rate",
     "format_bytes",
     "format_compute",
     "format_flops",
@@ -105,7 +107,17 @@ def format_bytes(value: float) -> str:
 
 def format_bandwidth(value: float) -> str:
     """3.125e9 bytes a second -> `25 Gbit/s` (links are sold in bits); 3e11 -> `300 GB/s`."""
-    return _scaled(value, "B/s") if value >= 2e10 else _scaled(value * 8, "bit/s")
+    return format_byte_rate(value) if value >= 2e10 else format_bit_rate(value)
+
+
+def format_bit_rate(value: float) -> str:
+    """3.125e9 bytes a second -> `25 Gbit/s`, also where it is much: for tables of links and nics."""
+    return _scaled(value * 8, "bit/s")
+
+
+def format_byte_rate(value: float) -> str:
+    """1.2e10 -> `12 GB/s`, also where it is little: for tables of memory and buses."""
+    return _scaled(value, "B/s")
 
 
 def format_flops(value: float) -> str:
