@@ -107,7 +107,7 @@ links:
   - {between: [r, s], bandwidth: 10 Gbit/s, latency: 0.1 ms}
 """
     for place in ("old", "s"):
-        with pytest.raises(NoPlanError, match="no device there computes in fp16.*mixed: true") as caught:
+        with pytest.raises(NoPlanError, match=r"no device there computes in fp16.*mixed: true") as caught:
             problem(parse_cluster(text), chain(8), place={"h.3": place}, precision=None)
         assert "GTX-1080Ti" in str(caught.value) and "--precision fp32" in str(caught.value)
     allowed = problem(parse_cluster(text), chain(8, width=256), place={"h.3": "old"}, precision=None, mixed=True)

@@ -25,7 +25,7 @@ from isthmus.deploy.engine import Notice
 from isthmus.deploy.local import LocalEngine
 from isthmus.deploy.training import RunResult
 from isthmus.errors import UsageError
-from isthmus.model.job import Job
+from isthmus.model.job import Job, Optimizer
 from isthmus.model.load_job import named_code
 from isthmus.model.profile import Profile, load_profile
 from isthmus.plan.types import Pipeline
@@ -136,6 +136,7 @@ def _trained(
         emulation = _emulation(args, priced, open_files)
         engine = LocalEngine(emulation, nccl=args.nccl)
         progress.phase(engine.describe(workers))
+        progress.phase(_optimizer(job.optimizer))
         for note in emulation.world.notes if emulation is not None else ():
             progress.phase(f"note: {note}")
         progress.rest()
@@ -164,6 +165,15 @@ def _trained(
             listen=listen,
         )
         return result, emulation.world.shaped if emulation is not None else None
+
+
+def _optimizer(used: Optimizer) -> str:
+    """`Updating with adamw: learning rate 0.001 (the default), betas 0.9 and 0.999, weight decay 0.01`."""
+    default = " (the default)" if used.learning_rate == Optimizer().learning_rate else ""
+    own = f"momentum {used.momentum:g}" if used.name == "sgd" else f"betas {used.betas[0]:g} and {used.betas[1]:g}"
+    clipped = f", gradients clipped to norm {used.clip:g}" if used.clip is not None else ""
+    rate = f"learning rate {used.learning_rate:g}{default}"
+    return f"Updating with {used.name}: {rate}, {own}, weight decay {used.decay:g}{clipped}"
 
 
 def _emulation(args: argparse.Namespace, priced: Simulated, opened: contextlib.ExitStack) -> Emulation | None:

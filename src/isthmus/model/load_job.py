@@ -153,7 +153,7 @@ def _broken_optimizer(optimizer: Optimizer) -> Iterator[_Broken]:
         yield _Broken((*path, "momentum"), optimizer.momentum, "0 or more and less than 1")
     if optimizer.momentum and optimizer.name != "sgd":
         yield _Broken((*path, "momentum"), optimizer.momentum, f"no momentum: {optimizer.name} has betas instead")
-    if not 0 <= optimizer.weight_decay <= 1e6:
+    if not 0 <= optimizer.decay <= 1e6:
         yield _Broken((*path, "weight_decay"), optimizer.weight_decay, "0 or more")
     if optimizer.clip is not None and not 0 < optimizer.clip <= 1e12:
         yield _Broken((*path, "clip"), optimizer.clip, "more than 0")
