@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from isthmus.api import (
     Simulated,
+    check_trust,
     emulated_profile,
     jobs_of,
     jobs_of_plan,
@@ -18,7 +19,8 @@ from isthmus.api import (
     train,
 )
 from isthmus.cli.console import Answer, Progress, check_checkpoints, check_folder
-from isthmus.cli.watch import Bar, Board, EventFile
+from isthmus.cli.simulate import check_models
+from isthmus.cli.watch import Bar, Board, EventFile, check_tensorboard
 from isthmus.cluster.load import load_cluster
 from isthmus.cluster.spec import Cluster, Precision
 from isthmus.deploy.engine import Notice
@@ -28,6 +30,7 @@ from isthmus.errors import UsageError
 from isthmus.model.job import Job, Optimizer
 from isthmus.model.load_job import named_code
 from isthmus.model.profile import Profile, load_profile
+from isthmus.plan.file import load_plan
 from isthmus.plan.types import Pipeline
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import build_problem
@@ -46,6 +49,8 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     for path in (args.export, args.trace, args.events):
         check_folder(path)
     check_checkpoints(args.checkpoint)
+    if args.tensorboard:
+        check_tensorboard()
     if (args.resume or args.every) and args.checkpoint is None:
         option = "--resume" if args.resume else "--every"
         raise UsageError(f"{option} needs a folder of checkpoints", where="isthmus train", next="Add --checkpoint DIR")
@@ -58,7 +63,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         saved = (
             f"; saved in {result.checkpoint}: --resume goes on from there" if result.checkpoint else "; nothing saved"
         )
-        failure = f"interrupted after step {result.steps}{saved}"
+        failure = f"interrupted after step {result.last_step}{saved}"
     text = "\n".join(_lines(args, priced, result, shaped))
     values = {**_values(args, result), "shaped": shaped}
     return Answer(values=values, text=text, failure=failure, exit_code=130)
@@ -69,10 +74,13 @@ def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated,
     for flag in ("batch", "sequence", "precision"):
         if getattr(args, flag) is not None:
             raise UsageError(f"--{flag} cannot be given for a plan", where="isthmus train", next="Plan again with it")
+    file = load_plan(args.what)
+    check_models(args.model, file)
+    check_trust(jobs_of_plan(file.plan), args.model, runs=True)
     prepare_simulator(progress.compiling)
     progress.phase(f"Checking {args.what}")
     cluster = load_cluster(args.cluster) if args.cluster else None
-    priced = simulate(args.what, cluster, profile=args.profile or None, trusted=args.model)
+    priced = simulate(file, cluster, profile=args.profile or None, trusted=args.model)
     if args.emulate and not args.profile:
         (job,) = jobs_of_plan(priced.plan)[:1]
         part = priced.plan.parts[0]
@@ -84,6 +92,11 @@ def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated,
 
 def _planned_now(args: argparse.Namespace, progress: Progress) -> tuple[Simulated, list[str]]:
     """The plan that the default planner finds; code that the job names is named by whoever gave the job."""
+    if args.model:
+        raise UsageError(
+            "--model is for plans only", where="isthmus train", found=args.model[0],
+            next=f"Leave it out: {args.what} says what is trained",
+        )  # fmt: skip
     precision: Precision | None = args.precision
     if args.emulate and precision is None:
         precision = "fp32"  # what a processor computes best in
@@ -190,6 +203,7 @@ def _emulation(args: argparse.Namespace, priced: Simulated, opened: contextlib.E
 def _values(args: argparse.Namespace, result: RunResult) -> dict[str, Any]:
     return {
         "steps": result.steps,
+        "last_step": result.last_step,
         "loss": result.loss,
         "step_seconds": result.step_seconds,
         "predicted_step_seconds": result.predicted_step_seconds,
@@ -207,9 +221,10 @@ def _values(args: argparse.Namespace, result: RunResult) -> dict[str, Any]:
 
 def _lines(args: argparse.Namespace, priced: Simulated, result: RunResult, shaped: bool | None) -> list[str]:
     (job,) = jobs_of_plan(priced.plan)[:1]
-    head = f"{job.name} on {priced.cluster.name}: {result.steps} steps"
+    where = f"{job.name} on {priced.cluster.name}"
     if not result.losses:
-        return [f"{head} were done already"]
+        return [f"{where}: no step was made, as {result.last_step} were done already"]
+    head = f"{where}: {_made(result)}"
     measured, predicted = result.step_seconds or 0.0, priced.price.step_seconds
     whose = "the emulated" if args.emulate else "the plan's"
     facts = [
@@ -225,6 +240,13 @@ def _lines(args: argparse.Namespace, priced: Simulated, result: RunResult, shape
     written = [("checkpoint", result.checkpoint), ("weights", args.export), ("timeline", args.trace)]
     facts += [(word, str(path)) for word, path in written if path]
     return [head, "", *columns(facts)]
+
+
+def _made(result: RunResult) -> str:
+    """`4 steps`; where it went on from a checkpoint, `4 steps, 7 to 10`."""
+    count = f"{result.steps} step{'s' * (result.steps > 1)}"
+    first = result.last_step - result.steps + 1
+    return count if first == 1 else f"{count}, {first} to {result.last_step}"
 
 
 def _loss(value: float | None) -> str:

@@ -13,7 +13,7 @@ __all__ = ["Job", "Optimizer", "Workload"]
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How parameters are updated. What is not given is what `torch.optim` takes, so a weight decay hangs on the name."""
+    """Says how parameters are updated. Defaults are those of `torch.optim`: the weight decay depends on the name."""
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
     learning_rate: float = 1e-3
