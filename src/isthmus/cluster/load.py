@@ -29,6 +29,7 @@ from isthmus.files import (
     NAME_RULE,
     Document,
     ValuePath,
+    build_or_every_fault,
     close_name,
     encode_json,
     expecting,
@@ -97,7 +98,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: str
     devices: dict[str, _Kind] = {}
     hosts: dict[str, _Host]
-    links: list[_Link] = []
+    links: list[_Link | None] = []  # null where one was at fault and the others are looked at
 
 
 class _Measure(msgspec.Struct, frozen=True):
@@ -140,6 +141,10 @@ def cluster_digest(cluster: Cluster) -> str:
 
 def _cluster(document: Document) -> Cluster:
     document.check("cluster")
+    return build_or_every_fault(document, _built)
+
+
+def _built(document: Document) -> Cluster:
     file = document.convert(_File)
     _check_name(document, ("name",), file.name)
     kinds = dict(CATALOG) | {name: _kind(document, name, raw) for name, raw in file.devices.items()}
@@ -280,6 +285,7 @@ def _counts(document: Document, key: str, raw: _Host, kinds: Mapping[str, Device
                 f"host {key}: unknown device kind {kind!r}",
                 expected="a kind of the catalog or of this file's devices",
                 next=close_name(kind, kinds) or f"Describe it under devices:, or use one of {', '.join(kinds)}",
+                refers=("devices", kind),
             )
         if count < 1:
             raise document.fault(path, f"host {key} has {count} devices of kind {kind}", expected="at least 1")
@@ -352,6 +358,10 @@ def _links(document: Document, file: _File, hosts: Mapping[str, Host]) -> tuple[
     links = []
     for index, raw in enumerate(file.links):
         path = ("links", index)
+        if raw is None:
+            if path in document.dropped:
+                continue
+            raise document.fault(path, f"links[{index}] has a wrong value", found="null", expected="a map")
         _check_ends(document, (*path, "between"), raw, hosts, regions)
         first = seen.setdefault(frozenset(raw.between), index)
         if first != index:
@@ -380,6 +390,7 @@ def _check_ends(
                 f"{_label(raw)}: no host or region is named {end[:80]!r}",
                 expected="two hosts or two regions",
                 next=close_name(end, [*regions, *hosts]),
+                refers=("hosts",),
             )
     a, b = raw.between
     if (a in hosts) != (b in hosts):

@@ -45,6 +45,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     found: str | None = None
     expected: str | None = None
     next: str | None = None
+    lacks: str | None = None  # the field that is missing there
+    placeholder: Any = None  # what could stand there while the rest of the file is looked at
+    refers: ValuePath = ()  # where the name that it is about should have been given
 
 
 def show_path(path: ValuePath) -> str:
@@ -112,8 +115,14 @@ def _wrong_field(path: ValuePath, infos: list[inspect.Type], name: str, *, unkno
             expected=f"only {', '.join(fields)}" if fields else None,
             next=close_name(name, fields),
         )
-    expected = _describe(fields[name].type) if name in fields else None
-    return Fault(path=path, what=f"{show_path(path)} lacks the field {name!r}", expected=expected)
+    known = fields[name].type if name in fields else None
+    return Fault(
+        path=path,
+        what=f"{show_path(path)} lacks the field {name!r}",
+        expected=_describe(known) if known is not None else None,
+        lacks=name,
+        placeholder=_placeholder(known),
+    )
 
 
 def _wrong_value(path: ValuePath, infos: list[inspect.Type], value: object, complaint: str) -> Fault:
@@ -228,6 +237,14 @@ def _describe(info: inspect.Type) -> str:
     if isinstance(info, inspect.TupleType):
         return f"a list of {len(info.item_types)}"
     return next((words for known, words in _WORDS.items() if isinstance(info, known)), "a list")
+
+
+def _placeholder(info: inspect.Type | None) -> Any:
+    """A value of the type, whatever it says; None where there is no simple one."""
+    if info is not None and (examples := _examples(info)):
+        return examples[0]
+    simple = {inspect.StrType: "x", inspect.IntType: 1, inspect.FloatType: 1.0, inspect.DictType: {}}
+    return next((value for known, value in simple.items() if isinstance(info, known)), None)
 
 
 def _examples(info: inspect.Type) -> list[str]:
