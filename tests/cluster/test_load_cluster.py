@@ -257,3 +257,28 @@ def is_cluster_or_our_error(text: str) -> None:
         assert problem.expected or problem.next or problem.found
     else:
         assert cluster.devices and all(host.nic > 0 for host in cluster.hosts.values())
+
+
+def test_a_nic_may_be_faster_down_than_up() -> None:
+    from isthmus.cluster.write import cluster_yaml
+    from isthmus.report.cluster import cluster_text
+
+    text = """kind: cluster
+version: 1
+name: home
+hosts:
+  desk: {region: home, devices: {RTX-3090: 1}, nic: {up: 20 Mbit/s, down: 100 Mbit/s}}
+  lab: {region: uni, devices: {RTX-3090: 1}, nic: {up: 1 Gbps, down: 1 Gbps}}
+links:
+  - {between: [home, uni], bandwidth: 1 Gbit/s, latency: 10 ms}
+"""
+    home = parse_cluster(text)
+    desk, lab = home.hosts.values()
+    assert (desk.nic, desk.nic_in) == (20e6 / 8, 100e6 / 8) and (lab.nic, lab.nic_in) == (125e6, 125e6)
+    assert lab == parse_cluster(text.replace("{up: 1 Gbps, down: 1 Gbps}", "1 Gbit/s")).hosts["lab"]
+    assert parse_cluster(cluster_yaml(home)) == home and "nic: {up: 20 Mbit/s, down: 100 Mbit/s}" in cluster_yaml(home)
+    assert "20 Mbit/s up, 100 Mbit/s down" in cluster_text(home)
+    with pytest.raises(ClusterError, match=r"line 5.*hosts\.desk\.nic lacks the field 'down'"):
+        parse_cluster(text.replace(", down: 100 Mbit/s", ""))
+    with pytest.raises(ClusterError, match=r"hosts\.desk\.nic\.up is 0"):
+        parse_cluster(text.replace("up: 20 Mbit/s", "up: 0 Mbit/s"))

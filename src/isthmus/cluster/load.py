@@ -75,12 +75,17 @@ class _Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     peer: BandwidthText | None = None
 
 
+class _Nic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    up: BandwidthText
+    down: BandwidthText
+
+
 class _Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     region: str
     devices: dict[str, int]
     bandwidth: BandwidthText | None = None
     latency: SecondsText | None = None
-    nic: BandwidthText | None = None
+    nic: BandwidthText | _Nic | None = None
     bus: BandwidthText | None = None
     memory: BytesText | None = None
     cores: int | None = None
@@ -297,7 +302,7 @@ def _host(document: Document, key: str, raw: _Host, kinds: Mapping[str, DeviceKi
     path = ("hosts", key)
     _check_name(document, (*path, "region"), raw.region)
     _check_address(document, path, raw.address, alone=alone)
-    given = _amounts(document, path, raw, "bandwidth", "latency", "nic", "bus", "memory")
+    given = _amounts(document, path, raw, "bandwidth", "latency", "bus", "memory") | _nic(document, path, raw)
     if raw.cores is not None:
         if not 1 <= raw.cores <= 100_000:
             raise document.fault((*path, "cores"), f"host {key} has {raw.cores} cores", expected="1 to 100000")
@@ -311,6 +316,14 @@ def _host(document: Document, key: str, raw: _Host, kinds: Mapping[str, DeviceKi
         imputed=frozenset(imputed.keys() - given.keys()),
         **(imputed | given),
     )
+
+
+def _nic(document: Document, path: ValuePath, raw: _Host) -> dict[str, Any]:
+    """One rate for both ways, or one for each."""
+    if not isinstance(raw.nic, _Nic):
+        return _amounts(document, path, raw, "nic")
+    ways = _amounts(document, (*path, "nic"), raw.nic, "up", "down")
+    return {"nic": ways["up"]} | ({"down": ways["down"]} if ways["down"] != ways["up"] else {})
 
 
 def _imputed(devices: list[tuple[DeviceKind, int]]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def named_code(job: Job) -> tuple[str, ...]:
 
 def _either(document: Document) -> Job | Workload:
     kind = document.check("job", "workload")
-    return build_or_every_fault(document, _job if kind == "job" else _workload)
+    return build_or_every_fault(document, _job) if kind == "job" else build_or_every_fault(document, _workload)
 
 
 def _job(document: Document) -> Job:

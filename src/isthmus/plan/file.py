@@ -114,7 +114,11 @@ def _positive(*figures: float) -> bool:
 def _sound_host(host: Host, cluster: Cluster) -> bool:
     known = is_name(host.name) and is_name(host.region) and all(host.devices[kind] > 0 for kind in host.devices)
     known = known and host.devices.keys() <= cluster.kinds.keys()
-    return known and _positive(host.bandwidth, host.nic, host.bus, host.memory, host.cores) and host.latency >= 0
+    return (
+        known
+        and _positive(host.bandwidth, host.nic, host.nic_in, host.bus, host.memory, host.cores)
+        and host.latency >= 0
+    )
 
 
 def _sound_link(link: Link, cluster: Cluster) -> bool:

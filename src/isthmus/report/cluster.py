@@ -76,6 +76,8 @@ def _marked(host: Host, field: str) -> str:
         text = format_seconds(value)
     elif field == "nic":
         text = format_bit_rate(value)
+        if host.nic_in != host.nic:
+            text = f"{text} up, {format_bit_rate(host.nic_in)} down"
     else:
         text = format_bytes(value) if field == "memory" else format_byte_rate(value)
     return f"~{text}" if field in host.imputed else text
