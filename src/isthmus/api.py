@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Simulated",
     "capture",
+    "check_contracts",
     "check_trust",
     "emulated_profile",
     "jobs_of",
@@ -342,6 +343,14 @@ def check_trust(jobs: Collection[Job], trusted: Collection[str], *, runs: bool =
         )
 
 
+def check_contracts(jobs: Collection[Job]) -> None:
+    """Tries data and losses that jobs name, and that are trusted, on two samples: before anything long is done."""
+    from isthmus.runtime import contracts
+
+    for job in jobs:
+        contracts.check_contracts(job)
+
+
 def _planned(plan: Plan | PlanFile | str | Path, cluster: Cluster | None) -> tuple[PlanFile, Cluster]:
     """A plan, with the machines that it is to run on."""
     file = plan if isinstance(plan, PlanFile) else PlanFile(plan=plan) if isinstance(plan, Plan) else load_plan(plan)
@@ -365,10 +374,13 @@ def _priced(
     machines = load_cluster(cluster) if isinstance(cluster, (str, Path)) else cluster
     if names_plan(what):
         file, _ = _planned(what, machines)  # type: ignore[arg-type]
-        check_trust(jobs_of_plan(file.plan), trusted, runs=True)
+        jobs = jobs_of_plan(file.plan)
+        check_trust(jobs, trusted, runs=True)
+        check_contracts(jobs)
         return simulate(file, machines, trusted=trusted)
     if machines is None:
         raise UsageError("a job needs a cluster to be planned for", next="Give the cluster: --cluster FILE")
+    check_contracts(jobs_of(what))  # type: ignore[arg-type]
     choice = plan(what, machines)  # type: ignore[arg-type]
     jobs = jobs_of_plan(choice.plan)
     return simulate(choice.plan, machines, trusted=[name for job in jobs for name in named_code(job)])

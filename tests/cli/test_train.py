@@ -167,3 +167,27 @@ def test_an_emulated_world_gives_the_same_losses_over_its_own_links(
     assert "acted out on this machine" in done.err and "Measuring" in done.err
     assert done.values["shaped"] == (unable() is None) and done.values["predicted_step_seconds"] > 0.08
     assert done.values["step_seconds"] > (0.08 if done.values["shaped"] else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("loss: tests.deploy.models:mean_loss", "of a loss must add up over samples"),
+        ("data: tests.deploy.models:no_pairs", "a sample is no pair"),
+    ],
+)
+def test_broken_contracts_are_noticed_before_anything_is_planned(
+    isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, said: str
+) -> None:
+    monkeypatch.chdir(root)
+    job = tmp_path / "job.yaml"
+    given = {"data": f"data: {JOB.data}", field.partition(":")[0]: field}
+    lines = ["kind: job", "version: 1", "name: j", f"model: {JOB.model}", f"batch: {BATCH}", *given.values()]
+    job.write_text("\n".join(lines) + "\n")
+    done = isthmus("train", job, "--cluster", "examples/clusters/demo.yaml", "--steps", 1)
+    assert done.code == 1 and said in done.err and "docs/jobs.md" in done.err
+    assert len(done.err.splitlines()) == 1, "nothing was planned, compiled or started"
+    plan = two_stages(msgspec.structs.replace(JOB, **{field.partition(":")[0]: field.partition(": ")[2]}))
+    trusted = [word for name in (JOB.model, *given.values()) for word in ("--model", name.partition(": ")[2] or name)]
+    again = isthmus("train", written(tmp_path, plan), *trusted)
+    assert again.code == 1 and said in again.err and len(again.err.splitlines()) == 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from isthmus.api import (
     Simulated,
+    check_contracts,
     check_trust,
     emulated_profile,
     jobs_of,
@@ -77,6 +78,7 @@ def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated,
     file = load_plan(args.what)
     check_models(args.model, file)
     check_trust(jobs_of_plan(file.plan), args.model, runs=True)
+    check_contracts(jobs_of_plan(file.plan))
     prepare_simulator(progress.compiling)
     progress.phase(f"Checking {args.what}")
     cluster = load_cluster(args.cluster) if args.cluster else None
@@ -104,6 +106,7 @@ def _planned_now(args: argparse.Namespace, progress: Progress) -> tuple[Simulate
     if args.cluster is None:
         raise UsageError("a job needs a cluster to be planned for", where="isthmus train", next="Add --cluster FILE")
     cluster = load_cluster(args.cluster)
+    check_contracts(jobs)
     progress.phase(f"Reading {', '.join(dict.fromkeys(job.model for job in jobs))}")
     models = models_of(jobs)
     prepare_simulator(progress.compiling)
