@@ -78,3 +78,19 @@ def test_simulate_needs_a_cluster_and_trusts_no_plan(root: Path) -> None:
     with pytest.raises(PlanError, match="no reason to run code"):
         isthmus.simulate(foreign)
     assert isthmus.simulate(foreign, models={"j": chain()}).price.fits
+
+
+def test_every_verb_shows_what_it_takes() -> None:
+    """`help` and notebooks, also for the verb that is a package as well; held against the function itself."""
+    import inspect
+    import pydoc
+
+    from isthmus import api
+
+    assert inspect.signature(isthmus.plan) == inspect.signature(api.plan)
+    for verb in ("capture", "join", "load_cluster", "load_profile", "plan", "simulate", "train"):
+        text = pydoc.render_doc(getattr(isthmus, verb), renderer=pydoc.plaintext)
+        assert "*args" not in text
+        for parameter in inspect.signature(getattr(isthmus, verb)).parameters:
+            assert parameter in text
+    assert "simulator calls" in pydoc.render_doc(isthmus.plan, renderer=pydoc.plaintext)

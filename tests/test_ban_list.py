@@ -45,7 +45,6 @@ IMPORTERS = {
     ("model/zoo/__init__.py", "build"),
     ("cli/main.py", "_run"),
     ("__init__.py", "__getattr__"),
-    ("__init__.py", "_Plan.__call__"),
     ("__init__.py", ""),
 }
 

@@ -11,8 +11,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.errors import ClusterError, FileError
+from isthmus.cluster.load import parse_cluster
+from isthmus.errors import ClusterError, FileError, JobError
 from isthmus.files import Document, encode_json, parse_json, parse_yaml, read_json, read_yaml, strict_yaml, write_json
+from isthmus.model.load_job import parse_jobs
 
 Rate = Annotated[str, msgspec.Meta(examples=["25 Gbit/s"])]
 
@@ -168,7 +170,7 @@ def test_a_good_file_becomes_typed() -> None:
     [
         ("rate: 5 Gbit/s", "rate: 5", "line 8: items.two.rate lacks its unit. Found 5. Expected like 25 Gbit/s."),
         ("rate: 5", "rat: 5", "line 8: items.two has an unknown field 'rat'. Expected only rate, count, pair, rates"),
-        ("rate: 5", "rat: 5", "Did you mean 'rate'?"),
+        ("rate: 5", "rat: 5", "Did you mean 'rate' or 'rates'?"),
         ("count: 2", "count: two", "line 7: items.two.count has a wrong value. Found 'two'. Expected a whole number."),
         ("count: 2", "count: true", "line 7: items.two.count has a wrong value. Found true."),
         (
@@ -309,3 +311,53 @@ def test_json_does_not_write_what_it_does_not_read(tmp_path: Path, value: float)
 
 def test_a_document_without_lines_says_the_path() -> None:
     assert Document(name="p.json", value={}).where(("a", 2, "b")) == "p.json at a[2].b"
+
+
+def test_every_fault_of_a_cluster_file_is_told_in_one_run() -> None:
+    """Line by line as they were put in; what only follows from another fault is not told."""
+    text = """kind: cluster
+version: 1
+name: bad
+devices:
+  lab: {compute: 35 TFLOP/s, memory: 24 GB}
+hosts:
+  a: {region: r, devices: {A100: 1}, nic: 10, bus: 12 GB/sec, colour: red}
+  b: {region: r, devices: {lab: 1, T4: 0}, cores: -3}
+  c: {region: s}
+  d: {region: s, devices: {T4: 1}}
+links:
+  - {between: [r, s], bandwidth: fast, latency: 10 ms}
+  - {between: [r, r], latency: 1 ms}
+  - {between: [d], bandwidth: 1 Gbit/s, latency: 1 ms}
+  - {between: [r, r], bandwidth: 0 Gbit/s, latency: 1 ms}
+"""
+    with pytest.raises(ClusterError) as caught:
+        parse_cluster(text)
+    lines = str(caught.value).splitlines()
+    assert sorted(int(line.split()[2].rstrip(":")) for line in lines) == [5, 7, 7, 7, 7, 8, 8, 9, 12, 13, 14, 15], lines
+    assert len(caught.value.as_dict()["others"]) == 11
+    for part in ("'colour'", "lacks its unit", "Did you mean 'A100-40GB' or 'A100-80GB'", "lacks the field 'devices'"):
+        assert sum(part in line for line in lines) == 1
+
+
+def test_faults_that_follow_from_others_are_not_told() -> None:
+    text = "{kind: cluster, version: 1, name: two, hosts: {a: {region: 5, devices: {T4: 1}}, b: {region: t, devices: "
+    text += "{T4: 1}}}, links: [{between: [s, t], bandwidth: 1 Gbit/s, latency: 1 ms}]}"
+    with pytest.raises(ClusterError, match=r"hosts\.a\.region") as caught:
+        parse_cluster(text)  # whether a region s is missing nobody can say before a's is known
+    assert caught.value.others == ()
+    with pytest.raises(ClusterError, match="no host or region is named 's'"):
+        parse_cluster(text.replace("region: 5", "region: r"))
+
+
+def test_every_fault_of_a_job_and_of_a_workload() -> None:
+    job = "{name: -x, model: gpt2, batch: 0, optimizer: {name: adagrad, learning_rate: 0, betas: [0.9, 2]}, lr: 1}"
+    with pytest.raises(JobError) as caught:
+        parse_jobs("{kind: job, version: 1, " + job[1:])
+    texts = [error.what for error in (caught.value, *caught.value.others)]
+    for field in ("'lr'", "optimizer.name", "optimizer.learning_rate", "optimizer.betas", "batch", "model"):
+        assert sum(field in text for text in texts) == 1, texts
+    with pytest.raises(JobError) as caught:
+        parse_jobs("{kind: workload, version: 1, name: w, jobs: [" + job + ", {name: b, model: zoo:gpt2, steps: 0}]}")
+    text = str(caught.value)
+    assert "jobs[0].batch" in text and "jobs[1] lacks the field 'batch'" in text and "jobs[1].steps" in text

@@ -10,6 +10,7 @@ Everything here is imported when it is first used.
 
 from __future__ import annotations
 
+import inspect
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -75,12 +76,28 @@ def __dir__() -> list[str]:
 
 
 class _Plan(ModuleType):
-    """`isthmus.plan` is a package (what a plan is) and a verb (find one), whichever is imported first."""
+    # `isthmus.plan` is a package (what a plan is) and a verb (find one), whichever is imported first.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Choice:
-        verb: Any = import_module("isthmus.api").plan
-        choice: Choice = verb(*args, **kwargs)
+        """Finds a plan."""
+        choice: Choice = _verb()(*args, **kwargs)
         return choice
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The verb's: what `inspect` and notebooks show."""
+        return inspect.signature(_verb())
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        """The verb's text below its signature: what `help` shows."""
+        return f"plan{inspect.signature(_verb())}\n\n{inspect.getdoc(_verb())}"
+
+
+def _verb() -> Any:
+    from isthmus.api import plan
+
+    return plan
 
 
 import_module("isthmus.plan").__class__ = _Plan

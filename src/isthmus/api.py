@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Simulated",
     "capture",
+    "check_contracts",
+    "check_trust",
     "emulated_profile",
     "jobs_of",
     "jobs_of_plan",
@@ -199,8 +201,7 @@ def simulate(
     measured, _ = _profile(profile)
     file, machines = _planned(plan, cluster)
     jobs = [job for job in jobs_of_plan(file.plan) if job.name not in (models or {})]
-    for job in jobs:
-        _check_trust(job, trusted)
+    check_trust(jobs, trusted)
     known = {**(models or {}), **models_of(jobs)}
     check(file.plan, machines, known)
     price = Simulator(machines, known, profile=measured).price(file.plan)
@@ -235,7 +236,7 @@ def train(
 
     priced = what if isinstance(what, Simulated) else _priced(what, cluster, trusted)
     part = _only_part(priced.plan)
-    _check_trust(part.job, (*trusted, *_named_by(what)), runs=True)
+    check_trust([part.job], (*trusted, *_named_by(what)), runs=True)
     settings = training.RunSettings(
         stop=steps or part.job.steps,
         folder=Path(checkpoint) if checkpoint is not None else None,
@@ -279,7 +280,7 @@ def join(
     part = _only_part(file.plan)
     sequence = part.job.sequence
     if model is None:
-        _check_trust(part.job, trusted, runs=True)
+        check_trust([part.job], trusted, runs=True)
         built, own = build_model(part.job)
         model, loss, sequence = built.module, loss or own, built.sequence
     if loss is None:
@@ -352,6 +353,32 @@ def prepare_simulator(compiling: Callable[[], None] = lambda: None) -> None:
         lanes.settled(((("a/CPU/0",),),), 1, Pace(1), 0)
 
 
+def check_trust(jobs: Collection[Job], trusted: Collection[str], *, runs: bool = False) -> None:
+    """Refuses code that only a plan names, all of it in one error: plans are data.
+
+    Pricing a plan imports its models; where the jobs run, their data and losses are imported as well.
+    """
+    named = [(job, name) for job in jobs for name in named_code(job) if runs or name == job.model]
+    missing = {name: job.name for job, name in named if name not in trusted}
+    if missing:
+        raise PlanError(
+            "trust",
+            f"the plan names code for job {', '.join(dict.fromkeys(missing.values()))}, "
+            "and a plan alone is no reason to run code",
+            where="plan",
+            found=", ".join(missing),
+            next=f"If you trust it, name it yourself: {' '.join(f'--model {name}' for name in missing)}",
+        )
+
+
+def check_contracts(jobs: Collection[Job]) -> None:
+    """Tries data and losses that jobs name, and that are trusted, on two samples: before anything long is done."""
+    from isthmus.runtime import contracts
+
+    for job in jobs:
+        contracts.check_contracts(job)
+
+
 def _planned(plan: Plan | PlanFile | str | Path, cluster: Cluster | None) -> tuple[PlanFile, Cluster]:
     """A plan, with the machines that it is to run on."""
     file = plan if isinstance(plan, PlanFile) else PlanFile(plan=plan) if isinstance(plan, Plan) else load_plan(plan)
@@ -374,9 +401,14 @@ def _priced(
     """A plan that keeps every rule, found first where a job was given."""
     machines = load_cluster(cluster) if isinstance(cluster, (str, Path)) else cluster
     if names_plan(what):
-        return simulate(what, machines, trusted=trusted)  # type: ignore[arg-type]
+        file, _ = _planned(what, machines)  # type: ignore[arg-type]
+        jobs = jobs_of_plan(file.plan)
+        check_trust(jobs, trusted, runs=True)
+        check_contracts(jobs)
+        return simulate(file, machines, trusted=trusted)
     if machines is None:
         raise UsageError("a job needs a cluster to be planned for", next="Give the cluster: --cluster FILE")
+    check_contracts(jobs_of(what))  # type: ignore[arg-type]
     choice = plan(what, machines)  # type: ignore[arg-type]
     jobs = jobs_of_plan(choice.plan)
     return simulate(choice.plan, machines, trusted=[name for job in jobs for name in named_code(job)])
@@ -425,16 +457,3 @@ def _job_of(spec: str) -> Job:
 def _job_name(text: str) -> str:
     """The text with what no job name may have replaced."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:64].lstrip(".-") or "job"
-
-
-def _check_trust(job: Job, trusted: Collection[str], *, runs: bool = False) -> None:
-    """Plans are data: code is imported only because the user named it; data and loss too where the job runs."""
-    for name in named_code(job):
-        if name not in trusted and (runs or name == job.model):
-            raise PlanError(
-                "trust",
-                f"the plan names code for job {job.name}, and a plan alone is no reason to run code",
-                where="plan",
-                found=name,
-                next=f"If you trust it, name it yourself: --model {name}",
-            )

@@ -19,6 +19,8 @@ Each says what is wrong, where, what was found, what was expected, and the next 
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "CheckpointError",
     "ClusterError",
@@ -76,7 +78,7 @@ class IsthmusError(Exception):
         body = " ".join(s if s.endswith("?") else s.rstrip(".") + "." for s in sentences if s)
         return _shown(f"{self.where}: {body}" if self.where else body)
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, Any]:
         """The parts that are set, for `--json`."""
         parts = {
             "what": self.what,
@@ -95,7 +97,19 @@ class UsageError(IsthmusError):
 
 
 class FileError(IsthmusError):
-    """A file cannot be read as what it says it is."""
+    """A file cannot be read as what it says it is; `others` are further faults of the same file."""
+
+    fault: object = None  # what the reader knows of it
+    others: tuple[FileError, ...] = ()
+
+    def __str__(self) -> str:
+        """All faults, a line each."""
+        return "\n".join([super().__str__(), *map(str, self.others)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The parts that are set, and those of the other faults."""
+        others = [error.as_dict() for error in self.others]
+        return super().as_dict() | ({"others": others} if others else {})
 
 
 class ClusterError(FileError):
@@ -129,7 +143,7 @@ class PlanError(IsthmusError):
         self.rule = rule
         super().__init__(what, **parts)
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, Any]:
         """The parts that are set, and the rule."""
         return {"rule": self.rule, **super().as_dict()}
 

@@ -1,7 +1,8 @@
 """Units as types, and their text forms.
 
 In files a quantity is always written with its unit: `40 GB`, `25 Gbit/s`, `0.1 ms`, `35 TFLOP/s`.
-Decimal prefixes are powers of 1000 (GB), binary ones powers of 1024 (GiB). Bits need `bit`, bytes need `B`.
+Decimal prefixes are powers of 1000 (GB), binary ones powers of 1024 (GiB). Bits need `bit`, bytes need `B`; `Gbps` is
+`Gbit/s`, as networks are sold.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ __all__ = [
     "FlopsPerSecond",
     "Seconds",
     "format_bandwidth",
+    "format_bit_rate",
+    "format_byte_rate",
     "format_bytes",
     "format_compute",
     "format_flops",
@@ -65,7 +68,8 @@ def _quantity(text: str, expected: str, factors: Mapping[str, int | Fraction]) -
 
 _BYTES = {p + "B": f for p, f in (_DECIMAL | _BINARY).items()}
 _BITS = {p + "bit": Fraction(f, 8) for p, f in (_DECIMAL | _BINARY).items()}
-_BANDWIDTH = {unit + "/s": f for unit, f in (_BYTES | _BITS).items()}
+_PER_SECOND = {p + "bps": Fraction(f, 8) for p, f in _DECIMAL.items()}
+_BANDWIDTH = {unit + "/s": f for unit, f in (_BYTES | _BITS).items()} | _PER_SECOND
 _COMPUTE = {p + "FLOP/s": f for p, f in _DECIMAL.items()}
 
 
@@ -75,7 +79,7 @@ def parse_bytes(text: str) -> Bytes:
 
 
 def parse_bandwidth(text: str) -> BytesPerSecond:
-    """`25 Gbit/s` -> 3.125e9; `300 GB/s` -> 3e11."""
+    """`25 Gbit/s` or `25 Gbps` -> 3.125e9; `300 GB/s` -> 3e11."""
     return BytesPerSecond(_quantity(text, "25 Gbit/s or 300 GB/s", _BANDWIDTH))
 
 
@@ -103,7 +107,17 @@ def format_bytes(value: float) -> str:
 
 def format_bandwidth(value: float) -> str:
     """3.125e9 bytes a second -> `25 Gbit/s` (links are sold in bits); 3e11 -> `300 GB/s`."""
-    return _scaled(value, "B/s") if value >= 2e10 else _scaled(value * 8, "bit/s")
+    return format_byte_rate(value) if value >= 2e10 else format_bit_rate(value)
+
+
+def format_bit_rate(value: float) -> str:
+    """3.125e9 bytes a second -> `25 Gbit/s`, also where it is much: for tables of links and nics."""
+    return _scaled(value * 8, "bit/s")
+
+
+def format_byte_rate(value: float) -> str:
+    """1.2e10 -> `12 GB/s`, also where it is little: for tables of memory and buses."""
+    return _scaled(value, "B/s")
 
 
 def format_flops(value: float) -> str:

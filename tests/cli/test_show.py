@@ -66,6 +66,33 @@ def test_every_imputed_value_is_marked(isthmus: Isthmus, root: Path) -> None:
     assert "~ not in the file" in legend
 
 
+def test_a_column_has_one_unit(isthmus: Isthmus, tmp_path: Path) -> None:
+    """Inside a host bytes, between hosts bits, however much or little it is."""
+    file = tmp_path / "odd.yaml"
+    file.write_text(
+        "{kind: cluster, version: 1, name: odd, hosts: {"
+        "a: {region: r, devices: {T4: 1}, nic: 400 Gbit/s, bus: 1 GB/s}, "
+        "b: {region: s, devices: {H200: 1}, nic: 20 Mbit/s, bandwidth: 5 GB/s}}, "
+        "links: [{between: [r, s], bandwidth: 240 Gbit/s, latency: 1 ms}]}"
+    )
+    table, _, _ = isthmus("cluster", "show", file).out.partition("\nmap")
+    rows = [re.split(r"  +", line) for line in table.splitlines()]
+    column = {row[0]: dict(zip(head, row, strict=True)) for head in rows for row in rows if head[0] == "hosts"
+              if row[0] in ("a", "b") and len(row) == len(head)}  # fmt: skip
+    assert [column[host]["nic"] for host in "ab"] == ["400 Gbit/s", "20 Mbit/s"]
+    assert [column[host]["bus"] for host in "ab"] == ["1 GB/s", "~50 GB/s"]
+    assert [column[host]["between devices"] for host in "ab"] == ["~12 GB/s, ~5 us", "5 GB/s, ~5 us"]
+    assert "240 Gbit/s" in table and "30 GB/s" not in table
+
+
+def test_hosts_without_links_are_told(isthmus: Isthmus, tmp_path: Path) -> None:
+    file = tmp_path / "apart.yaml"
+    file.write_text("{kind: cluster, version: 1, name: apart, hosts: {'h[1-2]': {region: r, devices: {T4: 1}}}}")
+    assert "note: no link joins h1 | h2" in isthmus("cluster", "show", file).out
+    (note,) = isthmus("cluster", "show", file, "--json").values["notes"]
+    assert note.startswith("no link joins h1 | h2")
+
+
 def test_model_show(isthmus: Isthmus) -> None:
     done = isthmus("model", "show", "zoo:mlp-tiny", "--json")
     values = done.values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from safetensors.torch import load_model
 
@@ -95,6 +96,7 @@ def test_a_machine_with_too_little_memory(
         (("plan.json", "--batch", BATCH), "--batch cannot be given for a plan"),
         (("plan.json", "--engine", "ray"), "no --engine 'ray'"),
         (("plan.json", "--events", "nowhere/at/all"), "the folder does not exist"),
+        (("zoo:mlp-tiny", "--model", "zoo:gpt2", "--cluster", "c.yaml"), "--model is for plans only"),
     ],
 )
 def test_what_makes_no_sense_is_said_at_once(isthmus: Isthmus, words: tuple[object, ...], said: str) -> None:
@@ -107,6 +109,36 @@ def test_tensorboard_is_an_extra(isthmus: Isthmus, tmp_path: Path, monkeypatch: 
     plan = written(tmp_path, two_stages())
     done = isthmus("train", plan, *TRUSTED, "--tensorboard", tmp_path / "board")
     assert done.code == 2 and "pip install 'isthmus[tensorboard]'" in done.err
+    assert len(done.err.splitlines()) == 1  # nothing was planned or priced before
+
+
+def test_a_plan_is_for_its_own_model(isthmus: Isthmus, tmp_path: Path) -> None:
+    plan = written(tmp_path, two_stages())
+    for words in (("train", plan), ("simulate", plan), ("report", plan, "-o", tmp_path / "page.html")):
+        done = isthmus(*words, *TRUSTED, "--model", "zoo:gpt2")
+        assert done.code == 2 and "the plan is not for this model. Found zoo:gpt2" in done.err
+        assert JOB.model in done.err and JOB.data in done.err
+
+
+def test_trust_is_asked_for_once_with_every_name(isthmus: Isthmus, tmp_path: Path) -> None:
+    plan = written(tmp_path, two_stages(msgspec.structs.replace(JOB, loss="tests.deploy.models:failing_loss")))
+    done = isthmus("train", plan)
+    remedy = f"--model {JOB.model} --model {JOB.data} --model tests.deploy.models:failing_loss"
+    assert done.code == 1 and remedy in done.err and len(done.err.splitlines()) == 1
+
+
+def test_a_resumed_run_reports_the_steps_that_it_made(
+    isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    words = ("train", written(tmp_path, two_stages()), *TRUSTED, "--checkpoint", tmp_path / "saved", "--resume")
+    first = isthmus(*words, "--steps", 1)
+    assert first.code == 0 and ": 1 step\n" in first.out and "learning rate 0.01," in first.err
+    second = isthmus(*words, "--steps", 3, "--json")
+    assert (second.values["steps"], second.values["last_step"]) == (2, 3)
+    third = isthmus(*words, "--steps", 4)
+    assert ": 1 step, 4 to 4" in third.out
+    assert "no step was made, as 4 were done already" in isthmus(*words, "--steps", 4).out
 
 
 def test_a_checkpoint_folder_that_is_a_file_is_refused_before_anything_runs(
@@ -179,3 +211,27 @@ def test_times_of_this_machine_and_of_others_are_not_compared(
     assert done.code == 0, done.err
     (line,) = [line for line in done.out.splitlines() if line.startswith("step ")]
     assert "the two times cannot be compared" in line and " x" not in line
+
+
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        ("loss: tests.deploy.models:mean_loss", "of a loss must add up over samples"),
+        ("data: tests.deploy.models:no_pairs", "a sample is no pair"),
+    ],
+)
+def test_broken_contracts_are_noticed_before_anything_is_planned(
+    isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, said: str
+) -> None:
+    monkeypatch.chdir(root)
+    job = tmp_path / "job.yaml"
+    given = {"data": f"data: {JOB.data}", field.partition(":")[0]: field}
+    lines = ["kind: job", "version: 1", "name: j", f"model: {JOB.model}", f"batch: {BATCH}", *given.values()]
+    job.write_text("\n".join(lines) + "\n")
+    done = isthmus("train", job, "--cluster", "examples/clusters/demo.yaml", "--steps", 1)
+    assert done.code == 1 and said in done.err and "docs/jobs.md" in done.err
+    assert len(done.err.splitlines()) == 1, "nothing was planned, compiled or started"
+    plan = two_stages(msgspec.structs.replace(JOB, **{field.partition(":")[0]: field.partition(": ")[2]}))
+    trusted = [word for name in (JOB.model, *given.values()) for word in ("--model", name.partition(": ")[2] or name)]
+    again = isthmus("train", written(tmp_path, plan), *trusted)
+    assert again.code == 1 and said in again.err and len(again.err.splitlines()) == 1

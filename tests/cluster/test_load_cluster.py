@@ -107,6 +107,8 @@ def test_a_host_without_devices_may_relay() -> None:
 REFUSED = [
     ("{card: 2}", "{cards: 2}", 7, "unknown device kind 'cards'", "Did you mean 'card'?"),
     ("{T4: 1}", "{V100-16Gb: 1}", 8, "unknown device kind 'V100-16Gb'", "Did you mean 'V100-16GB'?"),
+    ("{T4: 1}", "{A100: 1}", 8, "'A100'", "Did you mean 'A100-40GB' or 'A100-80GB' or 'A100-80GB-PCIe'?"),
+    ("{T4: 1}", "{rtx: 1}", 8, "'rtx'", "Did you mean 'RTX-8000' or 'RTX-A4000' or"),
     ("{card: 2}", "{card: 0}", 7, "has 0 devices of kind card", "at least 1"),
     ("{card: 2}", "{card: -3}", 7, "has -3 devices", "at least 1"),
     ("{card: 2}", "{card: 200001}", 7, "too large", "at most 200000"),
@@ -255,3 +257,28 @@ def is_cluster_or_our_error(text: str) -> None:
         assert problem.expected or problem.next or problem.found
     else:
         assert cluster.devices and all(host.nic > 0 for host in cluster.hosts.values())
+
+
+def test_a_nic_may_be_faster_down_than_up() -> None:
+    from isthmus.cluster.write import cluster_yaml
+    from isthmus.report.cluster import cluster_text
+
+    text = """kind: cluster
+version: 1
+name: home
+hosts:
+  desk: {region: home, devices: {RTX-3090: 1}, nic: {up: 20 Mbit/s, down: 100 Mbit/s}}
+  lab: {region: uni, devices: {RTX-3090: 1}, nic: {up: 1 Gbps, down: 1 Gbps}}
+links:
+  - {between: [home, uni], bandwidth: 1 Gbit/s, latency: 10 ms}
+"""
+    home = parse_cluster(text)
+    desk, lab = home.hosts.values()
+    assert (desk.nic, desk.nic_in) == (20e6 / 8, 100e6 / 8) and (lab.nic, lab.nic_in) == (125e6, 125e6)
+    assert lab == parse_cluster(text.replace("{up: 1 Gbps, down: 1 Gbps}", "1 Gbit/s")).hosts["lab"]
+    assert parse_cluster(cluster_yaml(home)) == home and "nic: {up: 20 Mbit/s, down: 100 Mbit/s}" in cluster_yaml(home)
+    assert "20 Mbit/s up, 100 Mbit/s down" in cluster_text(home)
+    with pytest.raises(ClusterError, match=r"line 5.*hosts\.desk\.nic lacks the field 'down'"):
+        parse_cluster(text.replace(", down: 100 Mbit/s", ""))
+    with pytest.raises(ClusterError, match=r"hosts\.desk\.nic\.up is 0"):
+        parse_cluster(text.replace("up: 20 Mbit/s", "up: 0 Mbit/s"))

@@ -69,7 +69,7 @@ def slowest(cluster: Cluster, group: tuple[str, ...]) -> tuple[float, float]:
         assert link is not None
         latencies.append(link.latency)
         roads.append(
-            {f"{one.name} out": one.nic, f"{other.name} in": other.nic, f"{one.name} {other.name}": link.bandwidth}
+            {f"{one.name} out": one.nic, f"{other.name} in": other.nic_in, f"{one.name} {other.name}": link.bandwidth}
         )
         if trunk is not None:
             roads[-1][f"{one.region} {other.region} trunk"] = trunk

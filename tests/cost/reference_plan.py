@@ -475,7 +475,10 @@ def _add(sums: dict[str, float], key: str, more: float) -> None:
 def _met(cluster: Cluster, costs: NetworkCosts) -> Cluster:
     """Links as messages meet them: a part of every rate between hosts, and some seconds more wherever they go."""
     replace, part, more = msgspec.structs.replace, costs.payload, costs.message_seconds
-    hosts = {h.name: replace(h, nic=h.nic * part, latency=h.latency + more) for h in cluster.hosts.values()}
+    hosts = {
+        h.name: replace(h, nic=h.nic * part, down=h.nic_in * part, latency=h.latency + more)
+        for h in cluster.hosts.values()
+    }
     links = [
         replace(x, bandwidth=x.bandwidth * part, latency=x.latency + more, trunk=x.trunk and x.trunk * part)
         for x in cluster.links

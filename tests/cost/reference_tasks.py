@@ -69,7 +69,7 @@ class Net:
     def between(self, x: str, y: str) -> Road:
         hosts, link = self.cluster.hosts, self.cluster.link(x, y)
         assert link is not None
-        names = {f"{x} nic out": hosts[x].nic, f"{x} to {y}": link.bandwidth, f"{y} nic in": hosts[y].nic}
+        names = {f"{x} nic out": hosts[x].nic, f"{x} to {y}": link.bandwidth, f"{y} nic in": hosts[y].nic_in}
         trunk = self.cluster.trunk(hosts[x].region, hosts[y].region)
         if trunk is not None:
             names[f"{hosts[x].region} to {hosts[y].region} trunk"] = trunk

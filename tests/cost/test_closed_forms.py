@@ -177,6 +177,22 @@ def test_two_jobs_share_a_trunk() -> None:
     assert both.jobs == pytest.approx(dict.fromkeys(("job1", "job2"), 2 * 3.0 + 2 * (0.5 + 300.0 / 60.0)), rel=EXACT)
 
 
+def test_a_host_that_is_faster_down_than_up() -> None:
+    """Forward leaves x at 20 bytes a second; backward comes back at what y sends, 60, though x could take 80."""
+    cluster = flat_cluster({"x": "rx", "y": "ry"}, [link("rx", "ry", 100.0, 0.5)])
+    hosts = dict(cluster.hosts)
+    hosts["x"] = msgspec.structs.replace(hosts["x"], nic=20.0, down=80.0)
+    hosts["y"] = msgspec.structs.replace(hosts["y"], nic=60.0, down=90.0)
+    cluster = msgspec.structs.replace(cluster, hosts=hosts)
+    graph = timed_model(2, 1.0, 2.0, sent=75.0)
+    there = pipeline([stage(0, 0, replica("x/k1.0/0")), stage(1, 1, replica("y/k1.0/0"))], 1)
+    alone = price(plan_of(there), cluster, graph)
+    assert alone.step_seconds == pytest.approx(2 * 3.0 + 2 * 0.5 + 300.0 / 20.0 + 300.0 / 60.0, rel=EXACT)
+    hosts["y"] = msgspec.structs.replace(hosts["y"], nic=1000.0, down=15.0)
+    narrow = price(plan_of(there), msgspec.structs.replace(cluster, hosts=hosts), graph)
+    assert narrow.step_seconds == pytest.approx(2 * 3.0 + 2 * 0.5 + 300.0 / 15.0 + 300.0 / 80.0, rel=EXACT)
+
+
 def test_a_relay_costs_both_hops() -> None:
     cluster = flat_cluster(
         {"x": "rx", "y": "ry", "z": "rz"}, [link("rx", "ry", 100.0, 0.5), link("ry", "rz", 50.0, 1.5)]

@@ -91,7 +91,7 @@ def plain_losses(steps: int = JOB.steps) -> tuple[float, ...]:
     """One process, the model as it is."""
     torch.manual_seed(JOB.seed)
     model, _ = models.small_gpt()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=JOB.optimizer.betas, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data, order, losses = models.samples(), Order(seed=JOB.seed, count=models.COUNT), []
     for step in range(steps):
         pairs = [data[number] for number in order.numbers(step, BATCH)]

@@ -79,7 +79,7 @@ def plan_for(graph: BlockGraph, *, replicated: bool = False) -> PlanFile:
 
 
 def plain(model: nn.Module, steps: int) -> tuple[list[float], dict[str, Tensor]]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for inputs, target in batches()[:steps]:
         loss = (model(inputs) - target).square().mean()

@@ -80,12 +80,16 @@ def test_killed_then_resumed_under_another_plan_then_interrupted(tmp_path: Path)
         two_stages(), steps=100_000, checkpoint=tmp_path, resume=True, trusted=CODE, listen=interrupt
     )
     assert second.interrupted and begun is not None
-    assert second.checkpoint is not None and second.checkpoint.name == f"step-{second.steps:08}" > begun.name
+    assert second.steps == len(second.losses) == second.last_step - int(begun.name.removeprefix("step-"))
+    assert second.checkpoint is not None and second.checkpoint.name == f"step-{second.last_step:08}" > begun.name
     assert len(workers) == 4 and not any(map(alive, workers))
-    close = 1e-5 * max(1.0, second.steps / 20)  # how far it came before the signals is a matter of timing
-    assert [losses[step] for step in range(second.steps)] == pytest.approx(plain_losses(second.steps), rel=close)
-    third = isthmus.train(two_stages(), steps=second.steps, checkpoint=tmp_path, resume=True, trusted=CODE)
-    assert third.steps == second.steps and third.losses == () and third.checkpoint == second.checkpoint
+    close = 1e-5 * max(1.0, second.last_step / 20)  # how far it came before the signals is a matter of timing
+    assert [losses[step] for step in range(second.last_step)] == pytest.approx(
+        plain_losses(second.last_step), rel=close
+    )
+    third = isthmus.train(two_stages(), steps=second.last_step, checkpoint=tmp_path, resume=True, trusted=CODE)
+    assert third.last_step == second.last_step and third.steps == 0 and third.losses == ()
+    assert third.checkpoint == second.checkpoint
 
 
 def test_a_worker_that_raises() -> None:
@@ -263,3 +267,7 @@ def test_code_that_a_plan_names_must_be_named_again() -> None:
     with pytest.raises(PlanError, match="no reason to run code") as caught:
         isthmus.train(two_stages(), trusted=(MODEL,))
     assert caught.value.found == DATA and caught.value.rule == "trust"
+    with pytest.raises(PlanError, match="no reason to run code") as caught:
+        isthmus.train(two_stages())
+    assert caught.value.found == f"{MODEL}, {DATA}"
+    assert caught.value.next is not None and f"--model {MODEL} --model {DATA}" in caught.value.next

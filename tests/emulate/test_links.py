@@ -25,7 +25,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     hosts = {
         name: Host(
             name=name, region=draw(st.sampled_from(REGIONS)), devices={}, bandwidth=1e9, latency=0.0,
-            nic=draw(rate), bus=1e9, memory=1e9, cores=1,
+            nic=draw(rate), down=draw(rate), bus=1e9, memory=1e9, cores=1,
         )
         for name in "abcde"
     }  # fmt: skip
@@ -43,7 +43,7 @@ def whole(described: Cluster, a: str, b: str) -> dict[str, float]:
     link, ends = described.link(a, b), (described.hosts[a], described.hosts[b])
     assert link is not None
     trunk = described.trunk(ends[0].region, ends[1].region)
-    found = {f"out {a}": ends[0].nic, f"{a} {b}": link.bandwidth, f"in {b}": ends[1].nic}
+    found = {f"out {a}": ends[0].nic, f"{a} {b}": link.bandwidth, f"in {b}": ends[1].nic_in}
     return found | ({f"{ends[0].region} {ends[1].region}": trunk} if trunk is not None else {})
 
 

@@ -172,3 +172,24 @@ def test_mutated_jobs_give_a_job_or_our_error(data: st.DataObject) -> None:
     else:
         for job in jobs.jobs if isinstance(jobs, Workload) else [jobs]:
             assert job.batch >= 1 and check_job(job) is job
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd"])
+def test_defaults_of_the_optimizer_are_those_of_torch(name: str) -> None:
+    """Held against the optimizer that the runtime makes, and against torch's own with nothing given."""
+    import torch
+
+    from isthmus.runtime.optimizer import _optimizer
+
+    weights = [torch.nn.Parameter(torch.ones(3))]
+    theirs = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[name](weights).defaults
+    ours = _optimizer(Optimizer(name=name), weights).defaults  # type: ignore[arg-type]
+    assert {key: value for key, value in ours.items() if key != "fused"} == {
+        key: value for key, value in theirs.items() if key != "fused"
+    }
+
+
+def test_a_given_weight_decay_stays() -> None:
+    assert Optimizer(weight_decay=0.0).decay == 0.0
+    assert Optimizer(name="sgd", weight_decay=0.1).decay == 0.1
+    assert msgspec.convert({"name": "sgd"}, Optimizer) == Optimizer(name="sgd", weight_decay=0.0)

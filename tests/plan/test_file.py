@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from isthmus.errors import FileError, PlanError
-from isthmus.plan.file import PlanFile, inputs_digest, load_plan, save_plan
+from isthmus.plan.file import PlanFile, inputs_digest, load_plan, plan_digest, save_plan
 from isthmus.plan.types import Prediction
 from tests.plan.golden_files import FOLDER, cluster, golden, jobs, whole_file
 
@@ -81,3 +81,26 @@ def test_the_inputs_hash_changes_with_every_input() -> None:
     ]
     assert len(set(hashes)) == len(hashes)
     assert inputs_digest(atlantic, made, {"two": "b", "one": "a"}) == hashes[0]
+
+
+@pytest.mark.parametrize("name", ["plan.json", "mine.plan"])
+def test_paths_in_a_plan_work_from_anywhere_and_move_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "work" / "plans").mkdir(parents=True)
+    (tmp_path / "work" / "config.json").write_text("{}")
+    (tmp_path / "work" / "book.txt").write_text("words")
+    monkeypatch.chdir(tmp_path / "work")
+    plan = golden("sharded")
+    job = msgspec.structs.replace(plan.parts[0].job, model="hf:config.json", data="text:book.txt")  # type: ignore[union-attr]
+    plan = msgspec.structs.replace(plan, parts=(msgspec.structs.replace(plan.parts[0], job=job),))
+    save_plan(f"plans/{name}", PlanFile(plan=plan))
+    assert load_plan(f"plans/{name}").plan == plan
+    (tmp_path / "work").rename(tmp_path / "moved")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found = load_plan(tmp_path / "moved" / "plans" / name).plan
+    there = found.parts[0].job  # type: ignore[union-attr]
+    assert Path(there.model.removeprefix("hf:")).read_text() == "{}"
+    assert Path(there.data.removeprefix("text:")).read_text() == "words"
+    assert plan_digest(found) == plan_digest(plan)

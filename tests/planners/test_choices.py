@@ -94,6 +94,34 @@ def test_places_bind_every_planner(planner: str) -> None:
     assert all(device.startswith("b/") for replica in stage.replicas for device in replica.devices)
 
 
+def test_a_place_whose_devices_lack_the_precision_names_it() -> None:
+    """A GTX-1080Ti is slower in fp16 than in fp32, and stays out where the job gives no precision."""
+    text = """
+kind: cluster
+version: 1
+name: mixed
+hosts:
+  new: {region: r, devices: {V100-16GB: 2}}
+  old: {region: s, devices: {GTX-1080Ti: 1}}
+links:
+  - {between: [r, s], bandwidth: 10 Gbit/s, latency: 0.1 ms}
+"""
+    for place in ("old", "s"):
+        with pytest.raises(NoPlanError, match=r"no device there computes in fp16.*mixed: true") as caught:
+            problem(parse_cluster(text), chain(8), place={"h.3": place}, precision=None)
+        assert "GTX-1080Ti" in str(caught.value) and "--precision fp32" in str(caught.value)
+    allowed = problem(parse_cluster(text), chain(8, width=256), place={"h.3": "old"}, precision=None, mixed=True)
+    assert "old/GTX-1080Ti/0" in devices_of(choose_plan(allowed, calls=200))
+
+
+def test_hosts_without_a_link_are_told() -> None:
+    alone = EQUAL[: EQUAL.index("links:")].replace("HOSTS", "2")
+    notes = choose_plan(problem(parse_cluster(alone), chain(8)), calls=50).notes
+    assert [note for note in notes if note.startswith("no link joins h1 | h2: a plan uses only one of these 2 groups")]
+    linked = choose_plan(problem(parse_cluster(EQUAL.replace("HOSTS", "2")), chain(8)), calls=50).notes
+    assert not [note for note in linked if "no link joins" in note]
+
+
 def test_places_that_a_scheme_cannot_keep() -> None:
     """The order of the file is the order of a scheme's stages; `auto` comes back to a region."""
     task = problem(two_regions(), chain(8), place={"embed": "west", "h.3": "east", "head": "west"})

@@ -195,6 +195,7 @@ def _explain(parser: Parser) -> None:
 
 def _train(parser: Parser) -> None:
     known = "a plan file, a job file (.yaml), zoo:NAME, hf:CONFIG.json or package.module:function"
+    parser.epilog = "Data and a loss of your own are named in a job file: docs/jobs.md says what they must give."
     parser.add_argument("what", metavar="PLAN|JOB", help=known)
     parser.add_argument("--cluster", metavar="FILE", help="the machines to plan for (needed for a job)")
     parser.add_argument("--batch", type=_whole, metavar="N", help="samples per step of the whole job (32)")

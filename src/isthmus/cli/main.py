@@ -66,8 +66,9 @@ def _run(words: Sequence[str], as_json: bool) -> int:
 
 
 def _fail(error: IsthmusError, as_json: bool) -> int:
-    text = _one_line(str(error))
-    print(text if text.startswith("isthmus") else f"isthmus: {text}", file=sys.stderr)
+    for line in str(error).splitlines():  # a file's error has one line for each fault
+        text = _one_line(line)
+        print(text if text.startswith("isthmus") else f"isthmus: {text}", file=sys.stderr)
     if as_json:
         verdict = {"feasible": False} if isinstance(error, NoPlanError) else {}
         _say(_json({**verdict, "error": {"type": type(error).__name__, **error.as_dict()}}))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from isthmus.api import Simulated, jobs_of_plan, prepare_simulator, simulate
 from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.cli.summary import facts_of, price_values, remarks_on
 from isthmus.cluster.load import load_cluster
+from isthmus.errors import UsageError
 from isthmus.model.profile import load_profile
 from isthmus.plan.file import PlanFile, load_plan
 from isthmus.plan.schedule import parse_orders
@@ -16,7 +18,9 @@ from isthmus.report.text import columns
 from isthmus.report.times import times_values
 from isthmus.report.trace import write_trace
 
-__all__ = ["price_again", "run"]
+__all__ = ["check_models", "price_again", "run"]
+
+_USUAL = ("synthetic", "default")  # data and loss where a job names none
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
@@ -43,11 +47,27 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 
 def price_again(args: argparse.Namespace, file: PlanFile, progress: Progress) -> Simulated:
     """The plan of a file, priced on its own cluster or on the one given."""
+    check_models(args.model, file)
     cluster = load_cluster(args.cluster) if args.cluster else None
     profile = load_profile(*args.profile) if args.profile else None
     prepare_simulator(progress.compiling)
     progress.phase(f"Simulating {args.plan}")
     return simulate(file, cluster, profile=profile, trusted=args.model)
+
+
+def check_models(given: Sequence[str], file: PlanFile) -> None:
+    """Refuses a --model that the plan does not name: a plan is for its own model, data and loss."""
+    jobs = jobs_of_plan(file.plan)
+    named = dict.fromkeys(name for job in jobs for name in (job.model, job.data, job.loss))
+    for name in given:
+        if name not in named:
+            raise UsageError(
+                "the plan is not for this model",
+                where="--model",
+                found=name,
+                expected=f"what the plan names: {', '.join(name for name in named if name not in _USUAL)}",
+                next="Leave it out, or plan again for the model: isthmus plan",
+            )
 
 
 def _lines(args: argparse.Namespace, file: PlanFile, result: Simulated) -> list[str]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from isthmus.api import (
     Simulated,
+    check_contracts,
+    check_trust,
     emulated_profile,
     jobs_of,
     jobs_of_plan,
@@ -18,16 +20,18 @@ from isthmus.api import (
     train,
 )
 from isthmus.cli.console import Answer, Progress, check_checkpoints, check_folder
-from isthmus.cli.watch import Bar, Board, EventFile
+from isthmus.cli.simulate import check_models
+from isthmus.cli.watch import Bar, Board, EventFile, check_tensorboard
 from isthmus.cluster.load import load_cluster
 from isthmus.cluster.spec import Cluster, Precision
 from isthmus.deploy.engine import Notice
 from isthmus.deploy.local import LocalEngine
 from isthmus.deploy.training import RunResult
 from isthmus.errors import UsageError
-from isthmus.model.job import Job
+from isthmus.model.job import Job, Optimizer
 from isthmus.model.load_job import named_code
 from isthmus.model.profile import Profile, load_profile
+from isthmus.plan.file import load_plan
 from isthmus.plan.types import Pipeline
 from isthmus.planners.notes import unreached
 from isthmus.planners.portfolio import choose_plan
@@ -47,6 +51,8 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     for path in (args.export, args.trace, args.events):
         check_folder(path)
     check_checkpoints(args.checkpoint)
+    if args.tensorboard:
+        check_tensorboard()
     if (args.resume or args.every) and args.checkpoint is None:
         option = "--resume" if args.resume else "--every"
         raise UsageError(f"{option} needs a folder of checkpoints", where="isthmus train", next="Add --checkpoint DIR")
@@ -59,7 +65,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         saved = (
             f"; saved in {result.checkpoint}: --resume goes on from there" if result.checkpoint else "; nothing saved"
         )
-        failure = f"interrupted after step {result.steps}{saved}"
+        failure = f"interrupted after step {result.last_step}{saved}"
     text = "\n".join(_lines(args, priced, result, shaped))
     values = {**_values(args, result), "shaped": shaped}
     return Answer(values=values, text=text, failure=failure, exit_code=130)
@@ -70,10 +76,14 @@ def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated,
     for flag in ("batch", "sequence", "precision", "trust-independent-samples"):
         if getattr(args, flag.replace("-", "_")) is not None:
             raise UsageError(f"--{flag} cannot be given for a plan", where="isthmus train", next="Plan again with it")
+    file = load_plan(args.what)
+    check_models(args.model, file)
+    check_trust(jobs_of_plan(file.plan), args.model, runs=True)
+    check_contracts(jobs_of_plan(file.plan))
     prepare_simulator(progress.compiling)
     progress.phase(f"Checking {args.what}")
     cluster = load_cluster(args.cluster) if args.cluster else None
-    priced = simulate(args.what, cluster, profile=args.profile or None, trusted=args.model)
+    priced = simulate(file, cluster, profile=args.profile or None, trusted=args.model)
     if args.emulate and not args.profile:
         (job,) = jobs_of_plan(priced.plan)[:1]
         part = priced.plan.parts[0]
@@ -85,6 +95,11 @@ def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated,
 
 def _planned_now(args: argparse.Namespace, progress: Progress) -> tuple[Simulated, list[str]]:
     """The plan that the default planner finds; code that the job names is named by whoever gave the job."""
+    if args.model:
+        raise UsageError(
+            "--model is for plans only", where="isthmus train", found=args.model[0],
+            next=f"Leave it out: {args.what} says what is trained",
+        )  # fmt: skip
     precision: Precision | None = args.precision
     if args.emulate and precision is None:
         precision = "fp32"  # what a processor computes best in
@@ -98,6 +113,7 @@ def _planned_now(args: argparse.Namespace, progress: Progress) -> tuple[Simulate
     if args.cluster is None:
         raise UsageError("a job needs a cluster to be planned for", where="isthmus train", next="Add --cluster FILE")
     cluster = load_cluster(args.cluster)
+    check_contracts(jobs)
     progress.phase(f"Reading {', '.join(dict.fromkeys(job.model for job in jobs))}")
     models = models_of(jobs)
     prepare_simulator(progress.compiling)
@@ -146,6 +162,7 @@ def _trained(
         emulation = _emulation(args, priced, open_files)
         engine = LocalEngine(emulation, nccl=args.nccl, ignore_memory=args.ignore_memory)
         progress.phase(engine.describe(workers))
+        progress.phase(_optimizer(job.optimizer))
         left_out = (text for graph in priced.models.values() for text in unreached(graph))
         for note in (*left_out, *(emulation.world.notes if emulation is not None else ())):
             progress.phase(f"note: {note}")
@@ -177,6 +194,15 @@ def _trained(
         return result, shaped
 
 
+def _optimizer(used: Optimizer) -> str:
+    """`Updating with adamw: learning rate 0.001 (the default), betas 0.9 and 0.999, weight decay 0.01`."""
+    default = " (the default)" if used.learning_rate == Optimizer().learning_rate else ""
+    own = f"momentum {used.momentum:g}" if used.name == "sgd" else f"betas {used.betas[0]:g} and {used.betas[1]:g}"
+    clipped = f", gradients clipped to norm {used.clip:g}" if used.clip is not None else ""
+    rate = f"learning rate {used.learning_rate:g}{default}"
+    return f"Updating with {used.name}: {rate}, {own}, weight decay {used.decay:g}{clipped}"
+
+
 def _emulation(args: argparse.Namespace, priced: Simulated, opened: contextlib.ExitStack) -> Emulation | None:
     """The hosts that the plan uses, where they are to be acted out."""
     if not args.emulate:
@@ -191,6 +217,7 @@ def _emulation(args: argparse.Namespace, priced: Simulated, opened: contextlib.E
 def _values(args: argparse.Namespace, result: RunResult) -> dict[str, Any]:
     return {
         "steps": result.steps,
+        "last_step": result.last_step,
         "loss": result.loss,
         "step_seconds": result.step_seconds,
         "predicted_step_seconds": result.predicted_step_seconds,
@@ -208,9 +235,10 @@ def _values(args: argparse.Namespace, result: RunResult) -> dict[str, Any]:
 
 def _lines(args: argparse.Namespace, priced: Simulated, result: RunResult, shaped: bool | None) -> list[str]:
     (job,) = jobs_of_plan(priced.plan)[:1]
-    head = f"{job.name} on {priced.cluster.name}: {result.steps} steps"
+    where = f"{job.name} on {priced.cluster.name}"
     if not result.losses:
-        return [f"{head} were done already"]
+        return [f"{where}: no step was made, as {result.last_step} were done already"]
+    head = f"{where}: {_made(result)}"
     measured, predicted = result.step_seconds or 0.0, priced.price.step_seconds
     facts = [
         ("loss", f"{_loss(result.losses[0])} at first, {_loss(result.loss)} in the last step"),
@@ -233,6 +261,13 @@ def _compared(measured: float, predicted: float, *, emulated: bool, shaped: bool
     if shaped is False:
         return f"{said} and links, which are not shaped here: the two times cannot be compared"
     return f"{said}: this is {times(measured / predicted)}"
+
+
+def _made(result: RunResult) -> str:
+    """`4 steps`; where it went on from a checkpoint, `4 steps, 7 to 10`."""
+    count = f"{result.steps} step{'s' * (result.steps > 1)}"
+    first = result.last_step - result.steps + 1
+    return count if first == 1 else f"{count}, {first} to {result.last_step}"
 
 
 def _loss(value: float | None) -> str:

@@ -18,7 +18,7 @@ from isthmus.plan.types import Plan
 from isthmus.runtime.protocol import Done, Failed, Ready, Stepped, Traffic
 from isthmus.units import format_bytes, format_seconds
 
-__all__ = ["Bar", "Board", "EventFile"]
+__all__ = ["Bar", "Board", "EventFile", "check_tensorboard"]
 
 _WIDE = 110  # columns of a terminal that has room for a bar
 _LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
@@ -171,16 +171,22 @@ class EventFile(_Watch):
         self._file.close()
 
 
+def check_tensorboard() -> None:
+    """Refuses curves for TensorBoard where it is not installed: asked before anything is planned."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "TensorBoard is not installed", where="--tensorboard", next="pip install 'isthmus[tensorboard]'"
+        ) from None
+
+
 class Board(_Watch):
     """Curves for TensorBoard."""
 
     def __init__(self, folder: str, batch: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UsageError(
-                "TensorBoard is not installed", where="--tensorboard", next="pip install 'isthmus[tensorboard]'"
-            ) from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self._batch = batch
         self._writer = SummaryWriter(folder)
 

@@ -29,6 +29,7 @@ from isthmus.files import (
     NAME_RULE,
     Document,
     ValuePath,
+    build_or_every_fault,
     close_name,
     encode_json,
     expecting,
@@ -74,12 +75,17 @@ class _Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     peer: BandwidthText | None = None
 
 
+class _Nic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    up: BandwidthText
+    down: BandwidthText
+
+
 class _Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     region: str
     devices: dict[str, int]
     bandwidth: BandwidthText | None = None
     latency: SecondsText | None = None
-    nic: BandwidthText | None = None
+    nic: BandwidthText | _Nic | None = None
     bus: BandwidthText | None = None
     memory: BytesText | None = None
     cores: int | None = None
@@ -97,7 +103,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: str
     devices: dict[str, _Kind] = {}
     hosts: dict[str, _Host]
-    links: list[_Link] = []
+    links: list[_Link | None] = []  # null where one was at fault and the others are looked at
 
 
 class _Measure(msgspec.Struct, frozen=True):
@@ -140,6 +146,10 @@ def cluster_digest(cluster: Cluster) -> str:
 
 def _cluster(document: Document) -> Cluster:
     document.check("cluster")
+    return build_or_every_fault(document, _built)
+
+
+def _built(document: Document) -> Cluster:
     file = document.convert(_File)
     _check_name(document, ("name",), file.name)
     kinds = dict(CATALOG) | {name: _kind(document, name, raw) for name, raw in file.devices.items()}
@@ -280,6 +290,7 @@ def _counts(document: Document, key: str, raw: _Host, kinds: Mapping[str, Device
                 f"host {key}: unknown device kind {kind!r}",
                 expected="a kind of the catalog or of this file's devices",
                 next=close_name(kind, kinds) or f"Describe it under devices:, or use one of {', '.join(kinds)}",
+                refers=("devices", kind),
             )
         if count < 1:
             raise document.fault(path, f"host {key} has {count} devices of kind {kind}", expected="at least 1")
@@ -291,7 +302,7 @@ def _host(document: Document, key: str, raw: _Host, kinds: Mapping[str, DeviceKi
     path = ("hosts", key)
     _check_name(document, (*path, "region"), raw.region)
     _check_address(document, path, raw.address, alone=alone)
-    given = _amounts(document, path, raw, "bandwidth", "latency", "nic", "bus", "memory")
+    given = _amounts(document, path, raw, "bandwidth", "latency", "bus", "memory") | _nic(document, path, raw)
     if raw.cores is not None:
         if not 1 <= raw.cores <= 100_000:
             raise document.fault((*path, "cores"), f"host {key} has {raw.cores} cores", expected="1 to 100000")
@@ -305,6 +316,14 @@ def _host(document: Document, key: str, raw: _Host, kinds: Mapping[str, DeviceKi
         imputed=frozenset(imputed.keys() - given.keys()),
         **(imputed | given),
     )
+
+
+def _nic(document: Document, path: ValuePath, raw: _Host) -> dict[str, Any]:
+    """One rate for both ways, or one for each."""
+    if not isinstance(raw.nic, _Nic):
+        return _amounts(document, path, raw, "nic")
+    ways = _amounts(document, (*path, "nic"), raw.nic, "up", "down")
+    return {"nic": ways["up"]} | ({"down": ways["down"]} if ways["down"] != ways["up"] else {})
 
 
 def _imputed(devices: list[tuple[DeviceKind, int]]) -> dict[str, Any]:
@@ -352,6 +371,10 @@ def _links(document: Document, file: _File, hosts: Mapping[str, Host]) -> tuple[
     links = []
     for index, raw in enumerate(file.links):
         path = ("links", index)
+        if raw is None:
+            if path in document.dropped:
+                continue
+            raise document.fault(path, f"links[{index}] has a wrong value", found="null", expected="a map")
         _check_ends(document, (*path, "between"), raw, hosts, regions)
         first = seen.setdefault(frozenset(raw.between), index)
         if first != index:
@@ -380,6 +403,7 @@ def _check_ends(
                 f"{_label(raw)}: no host or region is named {end[:80]!r}",
                 expected="two hosts or two regions",
                 next=close_name(end, [*regions, *hosts]),
+                refers=("hosts",),
             )
     a, b = raw.between
     if (a in hosts) != (b in hosts):

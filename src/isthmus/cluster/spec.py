@@ -59,18 +59,39 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     devices: Mapping[str, int]
     bandwidth: BytesPerSecond  # between two of its devices, each way
     latency: Seconds  # between two of its devices
-    nic: BytesPerSecond  # all its traffic with other hosts, each way
+    nic: BytesPerSecond  # all that it sends to other hosts and, where `down` is not given, all that comes from them
     bus: BytesPerSecond  # host memory to one device, each way
     memory: Bytes
     cores: int
     address: str | None = None
     imputed: frozenset[str] = frozenset()
+    down: BytesPerSecond | msgspec.UnsetType = msgspec.UNSET  # all that comes from other hosts, where it is not `nic`
+
+    @property
+    def nic_in(self) -> BytesPerSecond:
+        """What its nic can receive from other hosts."""
+        return self.nic if self.down is msgspec.UNSET else self.down
+
+    @property
+    def nic_best(self) -> BytesPerSecond:
+        """The faster way of its nic: what bounds may count on."""
+        return max(self.nic, self.nic_in)
 
     @property
     def shape(self) -> tuple[object, ...]:
         """Equal for hosts that differ in nothing but their names: with their links they form classes."""
         kinds = tuple(self.devices.items())
-        return (self.region, kinds, self.bandwidth, self.latency, self.nic, self.bus, self.memory, self.cores)
+        return (
+            self.region,
+            kinds,
+            self.bandwidth,
+            self.latency,
+            self.nic,
+            self.nic_in,
+            self.bus,
+            self.memory,
+            self.cores,
+        )
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

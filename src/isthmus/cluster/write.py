@@ -135,7 +135,9 @@ def _hosts(run: tuple[str, Host]) -> str:
         "devices": _map({_name(kind): str(count) for kind, count in host.devices.items()}),
         "bandwidth": _rate(host.bandwidth),
         "latency": _seconds(host.latency),
-        "nic": _rate(host.nic),
+        "nic": _rate(host.nic)
+        if host.nic == host.nic_in
+        else _map({"up": _rate(host.nic), "down": _rate(host.nic_in)}),
         "bus": _rate(host.bus),
         "memory": _bytes(host.memory),
         "cores": str(host.cores),

@@ -104,7 +104,7 @@ def _hop(cluster: Cluster, a: str, b: str) -> tuple[float, dict[str, float]]:
             found=f"no link between {host.name} and {other.name}",
             expected="devices of one host, or of hosts with a link",
         )
-    way: dict[str, float] = {f"{host.name} nic out": host.nic, f"{other.name} nic in": other.nic}
+    way: dict[str, float] = {f"{host.name} nic out": host.nic, f"{other.name} nic in": other.nic_in}
     way[f"{host.name} to {other.name}"] = link.bandwidth
     return link.latency, way if trunk is None else way | {f"{host.region} to {other.region} trunk": trunk}
 

@@ -143,11 +143,11 @@ def _trunks(cluster: Cluster) -> Floats:
 
 def _capacity(hosts: Sequence[Host], host_of: Ints, bandwidth: Floats, trunks: Floats) -> Floats:
     """Of all resources, in their order."""
-    nics = np.array([host.nic for host in hosts], np.float64)
+    nics = [np.array([getattr(host, way) for host in hosts], np.float64) for way in ("nic", "nic_in")]
     inner = np.array([host.bandwidth for host in hosts], np.float64)[host_of]
     bus = np.array([host.bus for host in hosts], np.float64)[host_of]
     pairs = [bandwidth.ravel()] * 2
-    return np.concatenate((nics, nics, inner, inner, bus, bus, *pairs, *[trunks.ravel()] * 3))
+    return np.concatenate((*nics, inner, inner, bus, bus, *pairs, *[trunks.ravel()] * 3))
 
 
 def _rates(network: Network) -> Floats:

@@ -190,7 +190,8 @@ def with_overheads(cluster: Cluster, costs: NetworkCosts | None) -> Cluster:
     return replace(
         cluster,
         hosts={
-            name: replace(host, nic=rate(host.nic), latency=wait(host.latency)) for name, host in cluster.hosts.items()
+            name: replace(host, nic=rate(host.nic), down=rate(host.nic_in), latency=wait(host.latency))
+            for name, host in cluster.hosts.items()
         },
         links=tuple(
             replace(
@@ -218,7 +219,7 @@ def fabric(
     host_number = {name: i for i, name in enumerate(hosts)}
     table = _Table()
     nic_out = [table.resource(f"{h.name} nic out", h.nic) for h in cluster.hosts.values()]
-    nic_in = [table.resource(f"{h.name} nic in", h.nic) for h in cluster.hosts.values()]
+    nic_in = [table.resource(f"{h.name} nic in", h.nic_in) for h in cluster.hosts.values()]
     out = [table.resource(f"{d} out", cluster.host_of(d).bandwidth) for d in devices]
     into = [table.resource(f"{d} in", cluster.host_of(d).bandwidth) for d in devices]
     trunks = {

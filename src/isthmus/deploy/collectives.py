@@ -117,7 +117,7 @@ def _hop(cluster: Cluster, a: str, b: str) -> tuple[float, float] | None:
     link = cluster.link(a, b)
     if link is None:
         return None
-    return link.latency, min(link.bandwidth, cluster.hosts[a].nic, cluster.hosts[b].nic)
+    return link.latency, min(link.bandwidth, cluster.hosts[a].nic, cluster.hosts[b].nic_in)
 
 
 def _chains(cluster: Cluster, hosts: Hosts) -> list[list[str]]:
@@ -162,7 +162,9 @@ def expected_seconds(cluster: Cluster, how: Collective, hosts: Hosts, size: floa
     latency, rate = max(hop[0] for hop in hops), min(hop[1] for hop in hops)
     if how == "ring":
         return 2 * (n - 1) * (latency + size / n / rate)
-    return 2 * (latency + size * max(1 / rate, (n - 1) / cluster.hosts[hosts[0]].nic))
+    return 2 * (
+        latency + size * max(1 / rate, (n - 1) / min(cluster.hosts[hosts[0]].nic, cluster.hosts[hosts[0]].nic_in))
+    )
 
 
 def _pass(cluster: Cluster, pairs: Sequence[tuple[str, str]], size: float) -> float:

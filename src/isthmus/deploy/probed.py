@@ -118,7 +118,8 @@ def _host(host: Host, found: Found) -> Host:
         nic = BytesPerSecond(max(through))
     else:
         return host
-    return msgspec.structs.replace(host, nic=_rate(nic), imputed=host.imputed - {"nic"})
+    down = host.down if host.down is msgspec.UNSET else max(host.down, _rate(nic))
+    return msgspec.structs.replace(host, nic=_rate(nic), down=down, imputed=host.imputed - {"nic"})
 
 
 def _notes(cluster: Cluster, found: Found) -> Iterator[str]:

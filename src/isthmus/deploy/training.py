@@ -50,9 +50,9 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What came of a run. `steps` counts those of the whole training; the rest is of this run alone."""
+    """What came of a run: what this run itself did. Only `last_step` counts from the beginning of the training."""
 
-    steps: int
+    last_step: int  # how many steps the training has had, those before a resumed checkpoint included
     losses: tuple[float | None, ...]  # None: not a finite number
     seconds: tuple[float, ...]
     bytes_sent: int
@@ -62,6 +62,11 @@ class RunResult:
     interrupted: bool
     timeline: Timeline | None  # of the last step, as measured, if that was asked for
     predicted_step_seconds: float | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many steps this run made."""
+        return len(self.losses)
 
     @property
     def loss(self) -> float | None:
@@ -380,7 +385,7 @@ class _Run:
         spans = {worker: done.spans for worker, done in self._done.items() if done.spans}
         steps = self._steps[-1].step + 1 if self._steps else first
         return RunResult(
-            steps=steps,
+            last_step=steps,
             losses=tuple(step.loss for step in self._steps),
             seconds=tuple(step.seconds for step in self._steps),
             bytes_sent=sum(done.sent for done in self._done.values()),

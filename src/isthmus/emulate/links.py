@@ -81,7 +81,7 @@ class Links:
     def reach(self, a: str, b: str) -> BytesPerSecond:
         """What one pair of hosts can reach when nobody else sends."""
         trunk = self._trunk(a, b)
-        nics = (self._cluster.hosts[a].nic, self._cluster.hosts[b].nic)
+        nics = (self._cluster.hosts[a].nic, self._cluster.hosts[b].nic_in)
         return BytesPerSecond(min(self._routes[a, b].bandwidth, *nics, *([trunk] if trunk is not None else [])))
 
     def window(self, a: str, b: str) -> Bytes:
@@ -131,7 +131,8 @@ class Links:
 
     def _rate(self, name: tuple[str, ...]) -> BytesPerSecond:
         if name[0] != "trunk":
-            return self._cluster.hosts[name[1]].nic
+            host = self._cluster.hosts[name[1]]
+            return host.nic if name[0] == "nic out" else host.nic_in
         rate = self._cluster.trunk(name[1], name[2])
         assert rate is not None
         return rate

@@ -36,6 +36,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     value: Any
     lines: Mapping[ValuePath, int] = {}
     error: type[FileError] = FileError
+    dropped: frozenset[ValuePath] = frozenset()  # items of lists that are at fault and null now
 
     def where(self, path: ValuePath = ()) -> str:
         """`cluster.yaml line 22`, or `plan.json at parts[0].stages` where lines are unknown."""
@@ -53,9 +54,19 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         found: str | None = None,
         expected: str | None = None,
         next: str | None = None,
+        refers: ValuePath = (),
+        placeholder: object = None,
     ) -> FileError:
-        """The error to raise about the value at `path`."""
-        return self.error(what, where=self.where(path), found=found, expected=expected, next=next)
+        """The error to raise about the value at `path`.
+
+        `refers`: where in the file a name should have been given that is not. `placeholder`: a sound value, with which
+        other faults of the file can be found.
+        """
+        return self._explained(
+            Fault(
+                path=path, what=what, found=found, expected=expected, next=next, refers=refers, placeholder=placeholder
+            )
+        )
 
     def check(self, *kinds: str, version: int = 1) -> str:
         """The file's kind, which must be one of `kinds`; refuses other kinds and versions newer than `version`."""
@@ -107,7 +118,11 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
             raise self._explained(explain(value, type, str(problem))) from None
 
     def _explained(self, fault: Fault) -> FileError:
-        return self.fault(fault.path, fault.what, found=fault.found, expected=fault.expected, next=fault.next)
+        error = self.error(
+            fault.what, where=self.where(fault.path), found=fault.found, expected=fault.expected, next=fault.next
+        )
+        error.fault = fault
+        return error
 
 
 def open_file(path: str | Path) -> BinaryIO:

@@ -25,6 +25,8 @@ _COMPLAINT = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>[
 _TOKEN = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>[0-9]+)\]|\[\.\.\.\]")
 _FIELD = re.compile(r"Object (?P<how>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
 _PLAIN = re.compile(r"Expected `[^`]+`(?: of length [0-9]+)?, got .*|Invalid enum value .*", re.DOTALL)
+_BEGINS = 2  # letters from which on a name may be the beginning of another
+_MOST_NAMES = 8  # offered in place of a wrong one
 _WORDS: dict[type[inspect.Type], str] = {
     inspect.StrType: "text",
     inspect.IntType: "a whole number",
@@ -43,6 +45,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     found: str | None = None
     expected: str | None = None
     next: str | None = None
+    lacks: str | None = None  # the field that is missing there
+    placeholder: Any = None  # what could stand there while the rest of the file is looked at
+    refers: ValuePath = ()  # where the name that it is about should have been given
 
 
 def show_path(path: ValuePath) -> str:
@@ -64,10 +69,16 @@ def show_value(value: object) -> str:
 
 
 def close_name(name: str, names: Iterable[str]) -> str | None:
-    """`Did you mean 'nic'?` for the known name nearest to a wrong one, if any is near."""
+    """`Did you mean 'nic'?` for the known names that a wrong one begins, else for the nearest one, if any is near."""
     by_folded = {known.casefold(): known for known in islice(names, 2000)}
-    near = difflib.get_close_matches(name[:64].casefold(), by_folded, n=1, cutoff=0.6)
-    return f"Did you mean {by_folded[near[0]]!r}?" if near else None
+    folded = name[:64].casefold()
+    near = [known for known in by_folded if known.startswith(folded)] if len(folded) >= _BEGINS else []
+    near = near or difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.6)
+    if not near:
+        return None
+    shown = [repr(by_folded[known]) for known in near[:_MOST_NAMES]]
+    rest = [f"one of {len(near) - _MOST_NAMES} others"] if len(near) > _MOST_NAMES else []
+    return f"Did you mean {' or '.join(shown + rest)}?"
 
 
 def explain(value: object, type: Any, complaint: str) -> Fault:
@@ -104,8 +115,14 @@ def _wrong_field(path: ValuePath, infos: list[inspect.Type], name: str, *, unkno
             expected=f"only {', '.join(fields)}" if fields else None,
             next=close_name(name, fields),
         )
-    expected = _describe(fields[name].type) if name in fields else None
-    return Fault(path=path, what=f"{show_path(path)} lacks the field {name!r}", expected=expected)
+    known = fields[name].type if name in fields else None
+    return Fault(
+        path=path,
+        what=f"{show_path(path)} lacks the field {name!r}",
+        expected=_describe(known) if known is not None else None,
+        lacks=name,
+        placeholder=_placeholder(known),
+    )
 
 
 def _wrong_value(path: ValuePath, infos: list[inspect.Type], value: object, complaint: str) -> Fault:
@@ -220,6 +237,14 @@ def _describe(info: inspect.Type) -> str:
     if isinstance(info, inspect.TupleType):
         return f"a list of {len(info.item_types)}"
     return next((words for known, words in _WORDS.items() if isinstance(info, known)), "a list")
+
+
+def _placeholder(info: inspect.Type | None) -> Any:
+    """A value of the type, whatever it says; None where there is no simple one."""
+    if info is not None and (examples := _examples(info)):
+        return examples[0]
+    simple = {inspect.StrType: "x", inspect.IntType: 1, inspect.FloatType: 1.0, inspect.DictType: {}}
+    return next((value for known, value in simple.items() if isinstance(info, known)), None)
 
 
 def _examples(info: inspect.Type) -> list[str]:

@@ -13,14 +13,23 @@ __all__ = ["Job", "Optimizer", "Workload"]
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How parameters are updated."""
+    """Says how parameters are updated. Defaults are those of `torch.optim`: the weight decay depends on the name."""
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
-    learning_rate: float = 3e-4
-    betas: tuple[float, float] = (0.9, 0.95)
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.0  # sgd only
-    weight_decay: float = 0.0
+    weight_decay: float | None = None  # filled in at birth: 0.01 for adamw, else 0
     clip: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight_decay is None:
+            msgspec.structs.force_setattr(self, "weight_decay", 0.01 if self.name == "adamw" else 0.0)
+
+    @property
+    def decay(self) -> float:
+        """The weight decay as a number."""
+        return self.weight_decay or 0.0
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

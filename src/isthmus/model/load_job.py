@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from isthmus.errors import FileError, JobError
-from isthmus.files import NAME_RULE, Document, ValuePath, expecting, is_name, parse_yaml, read_yaml, show_path
+from isthmus.files import (
+    NAME_RULE,
+    Document,
+    ValuePath,
+    build_or_every_fault,
+    expecting,
+    is_name,
+    parse_yaml,
+    read_yaml,
+    show_path,
+)
 from isthmus.model.job import Job, Optimizer, Workload
 from isthmus.units import parse_seconds
 
@@ -17,6 +27,7 @@ __all__ = ["check_job", "load_job", "load_jobs", "load_workload", "named_code", 
 _FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 _MODEL = re.compile(rf"zoo:[A-Za-z0-9][A-Za-z0-9._-]*|hf:.+|.+\.json|{_FUNCTION}", re.ASCII)
 _DATA = re.compile(rf"synthetic|text:.+|{_FUNCTION}", re.ASCII)
+_SOUND: dict[str | int, object] = {"name": "job", "model": "zoo:gpt2", "batch": 1}  # for what a job must say
 _LOSS = re.compile(rf"default|{_FUNCTION}", re.ASCII)
 
 
@@ -33,7 +44,7 @@ def load_job(path: str | Path) -> Job:
     with expecting(path, "job", error=JobError):
         document = read_yaml(path, error=JobError)
         document.check("job")
-        return _job(document)
+        return build_or_every_fault(document, _job)
 
 
 def load_workload(path: str | Path) -> Workload:
@@ -41,7 +52,7 @@ def load_workload(path: str | Path) -> Workload:
     with expecting(path, "workload", error=JobError):
         document = read_yaml(path, error=JobError)
         document.check("workload")
-        return _workload(document)
+        return build_or_every_fault(document, _workload)
 
 
 def load_jobs(path: str | Path) -> Job | Workload:
@@ -73,7 +84,8 @@ def named_code(job: Job) -> tuple[str, ...]:
 
 
 def _either(document: Document) -> Job | Workload:
-    return _job(document) if document.check("job", "workload") == "job" else _workload(document)
+    kind = document.check("job", "workload")
+    return build_or_every_fault(document, _job) if kind == "job" else build_or_every_fault(document, _workload)
 
 
 def _job(document: Document) -> Job:
@@ -105,7 +117,13 @@ def _check(document: Document, job: Job, base: ValuePath) -> None:
 
 def _fault(document: Document, broken: _Broken) -> FileError:
     found = repr(broken.found)[:80]
-    return document.fault(broken.path, f"{show_path(broken.path)} cannot be so", found=found, expected=broken.expected)
+    return document.fault(
+        broken.path,
+        f"{show_path(broken.path)} cannot be so",
+        found=found,
+        expected=broken.expected,
+        placeholder=_SOUND.get(broken.path[-1]),
+    )
 
 
 def _broken_rules(job: Job) -> Iterator[_Broken]:
@@ -153,7 +171,7 @@ def _broken_optimizer(optimizer: Optimizer) -> Iterator[_Broken]:
         yield _Broken((*path, "momentum"), optimizer.momentum, "0 or more and less than 1")
     if optimizer.momentum and optimizer.name != "sgd":
         yield _Broken((*path, "momentum"), optimizer.momentum, f"no momentum: {optimizer.name} has betas instead")
-    if not 0 <= optimizer.weight_decay <= 1e6:
+    if not 0 <= optimizer.decay <= 1e6:
         yield _Broken((*path, "weight_decay"), optimizer.weight_decay, "0 or more")
     if optimizer.clip is not None and not 0 < optimizer.clip <= 1e12:
         yield _Broken((*path, "clip"), optimizer.clip, "more than 0")

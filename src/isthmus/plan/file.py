@@ -21,6 +21,7 @@ from isthmus.files import encode_json, expecting, is_name, read_json, write_json
 from isthmus.files.document import read_text
 from isthmus.model.job import Job
 from isthmus.model.profile import Profile, profile_digest
+from isthmus.plan.paths import from_file, named_plan, names_only, to_file
 from isthmus.plan.text import parse, render
 from isthmus.plan.types import Plan, Prediction
 
@@ -52,22 +53,23 @@ def inputs_digest(
     That is the cluster, the jobs in order, the model digest of each job by name and, if there is one, the profile.
     """
     measured = () if profile is None else (profile_digest(profile),)
-    inputs = (cluster_digest(cluster), tuple(jobs), dict(sorted(model_digests.items())), *measured)
+    inputs = (cluster_digest(cluster), tuple(map(names_only, jobs)), dict(sorted(model_digests.items())), *measured)
     return hashlib.sha256(encode_json(inputs)).hexdigest()
 
 
 def plan_digest(plan: Plan) -> str:
-    """SHA-256 of what a plan says: the same for its JSON and its text."""
-    return hashlib.sha256(encode_json(plan)).hexdigest()
+    """SHA-256 of what a plan says: the same for its JSON and its text, and wherever its file lies."""
+    return hashlib.sha256(encode_json(named_plan(plan))).hexdigest()
 
 
 def save_plan(path: str | Path, file: PlanFile) -> None:
     """Writes the file, as text (the plan alone) if the path ends in `.plan` or `.txt`, else as JSON."""
     path = Path(path)
+    plan = to_file(file.plan, path.parent)
     if path.suffix in _TEXT:
-        write_whole(path, render(file.plan).encode())
+        write_whole(path, render(plan).encode())
     else:
-        write_json(path, file)
+        write_json(path, msgspec.structs.replace(file, plan=plan))
 
 
 def load_plan(path: str | Path) -> PlanFile:
@@ -75,8 +77,10 @@ def load_plan(path: str | Path) -> PlanFile:
     path = Path(path)
     with expecting(path, "plan"):
         if path.suffix in _TEXT:
-            return PlanFile(plan=parse(read_text(path, _LARGEST_TEXT, FileError), where=str(path)))
+            plan = parse(read_text(path, _LARGEST_TEXT, FileError), where=str(path))
+            return PlanFile(plan=from_file(plan, path.parent))
         file = read_json(path, PlanFile, kind="plan")
+    file = msgspec.structs.replace(file, plan=from_file(file.plan, path.parent))
     if file.cluster is not None:
         _check_cluster(file.cluster, str(path))
     return file
@@ -114,7 +118,11 @@ def _positive(*figures: float) -> bool:
 def _sound_host(host: Host, cluster: Cluster) -> bool:
     known = is_name(host.name) and is_name(host.region) and all(host.devices[kind] > 0 for kind in host.devices)
     known = known and host.devices.keys() <= cluster.kinds.keys()
-    return known and _positive(host.bandwidth, host.nic, host.bus, host.memory, host.cores) and host.latency >= 0
+    return (
+        known
+        and _positive(host.bandwidth, host.nic, host.nic_in, host.bus, host.memory, host.cores)
+        and host.latency >= 0
+    )
 
 
 def _sound_link(link: Link, cluster: Cluster) -> bool:

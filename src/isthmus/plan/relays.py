@@ -57,7 +57,7 @@ def _paths(cluster: Cluster, hosts: Sequence[str], source: str) -> dict[str, tup
         paths[here] = path
         for other in hosts:
             if other not in paths and (link := cluster.link(here, other)) is not None:
-                rate = min(link.bandwidth, cluster.hosts[here].nic, cluster.hosts[other].nic)
+                rate = min(link.bandwidth, cluster.hosts[here].nic, cluster.hosts[other].nic_in)
                 wait = link.latency + _MESSAGE / rate if rate else float("inf")
                 heapq.heappush(queue, (spent + wait, number[other], (*path, other)))
     return paths
@@ -66,7 +66,7 @@ def _paths(cluster: Cluster, hosts: Sequence[str], source: str) -> dict[str, tup
 def _whole(cluster: Cluster, path: Sequence[str]) -> Link:
     """A path at best: the bandwidth of its narrowest hop, the latency of all together."""
     hops = [link for hop in pairwise(path) if (link := cluster.link(*hop)) is not None]
-    nics = [cluster.hosts[host].nic for host in path]
+    nics = [cluster.hosts[host].nic_best for host in path]
     return Link(
         between=(path[0], path[-1]),
         bandwidth=BytesPerSecond(min(*nics, *(link.bandwidth for link in hops))),

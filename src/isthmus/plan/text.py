@@ -104,7 +104,7 @@ def _head(keyword: str, part: Pipeline | PoolJob, *clauses: str) -> str:
 def _job_lines(job: Job) -> list[str]:
     """The job's fields that are not at their defaults and not in the head line: one line or none."""
     clauses = [f"optimizer {job.optimizer.name}"] if job.optimizer.name != Optimizer().name else []
-    clauses += _changed(job.optimizer, Optimizer(), _OPTIMIZER)
+    clauses += _changed(job.optimizer, Optimizer(name=job.optimizer.name), _OPTIMIZER)
     clauses += [f"asks {job.precision}"] if job.precision is not None else []
     clauses += _changed(job, Job(name="", model="", batch=0), _JOB)
     return [f"job {', '.join(clauses)}"] if clauses else []

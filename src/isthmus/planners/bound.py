@@ -96,7 +96,7 @@ def _region_borders(cluster: Cluster) -> dict[str, tuple[float, float]]:
     hosts: dict[str, list[str]] = {}
     for host in cluster.hosts.values():
         hosts.setdefault(host.region, []).append(host.name)
-    nics = {region: sum(cluster.hosts[name].nic for name in members) for region, members in hosts.items()}
+    nics = {region: sum(cluster.hosts[name].nic_best for name in members) for region, members in hosts.items()}
     rates, waits = dict.fromkeys(hosts, 0.0), dict.fromkeys(hosts, float("inf"))
     for a, b, bandwidth, latency in _pairs(cluster, hosts):
         trunk = cluster.trunk(a, b)
@@ -115,7 +115,7 @@ def _host_borders(cluster: Cluster) -> dict[str, tuple[float, float]]:
     for a, b, bandwidth, latency in _pairs(cluster, hosts, inside=True):
         rates[a] += bandwidth * (len(hosts[b]) - (a == b))
         waits[a] = min(waits[a], latency)
-    return {host.name: (min(host.nic, rates[host.region]), waits[host.region]) for host in cluster.hosts.values()}
+    return {host.name: (min(host.nic_best, rates[host.region]), waits[host.region]) for host in cluster.hosts.values()}
 
 
 def _pairs(
@@ -153,7 +153,7 @@ def _border(problem: Problem, own: Iterable[str], others: Iterable[str]) -> tupl
                 rates[regions] = rates.get(regions, 0.0) + link.bandwidth
                 latency = min(latency, link.latency)
     caps = {regions: trunk for regions in rates if (trunk := cluster.trunk(*regions)) is not None}
-    nics = (sum(cluster.hosts[name].nic for name in side) for side in (own, others))
+    nics = (sum(cluster.hosts[name].nic_best for name in side) for side in (own, others))
     return min(sum(min(rate, caps.get(regions, rate)) for regions, rate in rates.items()), *nics), latency
 
 

@@ -121,7 +121,7 @@ def _passed(cluster: Cluster, a: str, b: str) -> Iterator[tuple[tuple[str, ...],
     link, here, there = cluster.link(a, b), cluster.hosts[a], cluster.hosts[b]
     yield ("pair", a, b), 0.0 if link is None else link.bandwidth
     yield ("out", a), here.nic
-    yield ("in", b), there.nic
+    yield ("in", b), there.nic_in
     if (trunk := cluster.trunk(here.region, there.region)) is not None:
         yield ("trunk", here.region, there.region), trunk
 

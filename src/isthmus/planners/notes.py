@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from isthmus.cluster.islands import islands_note
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.timeline import LinkUse, Timeline
 from isthmus.errors import NoPlanError, NoPlanYetError
@@ -41,6 +42,7 @@ def notes_on(
     size of a ring that was passed over.
     """
     notes = [f"{kind} is left out: it lacks {problem.precision} or is slow in it" for kind in problem.left_out]
+    notes.extend(note for note in (islands_note(problem.cluster),) if note is not None)
     if problem.job.precision is None:
         notes.append(f"precision {problem.precision}: the fastest that every device has")
     notes.extend(assumed(problem.cluster, timeline))

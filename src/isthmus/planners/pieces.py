@@ -213,7 +213,7 @@ def least_ring(
             slowest = min(slowest, host.bandwidth)
             latencies.append(host.latency)
         elif (link := cluster.link(host.name, other.name)) is not None:
-            slowest = min(slowest, min(link.bandwidth, host.nic, other.nic) / rings)
+            slowest = min(slowest, min(link.bandwidth, host.nic, other.nic_in) / rings)
             latencies.append(link.latency)
         else:
             return Ring(float("inf"), float("inf"))

@@ -82,6 +82,24 @@ class Problem:
                 expected=f"a kind with a {precision} rate not below its fp32 rate",
                 next="Choose another precision, or let such devices compute in fp32 with `mixed: true`",
             )
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """Refuses a place whose devices all stay out of the job because of its precision."""
+        hosts = {self.cluster.devices[device].host for device in self.usable}
+        open_to = hosts | {self.cluster.hosts[host].region for host in hosts}
+        for pattern, target, _ in self.places:
+            if target not in open_to:
+                there = [h for h in self.cluster.hosts.values() if target in (h.name, h.region)]
+                raise NoPlanError(
+                    f"{pattern!r} must stay in {target}, and no device there computes in {self.precision}",
+                    where=f"job {self.job.name}",
+                    found=", ".join(dict.fromkeys(kind for h in there for kind in h.devices)) or "no devices",
+                    expected=f"a kind with a {self.precision} rate not below its fp32 rate"
+                    + ("" if self.job.precision else f"; the job gives no precision, so {self.precision} was chosen"),
+                    next="Give another precision (--precision fp32), let such devices compute in fp32 with "
+                    "`mixed: true` in the job, or change the place",
+                )
 
     @cached_property
     def vias(self) -> tuple[Via, ...]:

@@ -147,7 +147,7 @@ class Distances:
         shared = 1.0 / cap if cap else 0.0
         if pair is None:
             return float("inf"), float("inf"), shared
-        slowest = min(pair.bandwidth, here.nic, there.nic)
+        slowest = min(pair.bandwidth, here.nic, there.nic_in)
         return float(pair.latency), 1.0 / slowest if slowest else float("inf"), shared
 
 
@@ -170,7 +170,7 @@ def sync_seconds(problem: Problem, leads: Sequence[str]) -> tuple[float, float]:
         link = cluster.link(host.name, other.name)
         if link is None:
             return np.inf, np.inf
-        rate, waits = min(float(link.bandwidth), float(host.nic), float(other.nic)), waits + float(link.latency)
+        rate, waits = min(float(link.bandwidth), float(host.nic), float(other.nic_in)), waits + float(link.latency)
         if host.region == other.region:
             inside = min(inside, rate)
         else:

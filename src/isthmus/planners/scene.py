@@ -469,7 +469,7 @@ def _link(problem: Problem, a: str, b: str, weights: float, passed: float, ideal
         link = cluster.link(a, b)
         if link is None:  # like one that takes forever
             return [_MOST, _MOST, _MOST, 0.0, 0.0, float(here.region == there.region), 0.0]
-        rate, latency = min(float(link.bandwidth), float(here.nic), float(there.nic)), float(link.latency)
+        rate, latency = min(float(link.bandwidth), float(here.nic), float(there.nic_in)), float(link.latency)
         cap = cluster.trunk(here.region, there.region)
         trunk = _log(weights / float(cap) / ideal) if cap else 0.0
     times = np.array([weights / rate / ideal, passed / rate / ideal, latency / ideal])

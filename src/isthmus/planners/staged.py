@@ -376,7 +376,7 @@ def _met(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
             return _Crossing(float("inf"), 0.0, 0.0)
         latency = min(latency, link.latency)
         trunk = cluster.trunk(host.region, other.region)
-        passed: dict[tuple[str, ...], float] = {("out", host.name): host.nic, ("in", other.name): other.nic}
+        passed: dict[tuple[str, ...], float] = {("out", host.name): host.nic, ("in", other.name): other.nic_in}
         passed["pair", host.name, other.name] = link.bandwidth
         if trunk is not None:
             passed["trunk", host.region, other.region] = trunk

@@ -270,10 +270,11 @@ def _host_field(given: Setting, place: Place) -> list[Change]:
 
 
 def _with_hosts(given: Setting, field: str, names: Collection[str]) -> Setting:
-    hosts = {
-        name: replace(host, **{field: 2 * getattr(host, field)}) if name in names else host
-        for name, host in given.cluster.hosts.items()
-    }
+    def doubled(host: Host) -> Host:
+        down = {"down": BytesPerSecond(2 * host.nic_in)} if field == "nic" and host.nic_in != host.nic else {}
+        return replace(host, **{field: 2 * getattr(host, field)}, **down)
+
+    hosts = {name: doubled(host) if name in names else host for name, host in given.cluster.hosts.items()}
     return given._replace(cluster=replace(given.cluster, hosts=hosts))
 
 

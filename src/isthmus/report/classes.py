@@ -34,7 +34,7 @@ def host_classes(cluster: Cluster) -> tuple[HostClass, ...]:
     """Hosts grouped by region, devices and figures (what was imputed included), in order of first appearance."""
     groups: dict[object, list[Host]] = {}
     for host in cluster.hosts.values():
-        figures = (host.bandwidth, host.latency, host.nic, host.bus, host.memory, host.cores, host.imputed)
+        figures = (host.bandwidth, host.latency, host.nic, host.nic_in, host.bus, host.memory, host.cores, host.imputed)
         groups.setdefault((host.region, tuple(host.devices.items()), figures), []).append(host)
     return tuple(HostClass(_name([host.name for host in hosts]), tuple(hosts)) for hosts in groups.values())
 

@@ -6,16 +6,17 @@ import textwrap
 from collections.abc import Iterator
 
 from isthmus.cluster.importers.result import Finding, Imported
+from isthmus.cluster.islands import islands_note
 from isthmus.cluster.spec import PRECISIONS, Cluster, Host, Link
 from isthmus.report.classes import HostClass, device_classes, host_classes
 from isthmus.report.text import columns, cut
-from isthmus.units import format_bandwidth, format_bytes, format_compute, format_seconds
+from isthmus.units import format_bit_rate, format_byte_rate, format_bytes, format_compute, format_seconds
 
 __all__ = ["cluster_text", "import_text"]
 
 _LEGEND = (
     "~ not in the file: from the catalog, the usual value or, for latency between places, the distance.",
-    "Rates are one way; so are latencies.",
+    "Rates are one way; so are latencies. Inside a host they are in bytes, between hosts in bits.",
 )
 _WIDEST_MATRIX = 6  # regions
 _MOST_LINKS = 12  # links between hosts that are listed one by one
@@ -30,6 +31,8 @@ def cluster_text(cluster: Cluster) -> str:
     if cluster.links:
         lines += [*_links(cluster), ""]
     lines += ["map", *(f"  {line}" for line in _map(cluster)), "", *_LEGEND]
+    if (note := islands_note(cluster)) is not None:
+        lines += ["", *textwrap.wrap(f"note: {note}.", 118)]
     return "\n".join(lines)
 
 
@@ -47,7 +50,7 @@ def _devices(cluster: Cluster) -> list[str]:
                 group.name,
                 str(len(group.devices)),
                 format_bytes(kind.memory),
-                format_bandwidth(kind.memory_bandwidth),
+                format_byte_rate(kind.memory_bandwidth),
                 *("-" if rate is None else format_compute(rate) for rate in rates),
             )
         )
@@ -71,8 +74,12 @@ def _marked(host: Host, field: str) -> str:
         text = str(value)
     elif field == "latency":
         text = format_seconds(value)
+    elif field == "nic":
+        text = format_bit_rate(value)
+        if host.nic_in != host.nic:
+            text = f"{text} up, {format_bit_rate(host.nic_in)} down"
     else:
-        text = format_bytes(value) if field == "memory" else format_bandwidth(value)
+        text = format_bytes(value) if field == "memory" else format_byte_rate(value)
     return f"~{text}" if field in host.imputed else text
 
 
@@ -105,15 +112,15 @@ def _ranges(links: list[Link]) -> str:
     latencies = sorted({link.latency for link in links})
     spans = [
         " to ".join(dict.fromkeys(show(value) for value in (values[0], values[-1])))
-        for values, show in ((rates, format_bandwidth), (latencies, format_seconds))
+        for values, show in ((rates, format_bit_rate), (latencies, format_seconds))
     ]
     return ", ".join([*spans, f"{_count(len(links), 'pair')} of hosts"])
 
 
 def _figures(link: Link) -> str:
-    trunk = f", trunk {format_bandwidth(link.trunk)}" if link.trunk is not None else ""
+    trunk = f", trunk {format_bit_rate(link.trunk)}" if link.trunk is not None else ""
     mark = "~" if "latency" in link.imputed else ""
-    return f"{format_bandwidth(link.bandwidth)}, {mark}{format_seconds(link.latency)}{trunk}"
+    return f"{format_bit_rate(link.bandwidth)}, {mark}{format_seconds(link.latency)}{trunk}"
 
 
 def _map(cluster: Cluster) -> Iterator[str]:
@@ -126,7 +133,7 @@ def _map(cluster: Cluster) -> Iterator[str]:
             if region in link.between and link.between[0] != link.between[1]:
                 other = link.between[link.between.index(region) - 1]
                 mark = "~" if "latency" in link.imputed else ""
-                yield f"|== {format_bandwidth(link.bandwidth)}, {mark}{format_seconds(link.latency)} ==> {other}"
+                yield f"|== {format_bit_rate(link.bandwidth)}, {mark}{format_seconds(link.latency)} ==> {other}"
 
 
 def _host_line(group: HostClass) -> str:

@@ -16,8 +16,9 @@ from isthmus.model.built import BuiltModel
 from isthmus.model.export import Example
 from isthmus.model.function import said
 
-__all__ = ["Dataset", "described", "inputs_of", "refilled"]
+__all__ = ["CONTRACT", "Dataset", "described", "inputs_of", "refilled"]
 
+CONTRACT = "What data and losses must keep to is in docs/jobs.md, under: Data and a loss of your own"
 _ITEM = "[number] -> (inputs, target), inputs a tensor, a tuple or a dict of tensors without a batch dimension"
 _DATASET = f"a dataset with len() and {_ITEM}; or an object with count and get(numbers) -> (inputs, targets)"
 
@@ -61,6 +62,7 @@ class Dataset:
             where=self._where,
             found=f"a {type(self._given).__name__} with count {count}",
             expected=_DATASET,
+            next=CONTRACT,
         )
 
     def _got(self, numbers: Sequence[int]) -> tuple[Any, Tensor | None]:
@@ -119,7 +121,7 @@ class Dataset:
         return refilled(self._form, [v.to(like.dtype) for v, like in zip(values, wanted, strict=True)])
 
     def _bad(self, what: str, found: str, expected: str) -> DataError:
-        return DataError(what, where=self._where, found=found, expected=expected)
+        return DataError(what, where=self._where, found=found, expected=expected, next=CONTRACT)
 
 
 def _tensor(value: Any) -> Any:

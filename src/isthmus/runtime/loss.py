@@ -17,7 +17,7 @@ from isthmus.errors import DataError, IsthmusError
 from isthmus.model.built import BuiltModel
 from isthmus.model.function import find, said
 from isthmus.model.job import Job
-from isthmus.runtime.dataset import described
+from isthmus.runtime.dataset import CONTRACT, described
 
 __all__ = ["CheckedLoss", "open_loss"]
 
@@ -112,4 +112,4 @@ class CheckedLoss:
         )
 
     def _bad(self, what: str, found: str) -> DataError:
-        return DataError(what, where=self._where, found=found, expected=_PAIR)
+        return DataError(what, where=self._where, found=found, expected=_PAIR, next=CONTRACT)

@@ -89,7 +89,7 @@ def _master(bucket: Bucket) -> Tensor:
 
 
 def _optimizer(settings: Optimizer, targets: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    rate, decay = settings.learning_rate, settings.weight_decay
+    rate, decay = settings.learning_rate, settings.decay
     if settings.name == "sgd":
         return torch.optim.SGD(targets, lr=rate, momentum=settings.momentum, weight_decay=decay, fused=True)
     kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
