@@ -37,7 +37,7 @@ FLAGS = {
     "isthmus model show": ["--help", "--json", "--save", "--sequence", "-h"],
     "isthmus plan": [
         "--batch", "--budget", "--calls", "--cluster", "--fix", "--help", "--json", "--output", "--planner",
-        "--precision", "--profile", "--seed", "--sequence", "-h", "-o",
+        "--precision", "--profile", "--seed", "--sequence", "--trust-independent-samples", "-h", "-o",
     ],
     "isthmus profile": [
         "--device", "--emulate", "--help", "--json", "--output", "--precision", "--samples", "--sequence", "--threads",
@@ -47,8 +47,8 @@ FLAGS = {
     "isthmus simulate": ["--cluster", "--help", "--json", "--model", "--orders", "--profile", "--trace", "-h"],
     "isthmus train": [
         "--batch", "--checkpoint", "--cluster", "--emulate", "--engine", "--events", "--every", "--export", "--help",
-        "--json", "--model", "--nccl", "--precision", "--profile", "--resume", "--sequence", "--steps", "--tensorboard",
-        "--trace", "-h",
+        "--ignore-memory", "--json", "--model", "--nccl", "--precision", "--profile", "--resume", "--sequence",
+        "--steps", "--tensorboard", "--trace", "--trust-independent-samples", "-h",
     ],
 }  # fmt: skip
 

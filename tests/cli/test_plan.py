@@ -172,7 +172,7 @@ def test_a_plan_alone_runs_no_code(isthmus: Isthmus, box: Path, tmp_path: Path) 
     refused = isthmus("simulate", file, "--json")
     assert refused.code == 1 and f"--model {spec}" in refused.values["error"]["next"]
     assert "tests.cli.rude" not in sys.modules
-    assert isthmus("simulate", file, "--model", "other.code:f").code == 1
+    assert isthmus("simulate", file, "--model", "other.code:f").code == 2
     named = isthmus("simulate", file, "--model", spec, "--json")
     assert named.code == 0 and named.values["step_seconds"] == planned.values["step_seconds"]
 

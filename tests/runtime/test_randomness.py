@@ -251,10 +251,11 @@ def test_child_modules_that_export_cannot_follow() -> None:
             return F.dropout(x.transpose(0, 1), 0.5).transpose(0, 1)
 
     torch.manual_seed(0)
-    trial = Trial(nn.Sequential(nn.Linear(8, 8), models.PerSample(), Second(), nn.Dropout(0.5)), torch.randn(6, 6, 8))
+    model = nn.Sequential(nn.Linear(8, 8), models.PerSample(), Second(), nn.Dropout(0.5)).double()
+    trial = Trial(model, torch.randn(6, 6, 8, dtype=torch.float64))
     assert trial.pieces.graph.how == "modules"
     assert [draw.dim for draws in trial.draws for draw in draws] == [1, 0]
-    assert_same_whatever_the_split(trial, torch.randn(6, 6, 8))
+    assert_same_whatever_the_split(trial, torch.randn(6, 6, 8, dtype=torch.float64))
 
 
 def test_dropout_is_the_same_operation_on_every_device() -> None:

@@ -125,6 +125,7 @@ class Family:
     part: float
     drops: bool = False
     replicas: int = 2
+    micro: int = MICRO
     loss: Callable[[Any, Tensor], tuple[Tensor, Tensor]] = cross_entropy
 
 
@@ -180,7 +181,7 @@ FAMILIES = {
         sounds, 0.6, drops=True,
     ),
     "clip, samples compared": Family(
-        partial(transformers, "CLIPModel", "CLIPConfig", **CLIP), captioned, 0.3, replicas=1, loss=contrasted,
+        partial(transformers, "CLIPModel", "CLIPConfig", **CLIP), captioned, 0.3, replicas=1, micro=1, loss=contrasted,
     ),
     "torch's own": Family(torchs_own, translated, 0.3, drops=True),
 }  # fmt: skip
@@ -190,10 +191,10 @@ def two_stages(graph: BlockGraph, family: Family) -> tuple[list[Stage], list[Syn
     """The first blocks on one device, the others on one or, two samples to one, on two."""
     names, cut = [block.name for block in graph.blocks], round(family.part * len(graph.blocks))
     assert 0 < cut < len(names) and cut != len(names) - cut
-    shares = {SECOND: 2, THIRD: 1} if family.replicas == 2 else {SECOND: 3}
+    shares = {SECOND: 2, THIRD: 1} if family.replicas == 2 else {SECOND: BATCH // family.micro}
     second = tuple(Replica(devices=(device,), share=share) for device, share in shares.items())
     stages = [
-        Stage(first=names[0], last=names[cut - 1], replicas=(Replica(devices=(FIRST,), share=BATCH // MICRO),)),
+        Stage(first=names[0], last=names[cut - 1], replicas=(Replica(devices=(FIRST,), share=BATCH // family.micro),)),
         Stage(first=names[cut], last=names[-1], replicas=second),
     ]
     halves = graph.blocks[:cut], graph.blocks[cut:]
@@ -221,11 +222,11 @@ def test_two_uneven_stages(name: str) -> None:
     pieces = task.pieces()
     assert pieces.graph.how == "export" and family.drops == any(pieces.draws)
     stages, syncs = two_stages(pieces.graph, family)
-    plan = pipeline_plan(pieces, stages, syncs, batch=BATCH, micro_batches=MICRO, optimizer=SGD)
+    plan = pipeline_plan(pieces, stages, syncs, batch=BATCH, micro_batches=family.micro, optimizer=SGD)
     found = train(task, plan, CLUSTER, pieces, STEPS)
     if family.drops:
         alone = Stage(first=stages[0].first, last=stages[1].last, replicas=stages[0].replicas)
-        one = pipeline_plan(pieces, [alone], batch=BATCH, micro_batches=MICRO, optimizer=SGD)
+        one = pipeline_plan(pieces, [alone], batch=BATCH, micro_batches=family.micro, optimizer=SGD)
         wanted = train(task, one, CLUSTER, pieces, STEPS)
     else:
         wanted = plain(task, plan, pieces.pieces.rest)

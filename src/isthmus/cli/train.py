@@ -76,13 +76,13 @@ def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated,
     for flag in ("batch", "sequence", "precision", "trust-independent-samples"):
         if getattr(args, flag.replace("-", "_")) is not None:
             raise UsageError(f"--{flag} cannot be given for a plan", where="isthmus train", next="Plan again with it")
+    cluster = load_cluster(args.cluster) if args.cluster else None
     file = load_plan(args.what)
     check_models(args.model, file)
     check_trust(jobs_of_plan(file.plan), args.model, runs=True)
     check_contracts(jobs_of_plan(file.plan))
     prepare_simulator(progress.compiling)
     progress.phase(f"Checking {args.what}")
-    cluster = load_cluster(args.cluster) if args.cluster else None
     priced = simulate(file, cluster, profile=args.profile or None, trusted=args.model)
     if args.emulate and not args.profile:
         (job,) = jobs_of_plan(priced.plan)[:1]

@@ -2,7 +2,8 @@
 
 Export records operations of the forward pass, and autograd later finds their gradients. That is wrong where the model
 gives other gradients: by a function of its own (`torch.autograd.Function`) or by a hook on a tensor. Such a model is
-not exported; its modules run as they are.
+not exported; its modules run as they are. A function whose gradients are those of its operations, written out to save
+time or memory, is recorded like any other code: this is found out by running it on random numbers both ways.
 
 `torch.utils.checkpoint` with `use_reentrant=True` is such a function, too. What it computes and the gradients of it are
 those of the plain call, or none at all where no input requires a gradient, and so the plain call is recorded.
@@ -13,16 +14,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointFunction
 
 __all__ = ["NoHooks", "plain_gradients"]
 
 _HOOKS = {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook}
 _ONE_AT_A_TIME = threading.RLock()
+_DRAWS = 3
 _OF_OPERATIONS = "GeneratedBackwardFor_"  # gradients that `torch.library` keeps with an operation: they are found again
 
 
@@ -42,7 +46,9 @@ def plain_gradients() -> Iterator[None]:
                 return usual.__get__(None, function)(*args, **kwargs)
             if function is CheckpointFunction:
                 return _called_plainly(*args)
-            raise _OwnGradientError(function.__name__)
+            if kwargs or not _adds_nothing(usual.__get__(None, function), function, args):
+                raise _OwnGradientError(function.__name__)
+            return function.forward(_Context(), *args)
 
         setattr(base, "apply", classmethod(apply))  # noqa: B010, mypy wants no method assigned
         try:
@@ -58,6 +64,54 @@ def _called_plainly(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
         return function(*args)
     with torch.no_grad():
         return function(*args)
+
+
+class _Context:
+    """What a function's forward may use of autograd's context: it keeps things for a backward that is not called."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("save_for_", "mark_", "set_materialize_grads")):
+            return lambda *args: None
+        if name == "needs_input_grad":
+            return (True,) * 64
+        raise AttributeError(name)
+
+
+def _adds_nothing(apply: Any, function: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a function of the model's has the results and gradients of its operations, on random numbers."""
+    try:
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.enable_grad(), torch.random.fork_rng():
+            return all(_alike(apply, partial(function.forward, _Context()), args, draw) for draw in range(_DRAWS))
+    except Exception:  # whatever such a function needs and does not find here
+        return False
+
+
+def _alike(own: Any, plain: Any, args: tuple[Any, ...], draw: int) -> bool:
+    torch.manual_seed(draw)
+    drawn = [_drawn(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    found = []
+    for called in (own, plain):
+        given = [arg.clone().requires_grad_() if _is_real(arg) else arg for arg in drawn]
+        result = called(*given)
+        leaves = [arg for arg in given if _is_real(arg)]
+        if not isinstance(result, torch.Tensor) or not result.requires_grad:
+            return False
+        torch.manual_seed(draw + _DRAWS)
+        gradients = torch.autograd.grad(result, leaves, torch.randn_like(result), allow_unused=True)
+        found.append([result.detach(), *(torch.zeros(()) if g is None else g for g in gradients)])
+    return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(*found, strict=True))
+
+
+def _is_real(arg: Any) -> bool:
+    return isinstance(arg, torch.Tensor) and arg.is_floating_point()
+
+
+def _drawn(like: torch.Tensor) -> torch.Tensor:
+    """A real tensor of a recorded one's shape, some samples long; whole numbers are not drawn."""
+    shape = [size if isinstance(size, int) else size.node.hint for size in like.shape]
+    if not like.is_floating_point():
+        raise TypeError("whole numbers mean something")
+    return torch.randn(shape, dtype=like.dtype) * 2
 
 
 class NoHooks(TorchFunctionMode):

@@ -41,7 +41,7 @@ def read_graph(path: Path | str) -> BlockGraph:
     with expecting(path, "model"):
         plain = read_json(path, _File, kind="model", version=_VERSION, limit=_LARGEST).graph
     graph = Document(name=str(path), value=plain).convert(BlockGraph)
-    if _plain(graph) != plain:
+    if _plain(graph) != {"unreached": [], **plain}:  # older files have no unreached parameters
         raise FileError("the model has fields that this program does not know", where=str(path), next=_REMEDY)
     for fault in _faults(graph):
         raise FileError(fault, where=str(path), next=_REMEDY)
