@@ -67,7 +67,7 @@ def _trusting(plan: Plan) -> Plan:
     (part,) = plan.parts
     assert isinstance(part, Pipeline)
     job = msgspec.structs.replace(part.job, trust_independent_samples=True)
-    return dataclasses.replace(plan, parts=(dataclasses.replace(part, job=job),))
+    return msgspec.structs.replace(plan, parts=(msgspec.structs.replace(part, job=job),))
 
 
 def trained_or_refused(task: Task) -> str:
