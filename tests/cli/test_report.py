@@ -18,7 +18,7 @@ def test_a_page_of_a_plan(isthmus: Isthmus, saved_model: Path, box: Path, tmp_pa
     assert done.values["step_seconds"] == planned["step_seconds"] and done.values["feasible"] is True
     text = page.read_text("utf-8")
     assert "<title>chain on one-host · Isthmus</title>" in text
-    assert all(f'title="{scheme}"' in text for scheme in planned["baselines"])
+    assert all(f'title="{scheme}' in text for scheme in planned["baselines"])
     assert "lower bound" in text and planned["planner"] in text
     said = isthmus("report", plan, "-o", page)
     assert said.code == 0 and str(page) in said.out and "a step" in said.out

@@ -165,7 +165,9 @@ def _plan(parser: Parser) -> None:
     parser.add_argument("--cluster", metavar="FILE", help="the machines there are (needed)")
     parser.add_argument("--batch", type=_whole, metavar="N", help="samples per step of the whole job (32)")
     parser.add_argument("--sequence", type=_whole, metavar="N", help=_SEQUENCE_HELP)
-    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="the fastest that every device has")
+    parser.add_argument(
+        "--precision", choices=("fp32", "bf16", "fp16"), help="absent: the fastest that every kind of device offers"
+    )
     _independent(parser)
     parser.add_argument("--profile", metavar="FILE", action="append", default=[], help=_PROFILE_HELP)
     parser.add_argument(
@@ -200,7 +202,9 @@ def _train(parser: Parser) -> None:
     parser.add_argument("--cluster", metavar="FILE", help="the machines to plan for (needed for a job)")
     parser.add_argument("--batch", type=_whole, metavar="N", help="samples per step of the whole job (32)")
     parser.add_argument("--sequence", type=_whole, metavar="N", help=_SEQUENCE_HELP)
-    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), help="the fastest that every device has")
+    parser.add_argument(
+        "--precision", choices=("fp32", "bf16", "fp16"), help="absent: the fastest that every kind of device offers"
+    )
     _independent(parser)
     parser.add_argument("--steps", type=_whole, metavar="N", help="train so many in all (what the job says; 1000)")
     parser.add_argument("--engine", choices=("local",), default="local", help="where workers run (local)")

@@ -17,7 +17,7 @@ from isthmus.planners.explain import Explanation, SchemeBinding, explain, explai
 from isthmus.planners.link_trials import WhyUnused
 from isthmus.planners.problem import build_problem
 from isthmus.planners.what_if import Setting
-from isthmus.report.outcomes import comparison, in_order, outcome_words
+from isthmus.report.outcomes import comparison, in_order, outcome_words, with_everywhere
 from isthmus.report.plan import shortage_line
 from isthmus.report.text import columns, cut, percent, times, wrapped
 from isthmus.report.unused import unused_lines, unused_values
@@ -108,7 +108,7 @@ def _lines(
         "",
         *_change_lines(found),
         *(["", *unused_lines(unused, found.step_seconds)] if unused else []),
-        *(["", *_scheme_lines(found, file.planner, schemes)] if schemes else []),
+        *(["", *_scheme_lines(found, file, schemes)] if schemes else []),
     ]
 
 
@@ -134,15 +134,16 @@ def _change_lines(found: Explanation) -> list[str]:
     return [*columns(rows, right=(1, 2)), f"({_TITLES})"]
 
 
-def _scheme_lines(found: Explanation, chosen: str, schemes: dict[str, SchemeBinding]) -> list[str]:
+def _scheme_lines(found: Explanation, file: PlanFile, schemes: dict[str, SchemeBinding]) -> list[str]:
     rows = [("scheme", "step time", "", "")]
     outcomes = {name: scheme.outcome for name, scheme in schemes.items()}
-    for name, outcome in in_order(outcomes):
-        seconds, why = outcome.seconds, schemes[name].why
+    everywhere = file.predicted.everywhere if file.predicted else None
+    for name, outcome in in_order(with_everywhere(outcomes, everywhere)):
+        seconds, why = outcome.seconds, schemes[name].why if name in schemes else ""
         shown = ("-", "") if seconds is None else (format_seconds(seconds), times(seconds / found.step_seconds))
         rows.append((name, *shown, "; ".join(text for text in (outcome_words(outcome), why) if text)))
     told = any(scheme.binding for scheme in schemes.values())
-    said = comparison(outcomes, chosen, found.step_seconds)
+    said = comparison(outcomes, file.planner, found.step_seconds)
     return [
         *map(cut, columns(rows, right=(1, 2))),
         *(wrapped(f"({said})") if said else []),

@@ -76,6 +76,7 @@ def _file(problem: Problem, jobs: tuple[Job, ...], models: Mapping[str, BlockGra
         lower_bound_seconds=choice.lower_bound,
         baselines=choice.schemes,
         baseline_outcomes=dict(choice.outcomes),
+        everywhere=choice.everywhere,
     )
     return PlanFile(
         planner=choice.planner,
@@ -94,6 +95,7 @@ def _values(args: argparse.Namespace, cluster: Cluster, jobs: tuple[Job, ...], c
         "planning_seconds": choice.seconds,
         "baselines": choice.schemes,
         "baseline_outcomes": {name: msgspec.structs.asdict(outcome) for name, outcome in choice.outcomes.items()},
+        "everywhere": msgspec.structs.asdict(choice.everywhere) if choice.everywhere else None,
         "plan": args.output,
         "seed": args.seed,
         "calls": choice.calls,
@@ -122,7 +124,7 @@ def _text(
             "",
             *columns(facts),
             "",
-            *scheme_lines(choice.outcomes, choice.planner, step),
+            *scheme_lines(choice.outcomes, choice.planner, step, choice.everywhere),
             "",
             *device_lines(cluster, choice.price, choice.timeline),
             "",

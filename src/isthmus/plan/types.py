@@ -158,6 +158,7 @@ class Outcome(_Frozen, frozen=True, kw_only=True):
     seconds: float | None = None  # per step, of a scheme that was found
     best_so_far: float | None = None  # seconds per step of an unfinished scheme's best plan, if it has one
     reason: str | None = None  # why it is unfinished, or cannot run
+    devices: int | None = None  # that its best plan uses
 
 
 class Prediction(_Frozen, frozen=True, kw_only=True):
@@ -169,6 +170,7 @@ class Prediction(_Frozen, frozen=True, kw_only=True):
     lower_bound_seconds: float | None = None
     baselines: dict[str, float | None] = {}  # scheme -> seconds per step, None unless it was searched to its end
     baseline_outcomes: dict[str, Outcome] = {}  # scheme -> what came of it; older files have none
+    everywhere: Outcome | None = None  # data parallelism over all devices, even shares; None where it was not priced
 
     @property
     def outcomes(self) -> dict[str, Outcome]:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from isthmus.cluster.spec import Cluster, Host, Link
 from isthmus.planners.what_if import Place
-from isthmus.units import BytesPerSecond, Seconds, format_bandwidth, format_seconds
+from isthmus.units import BytesPerSecond, Seconds, format_bit_rate, format_seconds
 
 __all__ = ["FasterLinks", "LinkChange", "NewLinks"]
 
@@ -49,7 +49,7 @@ class FasterLinks:
         between = {link.between for a, b in pairs if a != b and (link := cluster.link(a, b)) is not None}
         self.links = [link for link in cluster.links if link.between in between]
         self.inside = [name for name in hosts if name in used]
-        self.most = f"links {self.ladder[-1]} times as fast{' and as near' * latency}"
+        self.most = f"links of {self.ladder[-1]} times the bandwidth{' and as many times less latency' * latency}"
 
     def by(self, factor: int) -> Cluster:
         """Return the cluster with bandwidth times `factor`, and latency divided by it."""
@@ -81,8 +81,8 @@ class FasterLinks:
 
     def _words(self, link: Link, factor: int) -> str:
         new = self._link(link, factor)
-        words = f"{Place('link', link.between)} at {format_bandwidth(new.bandwidth)}"
-        words += f" instead of {format_bandwidth(link.bandwidth)}"
+        words = f"{Place('link', link.between)} at {format_bit_rate(new.bandwidth)}"
+        words += f" instead of {format_bit_rate(link.bandwidth)}"
         if self.latency:
             words += f", {format_seconds(new.latency)} instead of {format_seconds(link.latency)} one way"
         return words
@@ -103,7 +103,7 @@ class NewLinks:
         new = dict.fromkeys(cluster.hosts[name].region for name in hosts)
         pairs = {frozenset((a, b)): (a, b) for b in new for a in regions if a != b or regions[a] > 1}
         self.pairs = [pair for ends, pair in pairs.items() if ends not in there]
-        widest = format_bandwidth(BytesPerSecond(self.ladder[-1] * _SLOWEST))
+        widest = format_bit_rate(BytesPerSecond(self.ladder[-1] * _SLOWEST))
         self.most = f"new links of {widest}, {format_seconds(Seconds(latency))} one way"
 
     def by(self, factor: int) -> Cluster:
@@ -123,7 +123,7 @@ class NewLinks:
         return " and ".join([*named, *([f"{rest} more like {'them' if rest > 1 else 'it'}"] if rest > 0 else [])])
 
     def _words(self, link: Link) -> str:
-        figures = f"of {format_bandwidth(link.bandwidth)}, {format_seconds(link.latency)} one way"
+        figures = f"of {format_bit_rate(link.bandwidth)}, {format_seconds(link.latency)} one way"
         return f"new {Place('link', link.between)} {figures}"
 
 

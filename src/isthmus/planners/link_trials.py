@@ -21,7 +21,7 @@ from isthmus.plan.types import Plan
 from isthmus.planners.link_changes import FasterLinks, LinkChange, NewLinks
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import LARGE, Problem
-from isthmus.planners.unused import Idle, idle_devices
+from isthmus.planners.unused import Idle, idle_devices, why_left_out
 from isthmus.units import Bytes, format_bytes, format_seconds
 
 __all__ = ["MARGIN", "Useful", "WhyUnused", "explain_unused"]
@@ -30,6 +30,7 @@ Listener = Callable[[str], None]  # what is being tried
 
 MARGIN = 0.02  # of the step: what a plan with the devices must save
 _LATENCIES = (20e-3, 1e-3)  # seconds one way, of new links
+_ALIKE = 0.005  # of the step: two plans that differ by less take as long
 _GROUPS = 2  # for which links are tried, those with most devices first
 
 
@@ -177,7 +178,7 @@ class _Trials:
 def _why(problem: Problem, idle: Idle, price: Price, with_them: float | None) -> str:
     step = price.step_seconds
     if idle.reason == "precision":
-        return f"{_listed(idle.kinds)} lacks {problem.precision} or is slow in it"
+        return _listed(f"{kind} {why_left_out(problem, kind)}" for kind in idle.kinds)
     if idle.reason == "link":
         return f"no link joins {idle.them} to the devices that are used"
     if idle.reason == "place":
@@ -187,7 +188,15 @@ def _why(problem: Problem, idle: Idle, price: Price, with_them: float | None) ->
     if with_them < (1 - MARGIN) * step:
         return f"a new search finds a faster plan with {idle.them}, {format_seconds(with_them)} a step: plan again"
     found, without = format_seconds(with_them), format_seconds(step)
-    return f"the fastest plan found with {idle.them} takes {found} a step, without {idle.them} {without}"
+    whole = "the batch stays whole in one replica, which leaves little to share; " * _stays_whole(problem)
+    if with_them < (1 + _ALIKE) * step:
+        return f"{whole}the fastest plan found with {idle.them} takes as long, {found} a step"
+    return f"{whole}the fastest plan found with {idle.them} takes {found} a step, without {idle.them} {without}"
+
+
+def _stays_whole(problem: Problem) -> bool:
+    """Return whether samples may influence each other, so that no plan splits the batch."""
+    return not problem.job.trust_independent_samples and any(block.unproven for block in problem.graph.blocks)
 
 
 def _short(problem: Problem, idle: Idle, roomy: float, step: float) -> str:

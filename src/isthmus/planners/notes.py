@@ -13,7 +13,7 @@ from isthmus.plan.types import Pipeline, Plan
 from isthmus.planners.grid import Fix, cannot_have
 from isthmus.planners.pieces import ONE_BUCKET
 from isthmus.planners.problem import Candidate, Problem
-from isthmus.planners.unused import idle_note
+from isthmus.planners.unused import idle_note, why_left_out
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["assumed", "missing_bytes", "notes_on", "nothing_fits", "unfinished_note", "unreached", "why_not"]
@@ -22,9 +22,9 @@ _NAMED = 8  # parameters that a note names
 
 
 _NEEDS = {
-    "tensor": "blocks that can be split, and as many equal devices that can talk",
-    "fsdp": "two devices or more that can talk",
-    "region": "two regions or more",
+    "tensor": "blocks that can be split, and two or more equal devices with links between them",
+    "fsdp": "two or more devices with links between them",
+    "region": "two or more regions",
 }  # what a scheme cannot do without
 
 
@@ -41,10 +41,12 @@ def notes_on(
     """What the plan rests on. `spent`: the budget, or somebody, ended the search; `usual`: nobody gave one; `crowded`:
     size of a ring that was passed over.
     """
-    notes = [f"{kind} is left out: it lacks {problem.precision} or is slow in it" for kind in problem.left_out]
+    notes = [f"{kind} is left out: it {why_left_out(problem, kind)}" for kind in problem.left_out]
     notes.extend(note for note in (islands_note(problem.cluster),) if note is not None)
     if problem.job.precision is None:
-        notes.append(f"precision {problem.precision}: the fastest that every device has")
+        notes.append(
+            f"precision {problem.precision}: the fastest that every kind of device offers, as the job names none"
+        )
     notes.extend(assumed(problem.cluster, timeline))
     notes.extend(idle_note(problem, {use.name for use in timeline.devices}))
     notes.extend(_mixed(problem))
@@ -56,7 +58,7 @@ def notes_on(
     elif spent and not usual:
         notes.append("the budget ended the search: this is the best plan so far")
     elif spent:
-        notes.append("the search ended after its usual effort: with a --budget in seconds there may be a faster plan")
+        notes.append("the search stopped at its default effort; a --budget in seconds may find a faster plan")
     return tuple(notes)
 
 
@@ -99,9 +101,10 @@ def _mixed(problem: Problem) -> Iterator[str]:
         return
     first = f"{next(iter(unproven))}{f' and {len(unproven) - 1} more' if len(unproven) > 1 else ''}"
     if problem.job.trust_independent_samples:
-        yield f"not proven to keep samples apart, and trusted because the job says so: {first}"
+        yield f"the batch is split although samples may influence each other, because the job says so: {first}"
     else:
-        yield f"the batch stays whole in one replica, because this is not proven to keep samples apart: {first}"
+        yield f"the batch stays whole in one replica, because samples may influence each other: {first}"
+        yield "if they do not, --trust-independent-samples lets plans split the batch; if they do, results would change"
 
 
 def unreached(graph: BlockGraph) -> Iterator[str]:
@@ -177,7 +180,7 @@ def _too_large(
     ]
     more = f"; and {len(shortages) - 4} more devices" if len(shortages) > 4 else ""
     pinned = f" with --fix {fix}" if fix is not None else ""
-    missing = f"{format_bytes(missing_bytes(nearest))} are missing in the plan that misses least"
+    missing = f"the plan that comes closest is {format_bytes(missing_bytes(nearest))} short"
     remedy = "Leave out --fix, or one of its degrees" if fix else "Add devices or memory, or lower batch or sequence"
     error, limit = (NoPlanYetError, " of those tried before the budget ended") if spent else (NoPlanError, "")
     return error(

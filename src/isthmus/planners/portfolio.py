@@ -22,6 +22,7 @@ from isthmus.planners.beyond import BEYOND
 from isthmus.planners.bound import lower_bound
 from isthmus.planners.budget import Limits, Progress, Search, sound, usual_effort
 from isthmus.planners.copies import Copies, small_problem, whole_plan
+from isthmus.planners.everywhere import everywhere
 from isthmus.planners.grid import Fix, parse_fix
 from isthmus.planners.notes import notes_on, unfinished_note
 from isthmus.planners.problem import Candidate, Problem
@@ -49,6 +50,7 @@ class Choice(NamedTuple):
     seconds: float  # spent planning
     calls: int  # plans priced
     notes: tuple[str, ...]
+    everywhere: Outcome | None = None  # data parallelism over all devices with even shares, where it was priced
     interrupted: bool = False  # somebody ended the search (Ctrl-C): this is the best so far
 
     @property
@@ -115,6 +117,7 @@ def choose_plan(
         seconds=time.monotonic() - start,
         calls=problem.calls - first_call + (copies.problem.calls if copies is not None else 0),
         notes=notes,
+        everywhere=everywhere(problem) if beside and not found.interrupted else None,
         interrupted=found.interrupted,
     )
 

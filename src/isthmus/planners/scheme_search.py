@@ -65,13 +65,14 @@ class SchemeSearch:
         """Say what came of it."""
         if not self.ended and self.before is not None and self.before.ended:
             return self.before.outcome()
-        seconds = found.price.step_seconds if (found := self.answer) is not None else None
+        found = self.answer
+        seconds, devices = (found.price.step_seconds, len(found.price.memory)) if found is not None else (None, None)
         if not self.ended:
             many = self._coming is None and not self._left
-            reason = "its plans have too many messages to play" if many else "its part of the search was spent"
-            return Outcome(state="unfinished", best_so_far=seconds, reason=reason)
+            reason = "its plans have too many messages to play" if many else "the budget ran out"
+            return Outcome(state="unfinished", best_so_far=seconds, reason=reason, devices=devices)
         if seconds is not None:
-            return Outcome(state="found", seconds=seconds)
+            return Outcome(state="found", seconds=seconds, devices=devices)
         wrong = self._flaw or self._impossible
         return Outcome(state="cannot run", reason=why_not(self.problem, self.name, wrong, ideas=bool(self.ideas)))
 

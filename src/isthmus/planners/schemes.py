@@ -31,7 +31,7 @@ from isthmus.planners.room import Need, Room, Way
 from isthmus.planners.shares import even_shares, fair_shares, micro_batch_counts
 from isthmus.planners.staged import Staged, own_times, staged_ideas, way_seconds
 
-__all__ = ["SCHEMES", "Scheme", "data", "data_even", "pipeline"]
+__all__ = ["SCHEMES", "Scheme", "data", "data_even", "pipeline", "replicated"]
 
 Scheme = Callable[[Problem, Room, Fix], Iterator[Idea]]
 _WAYS = (Way(), Way(recompute=True))
@@ -42,7 +42,7 @@ def data_even(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
     for devices in _holders(problem, room):
         for count in micro_batch_counts(problem.job.batch, len(devices)):
             shares = even_shares(problem.job.batch // count, len(devices))
-            yield _replicated(problem, room, devices, shares, count, "ring")
+            yield replicated(problem, room, devices, shares, count, "ring")
 
 
 def data(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
@@ -55,9 +55,9 @@ def data(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
             shares = fair_shares(problem.job.batch // count, [per_kind[kind] for kind in kinds], least=0)
             busy = [(device, share) for device, share in zip(devices, shares, strict=True) if share]
             used, taken = tuple(device for device, _ in busy), [share for _, share in busy]
-            yield _replicated(problem, room, used, taken, count, "ring")
+            yield replicated(problem, room, used, taken, count, "ring")
             if len({problem.cluster.host_of(device).region for device in used}) > 1:
-                yield _replicated(problem, room, used, taken, count, "tree")
+                yield replicated(problem, room, used, taken, count, "tree")
 
 
 def _whole_seconds(problem: Problem, kind: str, samples: int) -> float:
@@ -77,7 +77,7 @@ def _holders(problem: Problem, room: Room) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(fastest(problem, members, problem.job.batch) for members in sets if members))
 
 
-def _replicated(
+def replicated(
     problem: Problem, room: Room, devices: tuple[str, ...], shares: Sequence[int], count: int, how: How
 ) -> Idea:
     """The whole model on every device."""

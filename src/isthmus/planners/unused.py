@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from isthmus.cluster.spec import Cluster
 from isthmus.planners.problem import Problem
 
-__all__ = ["Idle", "Reason", "idle_devices", "idle_note"]
+__all__ = ["Idle", "Reason", "idle_devices", "idle_note", "why_left_out"]
 
 Reason = Literal["precision", "place", "link", "memory", "slower"]
 
@@ -89,11 +89,20 @@ def _connected(cluster: Cluster, hosts: set[str]) -> set[str]:
 
 
 def idle_note(problem: Problem, used: Collection[str]) -> Iterator[str]:
-    """A line about devices that could take part and do not; others are told by notes of their own."""
-    idle = [each for each in idle_devices(problem, used) if each.reason == "slower"]
-    count, hosts = sum(len(each.devices) for each in idle), [name for each in idle for name in each.hosts]
-    if idle:
+    """Yield a line about all unused devices, if some could take part; those that cannot have notes of their own."""
+    idle = idle_devices(problem, used)
+    count = sum(len(each.devices) for each in idle)
+    hosts = list(dict.fromkeys(name for each in idle for name in each.hosts))
+    if any(each.reason == "slower" for each in idle):
         are = "is" if count == 1 else "are"
-        more = f" and {len(hosts) - 1} more host{'s' * (len(hosts) > 2)}" if len(hosts) > 1 else ""
-        said = f"{count} of {len(problem.cluster.devices)} devices {are} not used (on {hosts[0]}{more})"
+        more = f" and {len(hosts) - _NAMED} more host{'s' * (len(hosts) > _NAMED + 1)}" if len(hosts) > _NAMED else ""
+        named = (" and " if len(hosts) == _NAMED else ", ").join(hosts[:_NAMED])
+        said = f"{count} of {len(problem.cluster.devices)} devices {are} not used (on {named}{more})"
         yield f"{said}; `isthmus explain` says why"
+
+
+def why_left_out(problem: Problem, kind: str) -> str:
+    """Say why a kind of device does not take part: `has no bf16`, `computes slower in fp16 than in fp32`."""
+    if problem.precision not in problem.cluster.kinds[kind].compute:
+        return f"has no {problem.precision}"
+    return f"computes slower in {problem.precision} than in fp32"

@@ -150,10 +150,12 @@ def scheme_bars(outcomes: Mapping[str, Outcome], chosen: str, step: float, bound
             rows.append(_row(name, 1, line, short, f"{name}\n{outcome_words(outcome)}", "none"))
             continue
         mine = name == (chosen or "this plan")
+        shown = f"{name}, {outcome.devices}" if outcome.devices and str(outcome.devices) not in name else name
         ratio = "this plan" if mine else times(seconds / step)
         kind = "mine" if mine else "cut" if seconds > scale else ""
-        tip = f"{name}\n{format_seconds(seconds)} a step\n{ratio}"
+        on = f"\non {outcome.devices} device{'s' * (outcome.devices > 1)}" if outcome.devices else ""
+        tip = f"{name}\n{format_seconds(seconds)} a step\n{ratio}{on}"
         rows.append(
-            _row(name, 1, [_fill("scheme", seconds / scale), *line], f"{format_seconds(seconds)} · {ratio}", tip, kind)
+            _row(shown, 1, [_fill("scheme", seconds / scale), *line], f"{format_seconds(seconds)} · {ratio}", tip, kind)
         )
     return _bars(rows)

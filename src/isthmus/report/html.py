@@ -26,7 +26,7 @@ from isthmus.report.headline import headline
 from isthmus.report.map import map_figure
 from isthmus.report.markup import Markup, escape, tag
 from isthmus.report.notes import notes
-from isthmus.report.outcomes import comparison
+from isthmus.report.outcomes import comparison, with_everywhere
 from isthmus.report.packed import pack
 from isthmus.report.plan import plan_jobs
 from isthmus.report.run import RunRecord, run_section
@@ -113,7 +113,8 @@ def _schemes(subject: Subject) -> Markup:
     if predicted is None or not predicted.outcomes:
         return Markup()
     bound = predicted.lower_bound_seconds
-    bars = scheme_bars(predicted.outcomes, subject.file.planner, subject.price.step_seconds, bound)
+    shown = with_everywhere(predicted.outcomes, predicted.everywhere)
+    bars = scheme_bars(shown, subject.file.planner, subject.price.step_seconds, bound)
     said = []
     if compared := comparison(predicted.outcomes, subject.file.planner, subject.price.step_seconds):
         said.append(f"{compared[0].upper()}{compared[1:]}.")
@@ -122,7 +123,7 @@ def _schemes(subject: Subject) -> Markup:
     return tag(
         "section",
         tag("h2", "Beside the usual schemes", id="schemes-title"),
-        tag("p", "Predicted seconds a step. Shorter is better.", class_="lead"),
+        tag("p", "Predicted seconds a step, and how many devices are used. Shorter is better.", class_="lead"),
         bars,
         *(tag("p", text, class_="note") for text in said),
         aria_labelledby="schemes-title",

@@ -39,7 +39,7 @@ def _models(plan: Plan) -> list[tuple[str, str]]:
     items = [item for part in parts for item in part]
     found = []
     for item in items:
-        chosen = "" if item.job.precision else f", {item.precision}: the fastest that every device has"
+        chosen = "" if item.job.precision else f", {item.precision}: the fastest that every kind of device offers"
         digest = f", digest {item.model_digest}" if item.model_digest else ""
         found.append((f"model of {item.job.name}", f"{item.job.model}{chosen}{digest}"))
     return found

@@ -8,7 +8,14 @@ from isthmus.plan.types import Outcome
 from isthmus.report.text import times
 from isthmus.units import format_seconds
 
-__all__ = ["comparison", "in_order", "outcome_words"]
+__all__ = ["comparison", "in_order", "outcome_words", "with_everywhere"]
+
+
+def with_everywhere(outcomes: Mapping[str, Outcome], everywhere: Outcome | None) -> dict[str, Outcome]:
+    """Return the outcomes that a table shows: of the schemes, and of DDP on all devices where that was priced."""
+    if everywhere is None:
+        return dict(outcomes)
+    return {**outcomes, f"DDP on all {everywhere.devices}" if everywhere.devices else "DDP on all": everywhere}
 
 
 def in_order(outcomes: Mapping[str, Outcome]) -> list[tuple[str, Outcome]]:

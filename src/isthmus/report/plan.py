@@ -12,7 +12,7 @@ from isthmus.model.job import Job
 from isthmus.plan.text import render
 from isthmus.plan.types import Outcome, Pipeline, Plan
 from isthmus.report.classes import device_classes
-from isthmus.report.outcomes import comparison, in_order, outcome_words
+from isthmus.report.outcomes import comparison, in_order, outcome_words, with_everywhere
 from isthmus.report.text import columns, cut, excerpt, percent, rate, times, wrapped
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
@@ -55,19 +55,20 @@ def job_lines(jobs: tuple[Job, ...], plan: Plan, price: Price) -> list[str]:
     return columns(rows, right=(1, 2, 3))
 
 
-def scheme_lines(outcomes: Mapping[str, Outcome], chosen: str, step_seconds: float) -> list[str]:
+def scheme_lines(
+    outcomes: Mapping[str, Outcome], chosen: str, step_seconds: float, everywhere: Outcome | None = None
+) -> list[str]:
     """Return the table of schemes, fastest first, and a sentence that compares the plan with the best of them."""
-    rows = [("scheme", "step time", "")]
-    for name, outcome in in_order(outcomes):
-        seconds = outcome.seconds
+    rows = [("scheme", "devices", "step time", "")]
+    for name, outcome in in_order(with_everywhere(outcomes, everywhere)):
+        used, seconds = str(outcome.devices or "-"), outcome.seconds
         if seconds is None:
-            rows.append((name, "-", "this plan; " * (name == chosen) + outcome_words(outcome)))
+            rows.append((name, used, "-", "this plan; " * (name == chosen) + outcome_words(outcome)))
         else:
-            rows.append(
-                (name, format_seconds(seconds), "this plan" if name == chosen else times(seconds / step_seconds))
-            )
+            ratio = "this plan" if name == chosen else times(seconds / step_seconds)
+            rows.append((name, used, format_seconds(seconds), ratio))
     said = comparison(outcomes, chosen, step_seconds)
-    return [*map(cut, columns(rows, right=(1,))), *(wrapped(f"({said})") if said else [])]
+    return [*map(cut, columns(rows, right=(1, 2))), *(wrapped(f"({said})") if said else [])]
 
 
 def device_lines(cluster: Cluster, price: Price, timeline: Timeline) -> list[str]:

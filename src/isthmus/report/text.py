@@ -60,5 +60,7 @@ def sentence(words: str) -> str:
 
 
 def times(ratio: float) -> str:
-    """1.234 -> `1.23 x`; 12.34 -> `12.3 x`."""
-    return f"{ratio:.2f} x" if ratio < 10 else f"{ratio:.3g} x"
+    """1.234 -> `1.23 x`; 12.34 -> `12.3 x`; 1938.2 -> `1,938 x`; 0.00123 -> `0.0012 x`."""
+    if ratio >= 999.5:
+        return f"{ratio:,.0f} x"
+    return f"{ratio:.2g} x" if ratio < 0.095 else f"{ratio:.2f} x" if ratio < 10 else f"{ratio:.3g} x"

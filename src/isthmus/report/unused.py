@@ -13,12 +13,13 @@ from isthmus.units import format_seconds
 __all__ = ["unused_lines", "unused_section", "unused_values"]
 
 _TRIED = "each was found by planning anew for a cluster with such links; a longer search may find more"
+_NOT_TRIED = "not tried: only for the largest groups of devices, in clusters of up to 64"
 _OTHERWISE = {
-    "precision": "another precision, or `mixed: true`; no link",
-    "memory": "more memory; no link",
-    "place": "other places; no link",
-    "link": "not tried",
-    "slower": "not tried",
+    "precision": "another precision, or `mixed: true` in the job; faster links would not help",
+    "memory": "more memory; faster links would not help",
+    "place": "other places in the job; faster links would not help",
+    "link": _NOT_TRIED,
+    "slower": _NOT_TRIED,
 }  # where no links were tried
 
 
@@ -28,7 +29,7 @@ def remedy(each: WhyUnused, step: float) -> str:
         saves = percent(1.0 - each.useful.step_seconds / step)
         return f"{each.useful.change}: {format_seconds(each.useful.step_seconds)} a step, {saves} less"
     if each.tried:
-        return f"no link that was tried: with {each.tried}, too, no faster plan with {each.idle.them} was found"
+        return f"no faster links: even with {each.tried} no faster plan with {each.idle.them} was found"
     if each.with_them is not None and each.with_them < (1 - MARGIN) * step:
         return "the links that there are, in another plan"
     return _OTHERWISE[each.idle.reason]
