@@ -23,7 +23,7 @@ def test_it_is_the_grid_with_one_replica_a_device(batch: int) -> None:
         assert found is not None and found.state == "found" and found.devices == len(task.usable)
         assert found.seconds == pytest.approx(
             pinned.price.step_seconds, rel=0.01
-        )  # the grid buckets gradients otherwise
+        )  # other buckets
 
 
 def test_it_is_never_faster_than_the_best_even_data_parallelism() -> None:
