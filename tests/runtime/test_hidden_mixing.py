@@ -12,10 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from isthmus.errors import ModelError
+import isthmus
+from isthmus.errors import DataError, ModelError
 from isthmus.model.graph import NORMS
 from isthmus.model.zoo.synthetic import cross_entropy
 from isthmus.plan.types import Plan, Replica, Stage, Sync
+from isthmus.runtime.loss import CheckedLoss
+from isthmus.runtime.serving import cast_module, check_hooks
 from isthmus.runtime.statistics import unchanged
 from tests.runtime.test_samples import CLUSTER, FIRST, SECOND, SGD, UPDATES, vectors
 from tests.runtime.world import Cutting, Task, assert_same, pipeline_plan, reference, train
@@ -239,3 +242,98 @@ class Normalised(nn.Module):
 @pytest.mark.parametrize("wrapped", [Own, lambda body: body])
 def test_rounding_errors_are_no_mixing(wrapped: Callable[[Body], Body]) -> None:
     check(task_of(lambda: wrapped(Normalised())))
+
+
+# -- what a worker does before
+
+
+class Turned(nn.Module):
+    """Turns features by complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turn", torch.polar(torch.ones(WIDTH), torch.arange(WIDTH).float()))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.view_as_real(h * self.turn).sum(-1)
+
+
+def test_complex_buffers_stay_complex() -> None:
+    model = cast_module(SampleModel(Own(Turned())), torch.bfloat16)
+    assert (
+        model.get_buffer("body.body.turn").is_complex() and model.get_parameter("first.weight").dtype is torch.bfloat16
+    )
+    check(task_of(lambda: Own(Turned())))
+
+
+def test_complex_parameters_are_refused() -> None:
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(ModelError, match=r"parameter weight: a trained parameter is complex.*view_as_complex"):
+        cast_module(model, torch.float32)
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_parameters_are_refused(register: str) -> None:
+    model = nn.Linear(2, 2)
+    check_hooks(model, "")
+    getattr(model.weight, register)(lambda g: None)
+    with pytest.raises(ModelError, match=r"parameter weight: a hook is registered on a parameter.*clip"):
+        check_hooks(model, "the plan splits the batch")
+    with pytest.raises(ModelError, match="each worker trains a copy"):
+        isthmus.join(two(task_of(lambda: torch.tanh).pieces()), model, cross_entropy, cluster=CLUSTER)
+
+
+# -- losses
+
+
+def _mined(output: Tensor, target: Tensor) -> tuple[Tensor, int]:
+    losses = F.cross_entropy(output, target, reduction="none")
+    return losses.topk(min(len(losses), 3)).values.sum(), len(losses)
+
+
+def _pairs(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    total, count = cross_entropy(output, target)
+    same = (target[:, None] == target[None]).triu(1)
+    return total + ((output @ output.t()) * same).sum(), count
+
+
+def _penalty(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    total, count = cross_entropy(output, target)
+    return total + output.mean(0).square().sum() * 0.05, count
+
+
+def _aux(output: tuple[Tensor, Tensor], target: Tensor) -> tuple[Tensor, Tensor]:
+    total, count = cross_entropy(output[0], target)
+    return total + output[1], count
+
+
+def _scaled(output: tuple[Tensor, Tensor], target: Tensor) -> tuple[Tensor, Tensor]:
+    total, count = cross_entropy(output[0], target)
+    return total + output[1] * count, count
+
+
+OUTPUT, TARGET = torch.randn(7, 3, generator=torch.Generator().manual_seed(1)), torch.arange(7) % 3
+
+
+@pytest.mark.parametrize(
+    ("loss", "output"),
+    [(_mined, OUTPUT), (_pairs, OUTPUT), (_penalty, OUTPUT), (_aux, (OUTPUT, torch.tensor(0.5)))],
+)
+def test_losses_that_do_not_add_up_are_refused(loss: Callable[[Any, Any], Any], output: Any) -> None:
+    with pytest.raises(DataError, match=r"the sum of a loss must add up over samples.*multiplied by the count"):
+        CheckedLoss(loss, "here")(output, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("loss", "output"),
+    [
+        (cross_entropy, OUTPUT),
+        (cross_entropy, OUTPUT.bfloat16()),
+        (_scaled, (OUTPUT, torch.tensor(0.5))),
+        (lambda output, target: cross_entropy(output.t(), target), OUTPUT.t()),
+    ],
+)
+def test_losses_that_add_up_are_accepted(loss: Callable[[Any, Any], Any], output: Any) -> None:
+    total, count = CheckedLoss(loss, "here")(output, TARGET)
+    assert total.ndim == 0 and count == 7
