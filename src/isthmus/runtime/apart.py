@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from isthmus.errors import ModelError
+from isthmus.errors import IsthmusError, ModelError
 from isthmus.model.fixed_norms import fixed_norms
 from isthmus.model.measured_samples import own_buffers
 from isthmus.model.pieces import Pieces
@@ -73,7 +73,12 @@ class ApartCheck:
             whole, parts = list(range(total)), [list(range(middle)), list(range(middle, total))]
         else:
             whole, parts = [0, 0], [[0], [0]]
-        found = [trial.run(rows) for rows in (whole, *parts)]
+        try:
+            found = [trial.run(rows) for rows in (whole, *parts)]
+        except (IsthmusError, torch.OutOfMemoryError):
+            raise
+        except Exception as fault:  # whatever the user's code does with fewer samples
+            raise self._refused(block, f"{type(fault).__name__} on a part of {total} samples: {fault}") from fault
         wrong = trial.difference(found[0], found[1:])
         if wrong is None and self._program.micro_batches > 1:
             wrong = trial.changed(found[0])
