@@ -36,6 +36,7 @@ from isthmus.runtime.manifest import Header
 from isthmus.runtime.place import Draws
 from isthmus.runtime.program import programs
 from isthmus.runtime.saving import Piece, finish, write_part
+from isthmus.runtime.serving import cast_module
 from isthmus.runtime.state import load_state, saved_pieces
 from isthmus.runtime.worker import DTYPES, Worker, meets
 
@@ -66,7 +67,7 @@ class Task:
 
     def pieces(self, precision: str = "fp32", max_blocks: int = 128) -> Cutting:
         """The model's blocks; what the tracer noted in their graphs cannot be copied and is dropped."""
-        model = self.make().to(DTYPES[precision])
+        model = cast_module(self.make(), DTYPES[precision])
         example = self.get(range(2))[0]
         cast = tuple(v.to(DTYPES[precision]) if v.is_floating_point() else v for v in example.args)
         example = Example(args=cast, kwargs=example.kwargs)

@@ -43,7 +43,7 @@ from isthmus.runtime.manifest import MANIFEST, Header, SavedScale
 from isthmus.runtime.program import Program, programs
 from isthmus.runtime.saving import Piece, finish, write_part
 from isthmus.runtime.serve import failed
-from isthmus.runtime.serving import cast_example, cut_model, kept_buffers
+from isthmus.runtime.serving import cast_example, check_hooks, cut_model, kept_buffers
 from isthmus.runtime.state import load_state, saved_pieces
 from isthmus.runtime.tensor_file import writing
 from isthmus.runtime.worker import DTYPES, Worker
@@ -75,6 +75,7 @@ class Joined:
         """`loss(output, targets)` gives the sum of the losses and how many were summed."""
         self.plan, self.job, self.cluster = plan, part.job, cluster
         self.step_number = 0
+        check_hooks(model, "each worker trains a copy of the model, which has no hooks")
         self._part, self._model, self._sequence = part, model, sequence
         self._loss = CheckedLoss(loss, "the loss given to join")
         self._checkpoint = _opened(resume) if resume is not None else None

@@ -12,6 +12,8 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import msgspec
@@ -25,6 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+import isthmus
 from isthmus.errors import ModelError
 from isthmus.model.blocks import Item, choose_blocks
 from isthmus.model.describe import parameters_of
@@ -32,6 +35,7 @@ from isthmus.model.digest import digest_of
 from isthmus.model.export import Example, Line, example_of, probes_of, training
 from isthmus.model.gradients import NoHooks
 from isthmus.model.graph import Block, BlockGraph, Tensor
+from isthmus.model.kept_state import kept_state
 from isthmus.model.measured_samples import measured_mixing
 from isthmus.model.trace import tensors_of
 
@@ -102,23 +106,36 @@ def cut_modules(
     children = _opened("", model)
     with training(model):
         low, high = (_run(model, children, example_of(model, example, p)) for p in probes)
-        if low is None or high is None:
+        if not isinstance(low, list) or not isinstance(high, list):
             children = [("", model)]
             low, high = (_run(model, children, example_of(model, example, p)) for p in probes)
-    if low is None or high is None:
-        raise ModelError(
-            "the model can neither be exported nor run without data",
-            where=name,
-            expected="a forward whose course does not depend on the values of tensors",
-            next="Save its block graph where it can be captured, or cut it by hand into modules called in sequence",
-        )
+    if not isinstance(low, list) or not isinstance(high, list):
+        raise _unfollowed(name, low if isinstance(low, Exception) else high)
     runs = _runs(model, children, high, max_blocks)
     totals = [(_total([low[i] for i in run]), _total([high[i] for i in run])) for run in runs]
     named = [[children[i] for i in run] for run in runs]
-    mixing = measured_mixing(model, [[m for _, m in run] for run in named], example) if measure else [None] * len(named)
+    mixing = measured_mixing(model, named, example) if measure else [None] * len(named)
     graph = _describe(model, example, named, totals, probes, mixing)
     graph = msgspec.structs.replace(graph, name=name, sequence=sequence)
     return ModuleCut(msgspec.structs.replace(graph, digest=digest_of(graph)), tuple(map(tuple, named)))
+
+
+def _unfollowed(name: str, fault: Any) -> ModelError:
+    return ModelError(
+        "the model can neither be exported nor run without data",
+        where=name,
+        found=_said(fault) if isinstance(fault, Exception) else None,
+        expected="a forward whose course does not depend on the values of tensors",
+        next="Save its block graph where it can be captured, or cut it by hand into modules called in sequence",
+    )
+
+
+def _said(fault: Exception) -> str:
+    """An exception and the last line of the model's own code on the way to it."""
+    others = tuple(str(Path(code).parent) for code in (torch.__file__, isthmus.__file__))
+    lines = [frame for frame in extract_tb(fault.__traceback__) if not frame.filename.startswith(others)]
+    where = f" (line {lines[-1].lineno} of {Path(lines[-1].filename).name}: {lines[-1].line})" if lines else ""
+    return f"{type(fault).__name__}: {next(iter(str(fault).splitlines()), '')[:200]}{where}"
 
 
 def _opened(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -132,8 +149,11 @@ def _opened(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     return opened
 
 
-def _run(model: nn.Module, children: list[tuple[str, nn.Module]], example: Example) -> list[_Meter] | None:
-    """Meters of the children, in their order; None where they are not one chain from input to output."""
+def _run(model: nn.Module, children: list[tuple[str, nn.Module]], example: Example) -> list[_Meter] | Exception | None:
+    """Meters of the children, in their order; None where they are not one chain from input to output.
+
+    An exception of the model's is what it cannot be run for.
+    """
     if not children:
         return None
     whole = len(children) == 1 and children[0][1] is model
@@ -141,12 +161,12 @@ def _run(model: nn.Module, children: list[tuple[str, nn.Module]], example: Examp
     flow: list[tuple[int, Any]] = []  # (child, its inputs), in the order of calls
     try:
         hooks = nullcontext() if whole else NoHooks()  # one that a tensor between two children has would be lost
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, sdpa_kernel(SDPBackend.MATH), hooks:
+        with kept_state(model), FakeTensorMode(allow_non_fake_inputs=True) as mode, sdpa_kernel(SDPBackend.MATH), hooks:
             args, kwargs = pytree.tree_map(mode.from_tensor, (example.args, example.kwargs))
             with _Watch(_Meter()) as watch, _hooks(children, meters, watch, flow), _keeping(model, watch):
                 result = model(*args, **kwargs)
-    except Exception:  # whatever the model does that needs data
-        return None
+    except Exception as fault:  # whatever the model does that needs data
+        return fault
     return meters if whole or _is_chain(meters, flow, (*args, *kwargs.values()), result) else None
 
 

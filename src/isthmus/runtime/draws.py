@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from isthmus.errors import ModelError
 from isthmus.model.export import Example, probes_of
+from isthmus.model.kept_state import kept_state
 from isthmus.model.pieces import Pieces
 from isthmus.model.trace import bound, kind_of, tensors_of
 from isthmus.runtime.plain_attention import PlainAttention
@@ -156,7 +157,7 @@ def _run(pieces: Pieces, example: Example, batch: int) -> list[_Recording]:
     """What each block draws for a batch."""
     recorded = []
     device = next((p.device for block in pieces.blocks for p in block.parameters()), torch.device("cpu"))
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with kept_state(*pieces.blocks), FakeTensorMode(allow_non_fake_inputs=True):
 
         def fresh(value: Tensor) -> Tensor:
             return torch.zeros((batch, *value.shape[1:]), dtype=value.dtype, device=device)

@@ -6,7 +6,7 @@ that gives a mean, or compares samples with each other, would train another mode
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,11 @@ from isthmus.runtime.dataset import CONTRACT, described
 __all__ = ["CheckedLoss", "open_loss"]
 
 _PAIR = "(sum of the losses, how many were summed), the sum a tensor without dimensions"
-_OFF = 0.05  # relative: more than any rounding, less than what a mean would be off by
+_ADDING = (
+    f"{_PAIR}; each sample's loss must be its own whatever samples are with it, and a term that does not belong to "
+    "samples, such as a penalty on weights, must be multiplied by the count"
+)
+_OFF, _OFF_16 = 3e-4, 2e-2  # relative: more than rounding, in 32 bits and in 16
 
 
 def open_loss(job: Job, built: BuiltModel) -> CheckedLoss:
@@ -56,27 +60,38 @@ class CheckedLoss:
         targets = [leaf for leaf in pytree.tree_leaves(target) if isinstance(leaf, Tensor)]
         counted = [tensor for tensor in (*targets, *reals) if tensor.ndim]
         samples = len(counted[0]) if counted else 0
-        if samples >= 2 and all(tensor.shape[:1] == (samples,) for tensor in reals):
-            self._prove_sum(output, target, samples)
+        if samples >= 2:
+            self._prove_sum(output, target, samples, reals)
 
-    def _prove_sum(self, output: Any, target: Tensor | None, samples: int) -> None:
-        """The first two samples together must give the sum of what each gives alone."""
+    def _prove_sum(self, output: Any, target: Tensor | None, samples: int, reals: Sequence[Tensor]) -> None:
+        """Parts of the samples must give the sum of all; what has no dimension of samples is there in each part."""
+        narrow = any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in reals)
+        limit = _OFF_16 if narrow else _OFF
+        batched = all(tensor.shape[:1] == (samples,) for tensor in reals)
 
         def part(low: int, high: int) -> tuple[float, float]:
             def cut(leaf: Any) -> Any:
-                batched = isinstance(leaf, Tensor) and leaf.shape[:1] == (samples,)
-                return leaf[low:high].detach() if batched else leaf
+                has = isinstance(leaf, Tensor) and leaf.shape[:1] == (samples,)
+                return leaf[low:high].detach() if has else leaf.detach() if isinstance(leaf, Tensor) else leaf
 
             total, count = self._tried(pytree.tree_map(cut, output), pytree.tree_map(cut, target))
             return float(total), float(count)
 
-        both, first, second = part(0, 2), part(0, 1), part(1, 2)
-        for what, whole, a, b in zip(("sum", "count"), both, first, second, strict=True):
-            if abs(whole - a - b) > _OFF * (abs(a) + abs(b)):
-                raise self._bad(
-                    f"the {what} of a loss must add up over samples",
-                    f"{whole:.6g} for two samples, {a:.6g} and {b:.6g} for each alone",
-                )
+        whole = part(0, samples)
+        for middle in dict.fromkeys((1, (samples + 2) // 3)):
+            try:
+                parts = part(0, middle), part(middle, samples)
+            except DataError:
+                if batched:
+                    raise
+                return  # an output has its samples elsewhere: it cannot be cut
+            for what, both, a, b in zip(("sum", "count"), whole, *parts, strict=True):
+                if abs(both - a - b) > limit * (abs(a) + abs(b)):
+                    raise self._bad(
+                        f"the {what} of a loss must add up over samples",
+                        f"{both:.6g} for {samples} samples, {a:.6g} for the first {middle} and {b:.6g} for the others",
+                        _ADDING,
+                    )
 
     def _tried(self, output: Any, target: Tensor | None) -> tuple[Tensor, Any]:
         """What the function gives, if it is a sum and a count."""
@@ -111,5 +126,5 @@ class CheckedLoss:
             next="Name a loss that fits the model and the data: loss: package.module:function",
         )
 
-    def _bad(self, what: str, found: str) -> DataError:
-        return DataError(what, where=self._where, found=found, expected=_PAIR, next=CONTRACT)
+    def _bad(self, what: str, found: str, expected: str = _PAIR) -> DataError:
+        return DataError(what, where=self._where, found=found, expected=expected, next=CONTRACT)

@@ -34,7 +34,7 @@ from isthmus.runtime.measure_worker import device_costs
 from isthmus.runtime.memory import keep_freed_memory
 from isthmus.runtime.place import Draws, on_device
 from isthmus.runtime.randomness import Randomness
-from isthmus.runtime.serving import cast_example
+from isthmus.runtime.serving import cast_example, cast_module
 from isthmus.runtime.worker import DTYPES
 
 __all__ = [
@@ -100,7 +100,7 @@ def profile_model(
         torch.manual_seed(0)
         built, dtype = source.build(spec, sequence), DTYPES[machine.precision]
         example = cast_example(built.example(2), dtype)
-        pieces = cut(built.module.to(dtype), example, name=built.name, sequence=built.sequence)
+        pieces = cut(cast_module(built.module, dtype), example, name=built.name, sequence=built.sequence)
         own = device_costs(machine, spec, built.sequence)
         _check_samples(max(samples), example)
         inputs = {count: cast_example(built.example(count), dtype) for count in sorted({*samples})}

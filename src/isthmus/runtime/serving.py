@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch._C._distributed_c10d import FileStore
 
-from isthmus.errors import PlanError
+from isthmus.errors import ModelError, PlanError
 from isthmus.model import source
 from isthmus.model.built import BuiltModel
 from isthmus.model.export import Example
@@ -35,7 +35,16 @@ from isthmus.runtime.worker import DTYPES, Step, Worker
 if TYPE_CHECKING:
     from isthmus.runtime.serve import Mailbox
 
-__all__ = ["Serving", "build_model", "cast_example", "cut_model", "kept_buffers", "release_unused"]
+__all__ = [
+    "Serving",
+    "build_model",
+    "cast_example",
+    "cast_module",
+    "check_hooks",
+    "cut_model",
+    "kept_buffers",
+    "release_unused",
+]
 
 _TRAFFIC = 0.5  # seconds between two counts of bytes
 
@@ -78,6 +87,8 @@ class Serving:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         built, loss = build_model(self.program.job)
+        if _splits(self.program) and not self.program.job.trust_independent_samples:
+            check_hooks(built.module, "the plan splits the batch, and each part's gradient would be changed by itself")
         job = self.program.job
         example = cast_example(built.example(2), DTYPES[self.program.precision])
         initial = {name: parameter.detach() for name, parameter in built.module.named_parameters()}
@@ -185,7 +196,9 @@ def cut_model(
     measure: bool,
 ) -> Pieces:
     """The model in the plan's precision, cut into the blocks that the plan was made for; `measure` as in `cut`."""
-    pieces = cut(module.to(DTYPES[part.precision]), example, name=part.job.name, sequence=sequence, measure=measure)
+    pieces = cut(
+        cast_module(module, DTYPES[part.precision]), example, name=part.job.name, sequence=sequence, measure=measure
+    )
     if digest and pieces.graph.digest != digest:
         raise PlanError(
             "model-digest",
@@ -196,6 +209,44 @@ def cut_model(
             next="Plan again",
         )
     return pieces
+
+
+def cast_module(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """The module with all reals in one dtype; complex buffers stay what they are, complex weights are refused."""
+    for name, parameter in module.named_parameters():
+        if parameter.is_complex() and parameter.requires_grad:
+            raise ModelError(
+                "a trained parameter is complex",
+                where=f"parameter {name}",
+                found=str(parameter.dtype).removeprefix("torch."),
+                expected="real parameters",
+                next="Keep the real and the imaginary part as the last dimension, and use torch.view_as_complex",
+            )
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return module._apply(cast)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def check_hooks(module: torch.nn.Module, why: str) -> None:
+    """Refuses trained parameters whose gradients a hook may change; `why`: what would become of them."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+            raise ModelError(
+                f"a hook is registered on a parameter, and {why}",
+                where=f"parameter {name}",
+                found="register_hook or register_post_accumulate_grad_hook",
+                expected="parameters without hooks",
+                next="Change the gradient inside the forward, on a tensor of the samples; for clipping say clip in the "
+                "job; or plan with one replica and one micro-batch (--fix dp=1,micro=1)",
+            )
+
+
+def _splits(program: Program) -> bool:
+    """Whether a parameter's gradient is the sum of several."""
+    parts = (run.slices > 1 or len(run.group) > 1 or run.hi - run.lo < program.micro_batch for run in program.runs)
+    return program.micro_batches > 1 or any(parts)
 
 
 def cast_example(example: Example, dtype: torch.dtype) -> Example:

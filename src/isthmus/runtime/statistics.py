@@ -17,15 +17,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
 
 from isthmus.errors import ModelError
+from isthmus.model.fixed_norms import NormForward, fixed_or
 from isthmus.model.graph import NORMS
+from isthmus.model.kept_state import kept_state
 from isthmus.model.trace import kind_of
 
 __all__ = ["synchronised", "unchanged"]
@@ -44,7 +47,7 @@ def synchronised(block: nn.Module, reduce: Reduce) -> nn.Module:
     else:
         for norm in block.modules():
             if isinstance(norm, _BatchNorm):
-                norm.forward = _Forward(norm, reduce)  # type: ignore[assignment,method-assign]
+                norm.forward = NormForward(norm, SynchronisedNorm(reduce))  # type: ignore[method-assign]
     return block
 
 
@@ -82,32 +85,19 @@ def _results(node: fx.Node) -> list[fx.Node]:
     return users
 
 
-class _Forward:
-    """What a batch norm module does instead of its own forward."""
-
-    def __init__(self, norm: _BatchNorm, reduce: Reduce) -> None:
-        self._norm, self._usual, self._synchronised = norm, norm.forward, SynchronisedNorm(reduce)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        norm = self._norm
-        if not norm.training:
-            return self._usual(x)
-        if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked.add_(1)
-        momentum = norm.momentum or 0.0  # none with running statistics (a plain mean) cannot be captured
-        mean, var = norm.running_mean, norm.running_var
-        result: Tensor = self._synchronised(x, norm.weight, norm.bias, mean, var, momentum, norm.eps)
-        return result
-
-
 class SynchronisedNorm(nn.Module):
     """Batch norm in training over all replicas; what it normalises with and remembers is given to it."""
 
     def __init__(self, reduce: Reduce) -> None:
         super().__init__()
         self._reduce = reduce
+        self._normalise = fixed_or(self._synchronised)
 
-    def forward(
+    def forward(self, *args: Any) -> Tensor:
+        """As `_synchronised`, unless statistics are fixed for a while."""
+        return self._normalise(*args)
+
+    def _synchronised(
         self,
         x: Tensor,
         weight: Tensor | None,
@@ -190,23 +180,27 @@ def _across(channels: Tensor, x: Tensor) -> Tensor:
 
 @contextmanager
 def unchanged(block: nn.Module) -> Iterator[None]:
-    """Within it the block may run again, and its running statistics and counters are afterwards what they were."""
-    state = _state_of(block)
-    before = [tensor.clone() for tensor in state]
-    try:
-        yield
-    finally:
-        for tensor, content in zip(state, before, strict=True):
-            tensor.data.copy_(content)  # not seen by autograd, which would take it for a change of what it saved
+    """Within it the block may run again; afterwards its buffers, counters and attributes are what they were.
+
+    An exported block whose operations write into nothing keeps nothing.
+    """
+    state = _state_of(block) if isinstance(block, fx.GraphModule) else []
+    before = [tensor.detach().clone() for tensor in state]
+    with nullcontext() if isinstance(block, fx.GraphModule) else kept_state(block):
+        try:
+            yield
+        finally:
+            for tensor, content in zip(state, before, strict=True):
+                tensor.data.copy_(content)  # not seen by autograd, which would take it for a change of what it saved
 
 
-def _state_of(block: nn.Module) -> list[Tensor]:
-    """Buffers that the block's forward changes; all of them where it cannot be told."""
-    if not isinstance(block, fx.GraphModule):
-        return list(block.buffers())
-    changed = [source for node in block.graph.nodes for source in _changed(block, node)]
-    names = dict.fromkeys(str(node.target) for node in changed if node.op == "get_attr")
-    return [operator.attrgetter(name)(block) for name in names]
+def _state_of(block: fx.GraphModule) -> list[Tensor]:
+    """All buffers, if operations write into anything (it may be a view of one), and parameters that they write into."""
+    graphs = [inner for inner in block.modules() if isinstance(inner, fx.GraphModule)]
+    written = [(inner, source) for inner in graphs for node in inner.graph.nodes for source in _changed(inner, node)]
+    names = dict.fromkeys((inner, str(source.target)) for inner, source in written if source.op == "get_attr")
+    named = [operator.attrgetter(name)(inner) for inner, name in names]
+    return [*(block.buffers() if written else ()), *(one for one in named if isinstance(one, nn.Parameter))]
 
 
 def _changed(block: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
@@ -217,4 +211,5 @@ def _changed(block: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
     schema = getattr(node.target, "_schema", None)
     written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write] if schema else []
     given = dict(zip([a.name for a in schema.arguments], node.args, strict=False)) | node.kwargs if schema else {}
-    return [source for name in written if isinstance(source := given.get(name), fx.Node)]
+    found = (one for name in written for one in pytree.tree_leaves(given.get(name)))
+    return [source for source in found if isinstance(source, fx.Node)]
