@@ -118,6 +118,9 @@ def test_a_plan_is_for_its_own_model(isthmus: Isthmus, tmp_path: Path) -> None:
         done = isthmus(*words, *TRUSTED, "--model", "zoo:gpt2")
         assert done.code == 2 and "the plan is not for this model. Found zoo:gpt2" in done.err
         assert JOB.model in done.err and JOB.data in done.err
+        misspelt = isthmus(*words, "--model", f"{JOB.model[:-1]}")
+        assert misspelt.code == 2 and f"Did you mean {JOB.model!r}?" in misspelt.err
+        assert "Leave it out" not in done.err + misspelt.err
 
 
 def test_trust_is_asked_for_once_with_every_name(isthmus: Isthmus, tmp_path: Path) -> None:

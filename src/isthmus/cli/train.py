@@ -79,7 +79,7 @@ def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated,
     cluster = load_cluster(args.cluster) if args.cluster else None
     file = load_plan(args.what)
     check_models(args.model, file)
-    check_trust(jobs_of_plan(file.plan), args.model, runs=True)
+    check_trust(jobs_of_plan(file.plan), args.model, runs=True, flags=True)
     check_contracts(jobs_of_plan(file.plan))
     prepare_simulator(progress.compiling)
     progress.phase(f"Checking {args.what}")
