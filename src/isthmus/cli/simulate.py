@@ -51,9 +51,9 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 def price_again(args: argparse.Namespace, file: PlanFile, progress: Progress) -> Simulated:
     """The plan of a file, priced on its own cluster or on the one given."""
     check_models(args.model, file)
-    check_trust(jobs_of_plan(file.plan), args.model, flags=True)
     cluster = load_cluster(args.cluster) if args.cluster else None
     profile = load_profile(*args.profile) if args.profile else None
+    check_trust(jobs_of_plan(file.plan), args.model, flags=True)
     prepare_simulator(progress.compiling)
     progress.phase(f"Simulating {args.plan}")
     return simulate(file, cluster, profile=profile, trusted=args.model)
