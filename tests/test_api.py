@@ -80,6 +80,31 @@ def test_simulate_needs_a_cluster_and_trusts_no_plan(root: Path) -> None:
     assert isthmus.simulate(foreign, models={"j": chain()}).price.fits
 
 
+def test_what_is_no_job_and_no_model_is_told_so(root: Path) -> None:
+    import torch
+
+    file = root / "examples" / "clusters" / "one-host.yaml"
+    module = torch.nn.Linear(2, 2)
+    for verb in (isthmus.plan, isthmus.train):
+        with pytest.raises(UsageError, match=r"a module must be captured first. isthmus.capture\(module, example\)"):
+            verb(module, file)
+        with pytest.raises(UsageError, match=r"this is no job and no model. Found an object of type int"):
+            verb(5, file)
+        with pytest.raises(UsageError, match="this is no cluster"):
+            verb("zoo:mlp-tiny", 5)
+    with pytest.raises(UsageError, match="this is no plan"):
+        isthmus.simulate(module)
+
+
+def test_python_callers_are_told_what_to_trust_in_python(tmp_path: Path) -> None:
+    from tests.deploy.jobs import JOB, two_stages, written
+
+    plan = written(tmp_path, two_stages())
+    with pytest.raises(PlanError) as caught:
+        isthmus.train(plan)
+    assert f'trusted=["{JOB.model}", "{JOB.data}"]' in str(caught.value) and "--model" not in str(caught.value)
+
+
 def test_every_verb_shows_what_it_takes() -> None:
     """`help` and notebooks, also for the verb that is a package as well; held against the function itself."""
     import inspect
@@ -93,4 +118,10 @@ def test_every_verb_shows_what_it_takes() -> None:
         assert "*args" not in text
         for parameter in inspect.signature(getattr(isthmus, verb)).parameters:
             assert parameter in text
-    assert "simulator calls" in pydoc.render_doc(isthmus.plan, renderer=pydoc.plaintext)
+    text = pydoc.render_doc(isthmus.plan, renderer=pydoc.plaintext)
+    assert "simulator calls" in text and "isthmus.plan - Finds the fastest plan" in text
+    assert 'planner: str = "auto",' in text.replace("'", '"')
+    for verb in (api.plan, api.train):
+        explained = {line.partition(":")[0] for line in (inspect.getdoc(verb) or "").splitlines()}
+        named = {one.name for one in inspect.signature(verb).parameters.values() if one.kind is one.KEYWORD_ONLY}
+        assert named <= explained

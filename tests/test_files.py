@@ -334,10 +334,70 @@ links:
     with pytest.raises(ClusterError) as caught:
         parse_cluster(text)
     lines = str(caught.value).splitlines()
-    assert sorted(int(line.split()[2].rstrip(":")) for line in lines) == [5, 7, 7, 7, 7, 8, 8, 9, 12, 13, 14, 15], lines
-    assert len(caught.value.as_dict()["others"]) == 11
+    assert [int(line.split()[2].rstrip(":")) for line in lines] == [5, 7, 7, 7, 7, 8, 8, 9, 12, 13, 14, 15, 15], lines
+    assert len(caught.value.as_dict()["others"]) == 12
     for part in ("'colour'", "lacks its unit", "Did you mean 'A100-40GB' or 'A100-80GB'", "lacks the field 'devices'"):
         assert sum(part in line for line in lines) == 1
+
+
+LEFTOVERS = """kind: cluster
+version: 1
+name: leftovers
+devices:
+  card: {compute: 35, memory: 24 GB}
+hosts:
+  office1: {region: office, devices: {A100: 1}, nic: {upload: 20 mbps, download: 100 Mbps}}
+  lab: {region: lab, devices: {RTX3090: 4}, memory: 128}
+  lab2: {region: lab, devices: 4}
+  lab3:
+    region: lab
+    devices: [RTX-3090]
+  home: {region: home, devices: {}}
+links:
+  - {between: [office, lab], bandwidth: 1 Gb, latency: 2}
+  - {between: [lab, hme], bandwith: 20 Mbit, latency: 15 ms}
+  - {between: [office, home], latency: 15}
+  - {between: [office, office], bandwidth: 1 gbps, latency: 15 us}
+"""
+
+
+def test_no_fault_hides_another_and_all_are_told_by_line() -> None:
+    with pytest.raises(ClusterError) as caught:
+        parse_cluster(LEFTOVERS)
+    faults = [caught.value, *caught.value.others]
+    told = [(int((fault.where or "").split()[-1]), f"{fault.what}. {fault.next or ''}") for fault in faults]
+    expected = [
+        (5, "devices.card.compute lacks its unit"),
+        (5, "lacks memory_bandwidth"),
+        (7, "unknown field 'upload'. Did you mean 'up'?"),
+        (7, "unknown field 'download'. Did you mean 'down'?"),
+        (7, "unknown device kind 'A100'"),
+        (7, "hosts.office1.nic.up is not a quantity. Did you mean 20 Mbps?"),
+        (8, "hosts.lab.memory lacks its unit"),
+        (8, "unknown device kind 'RTX3090'"),
+        (8, "'lab' names both a host and a region"),
+        (9, "hosts.lab2.devices has a wrong value"),
+        (12, "hosts.lab3.devices has a wrong value"),
+        (13, "'home' names both a host and a region"),
+        (15, "links[0].latency lacks its unit"),
+        (15, "links[0].bandwidth is not a quantity. Did you mean 1 GB/s or 1 Gbit/s?"),
+        (16, "links[1] has an unknown field 'bandwith'. Did you mean 'bandwidth'?"),
+        (16, "links[1].bandwidth is not a quantity. Did you mean 20 Mbit/s?"),
+        (16, "no host or region is named 'hme'. Did you mean 'home'?"),
+        (17, "links[2].latency lacks its unit"),
+        (17, "lacks bandwidth"),
+        (18, "links[3].bandwidth is not a quantity. Did you mean 1 Gbps?"),
+    ]
+    assert [line for line, _ in told] == [line for line, _ in expected], told
+    for line, part in expected:
+        assert sum(at == line and part in text for at, text in told) == 1, (line, part, told)
+    assert "like {RTX-3090: 4}" in str(caught.value)
+
+
+def test_devices_that_are_counted_in_another_way() -> None:
+    for written in ("4x RTX-3090", "4 RTX-3090", "4 x RTX-3090"):
+        with pytest.raises(ClusterError, match=r"line 9: a value is missing.*like {RTX-3090: 4}"):
+            parse_cluster(LEFTOVERS.replace("devices: 4", f"devices: {{{written}}}"))
 
 
 def test_faults_that_follow_from_others_are_not_told() -> None:

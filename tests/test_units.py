@@ -1,5 +1,7 @@
 """Quantities: parsing against closed forms, formatting against parsing."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,3 +96,21 @@ def test_formatting(text: str, expected: str) -> None:
 def test_parsing_rounds_once(number: int, unit: str) -> None:
     exponent = {"ns": -9, "us": -6, "ms": -3, "s": 0}[unit]
     assert units.parse_seconds(f"{number} {unit}") == float(f"{number}e{exponent}")
+
+
+@pytest.mark.parametrize(
+    ("text", "parse", "meant"),
+    [
+        ("1 gbps", units.parse_bandwidth, "Did you mean 1 Gbps?"),
+        ("20 Mbit", units.parse_bandwidth, "Did you mean 20 Mbit/s?"),
+        ("1 Gb", units.parse_bandwidth, "Did you mean 1 GB/s or 1 Gbit/s?"),
+        ("1 GBps", units.parse_bandwidth, "Did you mean 1 GB/s or 1 Gbit/s?"),
+        ("40 gb", units.parse_bytes, "Did you mean 40 GB?"),
+        ("10 TFLOPS", units.parse_compute, "Did you mean 10 TFLOP/s?"),
+        ("5 MS", units.parse_seconds, "Did you mean 5 ms?"),
+        ("1 furlong", units.parse_bandwidth, None),
+        ("fast", units.parse_bandwidth, None),
+    ],
+)
+def test_units_that_are_spelt_almost_right(text: str, parse: Callable[[str], float], meant: str | None) -> None:
+    assert units.close_quantity(text, parse) == meant

@@ -91,7 +91,21 @@ class _Plan(ModuleType):
     @property
     def __doc__(self) -> str:  # type: ignore[override]
         """The verb's text below its signature: what `help` shows."""
-        return f"plan{inspect.signature(_verb())}\n\n{inspect.getdoc(_verb())}"
+        first, _, rest = (inspect.getdoc(_verb()) or "").partition("\n")
+        signature = inspect.signature(_verb())
+        taken = [f"    {text}," for text in _written(signature)]
+        call = "\n".join(["plan(", *taken, f") -> {signature.return_annotation}"])
+        return f"{first}\n\n{call}\n{rest}"
+
+
+def _written(signature: inspect.Signature) -> list[str]:
+    """The parameters as code has them, with a star before those that are given by name only."""
+    given = list(signature.parameters.values())
+    texts = [
+        f"{one.name}: {one.annotation}" + ("" if one.default is one.empty else f" = {one.default!r}") for one in given
+    ]
+    named = [one.kind is one.KEYWORD_ONLY for one in given]
+    return [*texts[: named.index(True)], "*", *texts[named.index(True) :]] if any(named) else texts
 
 
 def _verb() -> Any:

@@ -22,7 +22,7 @@ from isthmus.compiled import telling
 from isthmus.cost.simulate import Prepared, Price, Simulator
 from isthmus.cost.sources import TimesUsed, times_used
 from isthmus.cost.timeline import Timeline, timeline
-from isthmus.errors import PlanError, UsageError
+from isthmus.errors import DataError, PlanError, UsageError
 from isthmus.model import hf, source
 from isthmus.model.graph import Block, BlockGraph, Parameter
 from isthmus.model.job import Job, Workload
@@ -51,6 +51,7 @@ __all__ = [
     "Simulated",
     "capture",
     "check_contracts",
+    "check_functions",
     "check_trust",
     "emulated_profile",
     "jobs_of",
@@ -162,14 +163,27 @@ def plan(
     calls: int | None = None,
     seed: int = 0,
 ) -> Choice:
-    """The best plan found within `budget` seconds or `calls` simulator calls; NoPlanError where nothing fits.
+    """Finds the fastest plan for training `what` on `cluster`, and prices the usual schemes beside it.
 
-    `profile`: measured times (a profile, a file or several), which go before what the catalog and the links say; the
-    last notes tell how many did. `trust_independent_samples`: split the batch also where it is not proven that samples
-    stay apart.
+    `what` is a model's name, a job or workload file, a `Job`, a `Workload`, or a model that `isthmus.capture` gave;
+    `cluster` is a file or a `Cluster`. Raises NoPlanError where nothing fits.
+
+    batch: samples a step (default: the job's; 32 for a model without a job).
+    sequence: length of the samples, for models that have one (default: the job's, else the model's own).
+    precision: "fp32", "bf16" or "fp16" (default: the job's, else the fastest that every used device has).
+    trust_independent_samples: split the batch also where it is not proven that samples stay apart (default: no).
+    profile: measured times (a `Profile`, a file or several), used before what the catalog and the links say; the last
+        notes of the result tell how many were (default: none).
+    planner: who searches: "auto", or one scheme, as `isthmus plan --help` lists them (default: "auto").
+    fix: degrees that the plan must have, like "tp=2,pp=4,dp=1" (default: none).
+    budget: seconds after which the search ends (default: none, the usual effort).
+    calls: plans after whose pricing the search ends, counted in simulator calls: unlike `budget`, the same plan comes
+        out on every machine (default: none).
+    seed: of the search's random choices; the same inputs, seed and calls give the same plan (default: 0).
     """
     pinned = parse_fix(fix) if fix is not None else None
-    machines = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    _check_kind(what)
+    machines = _machines(cluster)
     measured, name = _profile(profile)
     jobs = jobs_of(
         what,
@@ -227,8 +241,19 @@ def train(
 ) -> RunResult:
     """Trains one job: by a plan (a file or an object), or by the one that `plan` finds for a job on a cluster.
 
-    `steps` counts from the very beginning, also when resumed; `checkpoint` is a folder, saved to at the end and after
-    `every` steps. `record`: the result has the last step's timeline. `listen` hears of everything that happens.
+    Returns when the last step is done, with the losses and the time of a step.
+
+    cluster: the machines, a file or a `Cluster`; needed where `what` is no plan file that holds them.
+    steps: the last step, counted from the very beginning also when resumed (default: the job's).
+    engine: what starts the workers (default: processes on this machine, one for each device).
+    checkpoint: a folder to save to, at the end and after `every` steps (default: nothing is saved).
+    every: steps from one checkpoint to the next (default: at the end only).
+    resume: go on from the newest whole checkpoint in that folder, if there is one (default: begin anew).
+    export: a file for the trained weights, in safetensors' format (default: none).
+    record: keep the timeline of the last step in the result (default: no).
+    trusted: code that a plan names and that may run, like ["mine:build", "mine:data"]. A plan is data, so its code runs
+        only if you name it too; what a job names that you give here, in place of a plan, is trusted.
+    listen: called with everything that happens: steps, checkpoints, what workers say (default: nobody listens).
     """
     from isthmus.deploy import training
     from isthmus.deploy.local import LocalEngine
@@ -304,6 +329,7 @@ def jobs_of(
         "precision": precision,
         "trust_independent_samples": trust_independent_samples,
     }
+    _check_kind(what)
     changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
     if isinstance(what, (str, Path)):
         what = load_jobs(what) if str(what).endswith((".yaml", ".yml")) else _job_of(str(what))
@@ -315,6 +341,30 @@ def jobs_of(
     if isinstance(what, BlockGraph):
         what = Job(name=_job_name(what.name), model=f"{_job_name(what.name)}.json", batch=_BATCH)
     return (check_job(msgspec.structs.replace(what, **changes)),)
+
+
+def _check_kind(what: object) -> None:
+    """Refuses what is neither a job nor a model, with what to do about it."""
+    if isinstance(what, (str, Path, Job, Workload, BlockGraph)):
+        return
+    kind = type(what)
+    if any(base.__name__ == "Module" and base.__module__.startswith("torch.nn") for base in kind.__mro__):
+        raise UsageError("a module must be captured first", next="isthmus.capture(module, example)")
+    raise UsageError(
+        "this is no job and no model",
+        found=f"an object of type {kind.__name__}",
+        expected="a name or a file, a Job, a Workload, or what isthmus.capture gives",
+    )
+
+
+def _machines(given: object) -> Cluster:
+    """The cluster itself, read where it is a file."""
+    if isinstance(given, Cluster):
+        return given
+    if isinstance(given, (str, Path)):
+        return load_cluster(given)
+    kind = type(given).__name__
+    raise UsageError("this is no cluster", found=f"an object of type {kind}", expected="a file, or a Cluster")
 
 
 def jobs_of_plan(plan: Plan) -> tuple[Job, ...]:
@@ -353,10 +403,11 @@ def prepare_simulator(compiling: Callable[[], None] = lambda: None) -> None:
         lanes.settled(((("a/CPU/0",),),), 1, Pace(1), 0)
 
 
-def check_trust(jobs: Collection[Job], trusted: Collection[str], *, runs: bool = False) -> None:
+def check_trust(jobs: Collection[Job], trusted: Collection[str], *, runs: bool = False, flags: bool = False) -> None:
     """Refuses code that only a plan names, all of it in one error: plans are data.
 
-    Pricing a plan imports its models; where the jobs run, their data and losses are imported as well.
+    Pricing a plan imports its models; where the jobs run, their data and losses are imported as well. `flags`: the
+    caller is a command, and the error says what to type.
     """
     named = [(job, name) for job in jobs for name in named_code(job) if runs or name == job.model]
     missing = {name: job.name for job, name in named if name not in trusted}
@@ -367,25 +418,57 @@ def check_trust(jobs: Collection[Job], trusted: Collection[str], *, runs: bool =
             "and a plan alone is no reason to run code",
             where="plan",
             found=", ".join(missing),
-            next=f"If you trust it, name it yourself: {' '.join(f'--model {name}' for name in missing)}",
+            next=f"If you trust it, name it yourself: {_named(missing, flags=flags)}",
         )
+
+
+def _named(names: Collection[str], *, flags: bool) -> str:
+    if flags:
+        return " ".join(f"--model {name}" for name in names)
+    quoted = [f'"{name}"' for name in names]
+    return f"trusted=[{', '.join(quoted)}]"
 
 
 def check_contracts(jobs: Collection[Job]) -> None:
     """Tries data and losses that jobs name, and that are trusted, on two samples: before anything long is done."""
+    from isthmus.model.targets import check_targets
     from isthmus.runtime import contracts
 
     for job in jobs:
+        check_targets(job)
         contracts.check_contracts(job)
+
+
+def check_functions(jobs: Collection[Job]) -> None:
+    """Imports the data and losses that jobs name, and that are trusted, so that a misspelt name is known at once."""
+    for job in jobs:
+        named = [name for name in (job.data, job.loss) if name in named_code(job)]
+        if named:
+            from isthmus.model.function import find
+
+            for name in named:
+                find(name, DataError)
 
 
 def _planned(plan: Plan | PlanFile | str | Path, cluster: Cluster | None) -> tuple[PlanFile, Cluster]:
     """A plan, with the machines that it is to run on."""
-    file = plan if isinstance(plan, PlanFile) else PlanFile(plan=plan) if isinstance(plan, Plan) else load_plan(plan)
+    file = _plan_file(plan)
     machines = cluster or file.cluster
     if machines is None:
         raise UsageError("the plan does not hold its cluster", next="Give the cluster: --cluster FILE")
     return file, machines
+
+
+def _plan_file(given: object) -> PlanFile:
+    """The plan with what its file would say, read where it is a file."""
+    if isinstance(given, PlanFile):
+        return given
+    if isinstance(given, Plan):
+        return PlanFile(plan=given)
+    if isinstance(given, (str, Path)):
+        return load_plan(given)
+    kind = type(given).__name__
+    raise UsageError("this is no plan", found=f"an object of type {kind}", expected="a file, a Plan or a PlanFile")
 
 
 def names_plan(what: object) -> bool:
@@ -399,7 +482,7 @@ def _priced(
     what: Plan | PlanFile | Job | str | Path, cluster: Cluster | str | Path | None, trusted: Collection[str]
 ) -> Simulated:
     """A plan that keeps every rule, found first where a job was given."""
-    machines = load_cluster(cluster) if isinstance(cluster, (str, Path)) else cluster
+    machines = None if cluster is None else _machines(cluster)
     if names_plan(what):
         file, _ = _planned(what, machines)  # type: ignore[arg-type]
         jobs = jobs_of_plan(file.plan)

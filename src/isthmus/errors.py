@@ -100,6 +100,7 @@ class FileError(IsthmusError):
     """A file cannot be read as what it says it is; `others` are further faults of the same file."""
 
     fault: object = None  # what the reader knows of it
+    line: int = 0  # in the file; 0: unknown
     others: tuple[FileError, ...] = ()
 
     def __str__(self) -> str:

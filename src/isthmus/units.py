@@ -8,7 +8,7 @@ Decimal prefixes are powers of 1000 (GB), binary ones powers of 1024 (GiB). Bits
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import NewType
 
@@ -18,6 +18,7 @@ __all__ = [
     "Flops",
     "FlopsPerSecond",
     "Seconds",
+    "close_quantity",
     "format_bandwidth",
     "format_bit_rate",
     "format_byte_rate",
@@ -71,6 +72,7 @@ _BITS = {p + "bit": Fraction(f, 8) for p, f in (_DECIMAL | _BINARY).items()}
 _PER_SECOND = {p + "bps": Fraction(f, 8) for p, f in _DECIMAL.items()}
 _BANDWIDTH = {unit + "/s": f for unit, f in (_BYTES | _BITS).items()} | _PER_SECOND
 _COMPUTE = {p + "FLOP/s": f for p, f in _DECIMAL.items()}
+_UNITS = tuple(dict.fromkeys((*_TIME, *_BYTES, *_BANDWIDTH, *_COMPUTE)))
 
 
 def parse_bytes(text: str) -> Bytes:
@@ -91,6 +93,33 @@ def parse_seconds(text: str) -> Seconds:
 def parse_compute(text: str) -> FlopsPerSecond:
     """`35 TFLOP/s` -> 3.5e13."""
     return FlopsPerSecond(_quantity(text, "35 TFLOP/s", _COMPUTE))
+
+
+def close_quantity(text: str, parse: Callable[[str], float]) -> str | None:
+    """`Did you mean 1 Gbps?` for `1 gbps`: the units that `parse` reads and that are spelt almost as this one."""
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
+    if match is None:
+        return None
+    number, unit = match[1], match[2]
+    known = [other for other in _UNITS if _reads(f"1 {other}", parse)]
+    same = [other for other in known if other.casefold() in (unit.casefold(), f"{unit.casefold()}/s")]
+    if "B" in unit or not same or same[0].endswith("B/s"):  # bytes or bits: who wrote it must say
+        spelt = (_spelt(unit), f"{_spelt(unit)}/s")
+        same = [other for other in known if _spelt(other) in spelt and not other.endswith("bps")]
+    return f"Did you mean {' or '.join(f'{number} {other}' for other in same)}?" if same else None
+
+
+def _spelt(unit: str) -> str:
+    """The unit without what is often written in another way: capitals, `bit` or `b`, `ps` or `/s`."""
+    return unit.casefold().replace("flops", "flop/s").replace("bit", "b").replace("bps", "b/s")
+
+
+def _reads(text: str, parse: Callable[[str], float]) -> bool:
+    try:
+        parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _scaled(value: float, unit: str) -> str:

@@ -124,7 +124,7 @@ def test_wrong_usage_as_json(isthmus: Isthmus) -> None:
     ("words", "said"),
     [
         (("cluster", "show", "none.yaml"), "none.yaml: cannot read the file"),
-        (("model", "show", "zoo:gpt-tinny"), "Try zoo:gpt-tiny"),
+        (("model", "show", "zoo:gpt-tinny"), "Did you mean zoo:gpt-tiny"),
         (("model", "show", "gpt2"), "Try zoo:gpt2"),
         (("simulate", "none.json"), "none.json: cannot read the file"),
         (("report", "none.json", "-o", "page.html"), "none.json: cannot read the file"),

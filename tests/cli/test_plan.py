@@ -177,6 +177,24 @@ def test_a_plan_alone_runs_no_code(isthmus: Isthmus, box: Path, tmp_path: Path) 
     assert named.code == 0 and named.values["step_seconds"] == planned.values["step_seconds"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("data: tests.deploy.models:dat", "tests.deploy.models has no function 'dat'"),
+        ("loss: tests.deploy.models:mean_los", "Did you mean 'mean_loss'?"),
+        ("loss: tests.deploy.models:__name__", "this is not a function"),
+        ("loss: tests.deploy.nowhere:loss", "cannot be imported"),
+    ],
+)
+def test_a_job_names_functions_that_exist(
+    isthmus: Isthmus, saved_model: Path, box: Path, tmp_path: Path, fields: str, said: str
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(f'kind: job\nversion: 1\nname: mine\nmodel: "{saved_model}"\nbatch: 8\n{fields}\n')
+    done = isthmus("plan", job, "--cluster", box)
+    assert done.code == 1 and said in done.err and len(done.err.splitlines()) == 1
+
+
 def test_long_plans_are_cut(isthmus: Isthmus, root: Path, saved_model: Path, tmp_path: Path) -> None:
     many, file = root / "examples" / "clusters" / "many-regions.yaml", tmp_path / "plan.json"
     words = ("--batch", 512, "--fix", "tp=1,pp=1,dp=128", "--calls", 2)

@@ -62,7 +62,7 @@ def test_text_for_people(isthmus: Isthmus, tmp_path: Path) -> None:
         (("zoo:mlp-tiny", "-o", "no/such/file.json"), 1, "the folder does not exist"),
         (("saved.json",), 1, "A saved model has no code to build"),
         (("job.yaml",), 1, "This names no model"),
-        (("zoo:mlp-tinny",), 1, "Try zoo:mlp-tiny"),
+        (("zoo:mlp-tinny",), 1, "Did you mean zoo:mlp-tiny"),
     ],
 )
 def test_what_users_get_wrong(isthmus: Isthmus, words: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:

@@ -118,6 +118,9 @@ def test_a_plan_is_for_its_own_model(isthmus: Isthmus, tmp_path: Path) -> None:
         done = isthmus(*words, *TRUSTED, "--model", "zoo:gpt2")
         assert done.code == 2 and "the plan is not for this model. Found zoo:gpt2" in done.err
         assert JOB.model in done.err and JOB.data in done.err
+        misspelt = isthmus(*words, "--model", f"{JOB.model[:-1]}")
+        assert misspelt.code == 2 and f"Did you mean {JOB.model!r}?" in misspelt.err
+        assert "Leave it out" not in done.err + misspelt.err
 
 
 def test_trust_is_asked_for_once_with_every_name(isthmus: Isthmus, tmp_path: Path) -> None:
@@ -211,6 +214,18 @@ def test_times_of_this_machine_and_of_others_are_not_compared(
     assert done.code == 0, done.err
     (line,) = [line for line in done.out.splitlines() if line.startswith("step ")]
     assert "the two times cannot be compared" in line and " x" not in line
+    assert "predicted)" not in done.err and "learning rate 0.01," in done.err
+
+
+def test_a_model_without_targets_is_refused_before_anything_starts(
+    isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    words = [word for word in TRUSTED if word not in ("--model", JOB.data)]
+    plan = written(tmp_path, two_stages(msgspec.structs.replace(JOB, data="synthetic")))
+    done = isthmus("train", plan, *(part for word in words for part in ("--model", word)))
+    assert done.code == 1 and "no synthetic targets" in done.err and "Found an output of [2, " in done.err
+    assert "data: package.module:function" in done.err and len(done.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,19 @@ def is_cluster_or_our_error(text: str) -> None:
         assert cluster.devices and all(host.nic > 0 for host in cluster.hosts.values())
 
 
+def test_a_link_that_a_nic_holds_back_is_noted() -> None:
+    from isthmus.report.cluster import cluster_notes
+
+    note = "link here - there (8 Gbit/s) is faster than a's nic (1 Gbit/s), which limits it"
+    assert cluster_notes(changed("bandwidth: 1 Gbit/s", "bandwidth: 1 GB/s")) == [note]
+    assert cluster_notes(changed("1 Gbit/s, latency", "1 Gbps, latency")) == []
+    several = SMALL.replace("  a:", "  a[1-2]:").replace("bandwidth: 1 Gbit/s", "bandwidth: 1 GB/s")
+    (note,) = cluster_notes(parse_cluster(several))
+    assert "faster than every nic of here (at most 1 Gbit/s), which limit it" in note
+    one = several.replace("hosts:\n", "hosts:\n  quick: {region: here, devices: {T4: 1}}\n")
+    assert cluster_notes(parse_cluster(one)) == [], "its nic fills the link"
+
+
 def test_a_nic_may_be_faster_down_than_up() -> None:
     from isthmus.cluster.write import cluster_yaml
     from isthmus.report.cluster import cluster_text

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -20,6 +21,7 @@ from isthmus.files import cache_folder
 from isthmus.model import cache
 from isthmus.model.capture import Example
 from isthmus.model.fingerprint import fingerprint
+from isthmus.model.pieces import cut
 from isthmus.model.source import load_graph
 
 
@@ -183,3 +185,33 @@ def test_a_second_load_needs_no_torch_and_no_second(folder: Path) -> None:
 def test_no_cache_writes_nothing(folder: Path) -> None:
     load_graph("zoo:mlp-tiny", cache=False)
     assert not folder.exists()
+
+
+class Recurrent(nn.Module):
+    """Keeps weak references to its weights, as all recurrent layers of torch do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output, _ = self.cell(x)
+        return torch.as_tensor(output)
+
+
+def recurrent() -> tuple[nn.Module, torch.Tensor]:
+    return Recurrent(), torch.zeros(2, 4, 8)
+
+
+def test_a_recurrent_model_is_captured_once_and_without_warnings() -> None:
+    captures: list[bool] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            load_graph("tests.model.test_cache:recurrent", capturing=lambda: captures.append(True))
+            cut(*_with_example(recurrent()), name="recurrent")
+    assert captures == [True]
+
+
+def _with_example(built: tuple[nn.Module, torch.Tensor]) -> tuple[nn.Module, Example]:
+    return built[0], Example(args=(built[1],))

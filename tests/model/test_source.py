@@ -91,7 +91,8 @@ def test_each_form_is_told_by_its_name() -> None:
     [
         ("gpt2-xl", "Try zoo:gpt2-xl"),
         ("gpt2xl", "Try zoo:gpt2"),
-        ("zoo:gpt2-xxl", "Try zoo:gpt2-xl"),
+        ("zoo:gpt2-xxl", "Did you mean zoo:gpt2-xl"),
+        ("zoo:gpt9", "llama3-8b, llama3-70b"),
         ("zoo:", "The zoo has no such model"),
         ("hf:", "names no model"),
         ("", "names no model"),
@@ -139,7 +140,7 @@ def test_the_sequence_reaches_functions_that_take_one() -> None:
     [
         ("nowhere_to_be_found:model", "cannot be imported"),
         ("brokencode:model", "no_such_module_anywhere"),
-        ("usercode:missing", "no such function"),
+        ("usercode:missing", "usercode has no function 'missing'. Did you mean 'single'?"),
         ("usercode:constant", "constant = 3"),
         ("usercode:fails", "RuntimeError: out of luck"),
         ("usercode:needs", "called without arguments"),

@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 
 from isthmus.cli.console import Answer, Progress
-from isthmus.cluster.islands import islands_note
 from isthmus.cluster.load import load_cluster
 from isthmus.cluster.spec import Cluster, Device, Host, Link
 from isthmus.report.classes import device_classes
-from isthmus.report.cluster import cluster_text
+from isthmus.report.cluster import cluster_notes, cluster_text
 
 __all__ = ["run"]
 
@@ -38,7 +37,7 @@ def _values(cluster: Cluster) -> dict[str, Any]:
         "kinds": msgspec.to_builtins(list(cluster.kinds.values())),
         "links": [_link(link) for link in cluster.links],
         "imputed": imputed,
-        "notes": [note for note in (islands_note(cluster),) if note is not None],
+        "notes": cluster_notes(cluster),
     }
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
 from typing import Any
 
 from isthmus.cli.console import Answer, Progress, check_folder
-from isthmus.files import cache_folder
 from isthmus.model import source
 from isthmus.model.graph import Block, BlockGraph
 from isthmus.report.model import model_text, state_sizes, tensor_split
@@ -20,10 +17,10 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     """What a model costs, block by block."""
     kind = source.parse(args.model)
     check_folder(args.save)
-    before = _entries()
+    captured: list[bool] = []
     progress.phase(f"Reading {args.model}")
-    graph = source.load_graph(args.model, sequence=args.sequence)
-    origin = "file" if isinstance(kind, source.Saved) else _origin(before)
+    graph = source.load_graph(args.model, sequence=args.sequence, capturing=lambda: captured.append(True))
+    origin = "file" if isinstance(kind, source.Saved) else "captured" if captured else "cache"
     if args.save:
         source.save_graph(graph, args.save)
     values = {**_values(graph), "origin": origin, "file": args.save}
@@ -32,18 +29,6 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 
 def _saved(path: str | None) -> list[str]:
     return [f"\nwritten to {path}"] if path else []
-
-
-def _entries() -> frozenset[str]:
-    folder = cache_folder()
-    return frozenset(entry.name for entry in folder.glob("*.json")) if folder and folder.is_dir() else frozenset()
-
-
-def _origin(before: frozenset[str]) -> str:
-    """A capture leaves a new entry in the cache, unless it cannot be written."""
-    folder = cache_folder()
-    writable = folder is not None and os.access(folder if folder.is_dir() else Path(folder).parent, os.W_OK)
-    return "cache" if writable and _entries() == before else "captured"
 
 
 def _values(graph: BlockGraph) -> dict[str, Any]:

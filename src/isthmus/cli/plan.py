@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from isthmus.api import jobs_of, models_of, prepare_simulator
+from isthmus.api import check_functions, jobs_of, models_of, prepare_simulator
 from isthmus.cli.arguments import unknown
 from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.cli.summary import price_values
@@ -45,6 +45,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         precision=args.precision,
         trust_independent_samples=args.trust_independent_samples,
     )
+    check_functions(jobs)
     progress.phase(f"Reading {', '.join(dict.fromkeys(job.model for job in jobs))}")
     models = models_of(jobs)
     problem = build_problem(cluster, jobs, models, args.seed, profile)

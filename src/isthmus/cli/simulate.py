@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from isthmus.api import Simulated, jobs_of_plan, prepare_simulator, simulate
+from isthmus.api import Simulated, check_trust, jobs_of_plan, prepare_simulator, simulate
 from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.cli.summary import facts_of, price_values, remarks_on
 from isthmus.cluster.load import load_cluster
 from isthmus.errors import UsageError
+from isthmus.files import close_name
+from isthmus.model.job import Job
+from isthmus.model.load_job import named_code
 from isthmus.model.profile import load_profile
 from isthmus.plan.file import PlanFile, load_plan
 from isthmus.plan.schedule import parse_orders
@@ -50,6 +53,7 @@ def price_again(args: argparse.Namespace, file: PlanFile, progress: Progress) ->
     check_models(args.model, file)
     cluster = load_cluster(args.cluster) if args.cluster else None
     profile = load_profile(*args.profile) if args.profile else None
+    check_trust(jobs_of_plan(file.plan), args.model, flags=True)
     prepare_simulator(progress.compiling)
     progress.phase(f"Simulating {args.plan}")
     return simulate(file, cluster, profile=profile, trusted=args.model)
@@ -66,8 +70,15 @@ def check_models(given: Sequence[str], file: PlanFile) -> None:
                 where="--model",
                 found=name,
                 expected=f"what the plan names: {', '.join(name for name in named if name not in _USUAL)}",
-                next="Leave it out, or plan again for the model: isthmus plan",
+                next=close_name(name, named) or _instead(jobs),
             )
+
+
+def _instead(jobs: Sequence[Job]) -> str:
+    functions = list(dict.fromkeys(name for job in jobs for name in named_code(job)))
+    if functions:
+        return f"Name the plan's own code: {' '.join(f'--model {name}' for name in functions)}"
+    return "Leave it out, or plan again for the model: isthmus plan"
 
 
 def _lines(args: argparse.Namespace, file: PlanFile, result: Simulated) -> list[str]:

@@ -79,7 +79,7 @@ def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated,
     cluster = load_cluster(args.cluster) if args.cluster else None
     file = load_plan(args.what)
     check_models(args.model, file)
-    check_trust(jobs_of_plan(file.plan), args.model, runs=True)
+    check_trust(jobs_of_plan(file.plan), args.model, runs=True, flags=True)
     check_contracts(jobs_of_plan(file.plan))
     prepare_simulator(progress.compiling)
     progress.phase(f"Checking {args.what}")
@@ -168,7 +168,9 @@ def _trained(
             progress.phase(f"note: {note}")
         shaped = emulation.world.shaped if emulation is not None else None
         progress.rest()
-        shown: list[Any] = [open_files.enter_context(Bar(steps, job.batch, priced.price.step_seconds))]
+        shown: list[Any] = [
+            open_files.enter_context(Bar(steps, job.batch, priced.price.step_seconds if shaped else None))
+        ]
         if args.events:
             events = EventFile(args.events, job, priced.plan, steps, priced.price.step_seconds, shaped)
             shown.append(open_files.enter_context(events))
@@ -195,12 +197,12 @@ def _trained(
 
 
 def _optimizer(used: Optimizer) -> str:
-    """`Updating with adamw: learning rate 0.001 (the default), betas 0.9 and 0.999, weight decay 0.01`."""
-    default = " (the default)" if used.learning_rate == Optimizer().learning_rate else ""
+    """`Updating with adamw: learning rate 0.001, betas 0.9 and 0.999, weight decay 0.01`: also what is not given."""
     own = f"momentum {used.momentum:g}" if used.name == "sgd" else f"betas {used.betas[0]:g} and {used.betas[1]:g}"
     clipped = f", gradients clipped to norm {used.clip:g}" if used.clip is not None else ""
-    rate = f"learning rate {used.learning_rate:g}{default}"
-    return f"Updating with {used.name}: {rate}, {own}, weight decay {used.decay:g}{clipped}"
+    return (
+        f"Updating with {used.name}: learning rate {used.learning_rate:g}, {own}, weight decay {used.decay:g}{clipped}"
+    )
 
 
 def _emulation(args: argparse.Namespace, priced: Simulated, opened: contextlib.ExitStack) -> Emulation | None:

@@ -45,9 +45,12 @@ class _Watch(ABC):
 
 
 class Bar(_Watch):
-    """Step, loss, samples a second, time against prediction, bytes; on standard error."""
+    """Step, loss, samples a second, time, bytes; on standard error.
 
-    def __init__(self, steps: int, batch: int, predicted: float) -> None:
+    `predicted`: the time that was predicted for these devices and links; None: none was, so none is shown.
+    """
+
+    def __init__(self, steps: int, batch: int, predicted: float | None) -> None:
         self._steps, self._batch, self._predicted = steps, batch, predicted
         self._stream = sys.stderr
         self._sent: dict[str, int] = {}
@@ -91,9 +94,10 @@ class Bar(_Watch):
 
     def _step(self, step: Stepped) -> None:
         loss = "loss not a number" if step.loss is None else f"loss {step.loss:.4f}"
+        predicted = "" if self._predicted is None else f" ({format_seconds(self._predicted)} predicted)"
         text = (
-            f"{loss}  {self._batch / step.seconds:.3g} samples/s  {format_seconds(step.seconds)} "
-            f"({format_seconds(self._predicted)} predicted)  {format_bytes(sum(self._sent.values()))} sent"
+            f"{loss}  {self._batch / step.seconds:.3g} samples/s  {format_seconds(step.seconds)}{predicted}"
+            f"  {format_bytes(sum(self._sent.values()))} sent"
         )
         text += "  (skipped: gradients overflowed)" * step.skipped
         done = step.step + 1

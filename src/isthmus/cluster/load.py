@@ -40,6 +40,7 @@ from isthmus.files import (
 )
 from isthmus.units import (
     BytesPerSecond,
+    close_quantity,
     format_bandwidth,
     format_bytes,
     format_compute,
@@ -56,6 +57,9 @@ _MOST_DEVICES = 200_000
 _BUS = 12e9  # bytes a second: PCIe 3 x16, the slowest bus still in use
 _NIC = 10e9 / 8  # bytes a second
 _LATENCY = 5e-6  # seconds between two devices of one host
+# what a device kind lacks, while other faults of the file are looked for
+_SOME: dict[str, Any] = {"compute": {"fp32": 1e12}, "memory": 1e9, "memory_bandwidth": 1e11}
+_NAMES_OF_HOSTS = (("hosts", "*"), ("hosts", "*", "region"))  # hosts and regions are named there
 _PATTERN = re.compile(
     r"(?P<head>[^\[\]]{0,64})\[(?P<first>[0-9]{1,6})-(?P<last>[0-9]{1,6})\](?P<tail>[^\[\]]{0,64})", re.ASCII
 )
@@ -65,6 +69,7 @@ ComputeText = Annotated[str, msgspec.Meta(examples=["35 TFLOP/s"])]
 BytesText = Annotated[str, msgspec.Meta(examples=["40 GB"])]
 BandwidthText = Annotated[str, msgspec.Meta(examples=["25 Gbit/s"])]
 SecondsText = Annotated[str, msgspec.Meta(examples=["44 ms"])]
+Counts = Annotated[dict[str, int], msgspec.Meta(examples=["{RTX-3090: 4}"])]
 
 
 class _Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,7 +87,7 @@ class _Nic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class _Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     region: str
-    devices: dict[str, int]
+    devices: Counts
     bandwidth: BandwidthText | None = None
     latency: SecondsText | None = None
     nic: BandwidthText | _Nic | None = None
@@ -196,7 +201,10 @@ def _amount(document: Document, path: ValuePath, text: str, measure: _Measure) -
     except ValueError as problem:
         negative = text.lstrip().startswith("-")
         reason = f"{what} is negative" if negative else f"{what} is not a quantity"
-        raise document.fault(path, reason, found=repr(text[:60]), expected=span if negative else str(problem)) from None
+        expected = span if negative else str(problem)
+        raise document.fault(
+            path, reason, found=repr(text[:60]), expected=expected, next=close_quantity(text, measure.parse)
+        ) from None
     if value == 0:
         raise document.fault(path, f"{what} is 0", expected="more than 0")
     if not measure.least <= value <= measure.most:
@@ -220,16 +228,16 @@ def _kind(document: Document, name: str, raw: _Kind) -> DeviceKind:
         given["compute"] = _compute(document, (*path, "compute"), raw.compute)
     if name in CATALOG:
         return msgspec.structs.replace(CATALOG[name], **given)
-    missing = [field for field in ("compute", "memory", "memory_bandwidth") if field not in given]
+    missing = [field for field in _SOME if field not in given and (*path, field) not in document.dropped]
     if missing:
-        raise document.fault(
+        document.refuse(
             path,
             f"device kind {name!r} is not in the catalog and lacks {', '.join(missing)}",
             expected="compute, memory and memory_bandwidth",
             next=close_name(name, CATALOG),
         )
     bus = given.get("bus", _BUS)
-    return DeviceKind(**({"name": name, "bus": bus, "peer": bus} | given))
+    return DeviceKind(**({"name": name, "bus": bus, "peer": bus} | _SOME | given))
 
 
 def _compute(document: Document, path: ValuePath, raw: str | Mapping[Precision, str]) -> dict[Precision, float]:
@@ -290,7 +298,7 @@ def _counts(document: Document, key: str, raw: _Host, kinds: Mapping[str, Device
                 f"host {key}: unknown device kind {kind!r}",
                 expected="a kind of the catalog or of this file's devices",
                 next=close_name(kind, kinds) or f"Describe it under devices:, or use one of {', '.join(kinds)}",
-                refers=("devices", kind),
+                refers=(("devices", kind),),
             )
         if count < 1:
             raise document.fault(path, f"host {key} has {count} devices of kind {kind}", expected="at least 1")
@@ -353,15 +361,20 @@ def _check_address(document: Document, path: ValuePath, address: str | None, *, 
 
 def _check_hosts(document: Document, hosts: Mapping[str, Host], keys: Mapping[str, str], devices: int) -> None:
     if not hosts:
-        raise document.fault(("hosts",), "the cluster has no hosts", expected="at least one host")
-    if not devices:
-        raise document.fault(("hosts",), "the cluster has no devices", expected="at least one device on some host")
+        document.refuse(("hosts",), "the cluster has no hosts", expected="at least one host", refers=(("hosts", "*"),))
+    elif not devices:
+        document.refuse(
+            ("hosts",),
+            "the cluster has no devices",
+            expected="at least one device on some host",
+            refers=(("hosts", "*", "devices", "*"),),
+        )
     for host in hosts.values():
         if host.region in hosts:
-            raise document.fault(
+            document.refuse(
                 ("hosts", keys[host.region]),
                 f"{host.region!r} names both a host and a region, so a link could mean either",
-                next="Rename one of them",
+                next=f"Rename one of them: the host might be {host.region}1",
             )
 
 
@@ -375,13 +388,14 @@ def _links(document: Document, file: _File, hosts: Mapping[str, Host]) -> tuple[
             if path in document.dropped:
                 continue
             raise document.fault(path, f"links[{index}] has a wrong value", found="null", expected="a map")
+        given = _amounts(document, path, raw, "bandwidth", "latency", "trunk")
         _check_ends(document, (*path, "between"), raw, hosts, regions)
         first = seen.setdefault(frozenset(raw.between), index)
         if first != index:
-            raise document.fault(
+            document.refuse(
                 path, f"{_label(raw)} is given twice", found=f"it at {document.where(('links', first))} as well"
             )
-        links.append(_link(document, path, raw, between_hosts=raw.between[0] in hosts))
+        links.append(_link(document, path, raw, given, between_hosts=raw.between[0] not in regions))
     return tuple(links)
 
 
@@ -398,18 +412,23 @@ def _check_ends(
 ) -> None:
     for end in raw.between:
         if end not in hosts and end not in regions:
-            raise document.fault(
+            document.refuse(
                 path,
                 f"{_label(raw)}: no host or region is named {end[:80]!r}",
                 expected="two hosts or two regions",
                 next=close_name(end, [*regions, *hosts]),
-                refers=("hosts",),
+                refers=_NAMES_OF_HOSTS,
             )
     a, b = raw.between
-    if (a in hosts) != (b in hosts):
-        raise document.fault(path, f"{_label(raw)} joins a host and a region", expected="two hosts or two regions")
-    if a == b and a in hosts:
-        raise document.fault(
+    if {(end in hosts) - (end in regions) for end in (a, b)} == {1, -1}:
+        document.refuse(
+            path,
+            f"{_label(raw)} joins a host and a region",
+            expected="two hosts or two regions",
+            refers=_NAMES_OF_HOSTS,
+        )
+    if a == b and a in hosts and a not in regions:
+        document.refuse(
             path,
             f"{_label(raw)} joins a host to itself",
             expected="two different hosts",
@@ -417,10 +436,15 @@ def _check_ends(
         )
 
 
-def _link(document: Document, path: ValuePath, raw: _Link, *, between_hosts: bool) -> Link:
-    given = _amounts(document, path, raw, "bandwidth", "latency", "trunk")
+def _link(document: Document, path: ValuePath, raw: _Link, given: Mapping[str, Any], *, between_hosts: bool) -> Link:
     if "bandwidth" not in given:
-        raise document.fault(path, f"{_label(raw)} lacks bandwidth", expected="bandwidth: like 1 Gbit/s")
+        raise document.fault(
+            path,
+            f"{_label(raw)} lacks bandwidth",
+            expected="bandwidth: like 1 Gbit/s",
+            lacks="bandwidth",
+            placeholder="1 Gbit/s",
+        )
     if between_hosts and "trunk" in given:
         raise document.fault(
             (*path, "trunk"),
@@ -429,7 +453,7 @@ def _link(document: Document, path: ValuePath, raw: _Link, *, between_hosts: boo
             next="Remove trunk; bandwidth already caps this pair",
         )
     imputed = {} if "latency" in given else {"latency": _far(document, path, raw, between_hosts=between_hosts)}
-    return Link(between=raw.between, imputed=frozenset(imputed), **(given | imputed))
+    return Link(between=raw.between, imputed=frozenset(imputed), **{**given, **imputed})
 
 
 def _far(document: Document, path: ValuePath, raw: _Link, *, between_hosts: bool) -> float:
@@ -443,5 +467,8 @@ def _far(document: Document, path: ValuePath, raw: _Link, *, between_hosts: bool
         f"{_label(raw)} lacks latency",
         found=None if between_hosts else f"no known place {' or '.join(dict.fromkeys(map(repr, unknown)))}",
         expected="latency: like 40 ms, half of what ping shows",
+        refers=((*path, "between"), *_NAMES_OF_HOSTS),
+        lacks="latency",
+        placeholder="40 ms",
         next=None if between_hosts else "Or name both regions after known places, like virginia or eu-west-1",
     )

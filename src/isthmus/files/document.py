@@ -36,15 +36,21 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     value: Any
     lines: Mapping[ValuePath, int] = {}
     error: type[FileError] = FileError
-    dropped: frozenset[ValuePath] = frozenset()  # items of lists that are at fault and null now
+    dropped: frozenset[ValuePath] = frozenset()  # what was at fault and is gone now; items of lists are null instead
+    passed: frozenset[tuple[ValuePath, str]] = frozenset()  # faults that are known, and passed over by `refuse`
 
     def where(self, path: ValuePath = ()) -> str:
         """`cluster.yaml line 22`, or `plan.json at parts[0].stages` where lines are unknown."""
-        if not self.lines:
-            return f"{self.name} at {show_path(path)}" if path else self.name
-        while path not in self.lines:
+        line = self.line(path)
+        if line:
+            return f"{self.name} line {line}"
+        return f"{self.name} at {show_path(path)}" if path else self.name
+
+    def line(self, path: ValuePath) -> int:
+        """The line of the value at `path`, or of what holds it; 0 where lines are unknown."""
+        while path and path not in self.lines:
             path = path[:-1]
-        return f"{self.name} line {self.lines[path]}"
+        return self.lines.get(path, 0)
 
     def fault(
         self,
@@ -54,19 +60,43 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         found: str | None = None,
         expected: str | None = None,
         next: str | None = None,
-        refers: ValuePath = (),
+        refers: tuple[ValuePath, ...] = (),
+        lacks: str | None = None,
         placeholder: object = None,
     ) -> FileError:
         """The error to raise about the value at `path`.
 
-        `refers`: where in the file a name should have been given that is not. `placeholder`: a sound value, with which
-        other faults of the file can be found.
+        `refers`: where in the file a name could have been given that is not; "*" is any part. `lacks`: the field that
+        is missing in the value. `placeholder`: a sound value, with which other faults of the file can be found.
         """
         return self._explained(
             Fault(
-                path=path, what=what, found=found, expected=expected, next=next, refers=refers, placeholder=placeholder
+                path=path,
+                what=what,
+                found=found,
+                expected=expected,
+                next=next,
+                refers=refers,
+                lacks=lacks,
+                placeholder=placeholder,
             )
         )
+
+    def refuse(
+        self,
+        path: ValuePath,
+        what: str,
+        *,
+        found: str | None = None,
+        expected: str | None = None,
+        next: str | None = None,
+        refers: tuple[ValuePath, ...] = (),
+    ) -> None:
+        """Raises the error about the value at `path`, once: later faults of the file can be found with it as it is."""
+        if (path, what) not in self.passed:
+            raise self._explained(
+                Fault(path=path, what=what, found=found, expected=expected, next=next, refers=refers, passable=True)
+            )
 
     def check(self, *kinds: str, version: int = 1) -> str:
         """The file's kind, which must be one of `kinds`; refuses other kinds and versions newer than `version`."""
@@ -121,7 +151,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         error = self.error(
             fault.what, where=self.where(fault.path), found=fault.found, expected=fault.expected, next=fault.next
         )
-        error.fault = fault
+        error.fault, error.line = fault, self.line(fault.path)
         return error
 
 

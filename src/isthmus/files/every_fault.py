@@ -1,8 +1,9 @@
 """Finds every fault of a file in one reading, so that its writer need not come back once for each.
 
 The file is built; what is at fault is taken out, and the rest is built again, until it can be built or nothing is left
-to take out. A fault that only comes from what was taken out (its field is missing now, a link names a host that is
-gone) is not reported.
+to take out. A misspelt field gets the name that was most likely meant, so that its value is looked at too. A fault that
+only comes from what was taken out (its field is missing now, a link names a host that is gone) is not
+reported.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ _MOST_ROUNDS = 60
 
 
 def build_or_every_fault(document: Document, build: Callable[[Document], T]) -> T:
-    """What `build` makes of the document; where it cannot, its first error, which has all `others` with it."""
+    """What `build` makes of the document; where it cannot, the error of the first line, with all `others`."""
     try:
         return build(document)
     except FileError as error:
-        error.others = tuple(_others(document, build, error))
-        raise
+        first, *others = sorted([error, *_others(document, build, error)], key=lambda fault: fault.line)
+    first.others = tuple({str(other): other for other in others if str(other) != str(first)}.values())
+    raise first
 
 
 def _others(document: Document, build: Callable[[Document], T], error: FileError) -> list[FileError]:
@@ -57,17 +59,20 @@ class _Mending:
         self._document = document
         self._gone: set[ValuePath] = set()
         self._filled: dict[ValuePath, Any] = {}
-        self._unknown: set[ValuePath] = set()  # where names may have stood
+        self._passed: set[ValuePath] = set()  # names that nothing has, and that still stand there
 
     def without(self, error: FileError) -> Document | None:
         """The document without what is at fault; None where nothing can be taken out."""
         fault = error.fault
         if not isinstance(fault, Fault):
             return None
+        if fault.passable:
+            return self._past(fault)
+        if fault.meant is not None and fault.meant not in (_at(self._document.value, fault.path[:-1]) or {}):
+            return self._renamed(fault.path, fault.meant)
         target = _target(fault)
         if fault.placeholder is not None and self._filled.get(target) != fault.placeholder:
             self._filled[target] = fault.placeholder
-            self._unknown.add(target)
             return self._changed(target[:-1], lambda parent: parent | {target[-1]: fault.placeholder})
         path = fault.path
         while path in self._gone or path in self._filled:
@@ -79,8 +84,13 @@ class _Mending:
         fault = error.fault
         if not isinstance(fault, Fault):
             return True
-        if fault.refers and any(path[: len(fault.refers)] == fault.refers for path in self._unknown):
+        touched = (*self._gone, *self._filled)
+        if any(_may_name(path, pattern) for path in touched for pattern in fault.refers):
             return True
+        if not self._passed.isdisjoint(fault.refers):
+            return True
+        if fault.passable:
+            return False
         target = _target(fault)
         below = any(path[: len(target)] == target for path in (*self._gone, *self._filled))
         return below or any(target[: len(path)] == path for path in self._filled)
@@ -90,13 +100,25 @@ class _Mending:
         if not isinstance(parent, dict | list) or (isinstance(parent, dict) and key not in parent):
             return None
         self._gone.add(path)
-        if isinstance(_at(parent, (key,)), dict):
-            self._unknown.add(path)
+        self._document = msgspec.structs.replace(self._document, dropped=self._document.dropped | {path})
         if isinstance(parent, dict):
             return self._changed(path[:-1], lambda old: {name: old[name] for name in old if name != key})
-        changed = self._changed(path[:-1], lambda old: [None if at == key else item for at, item in enumerate(old)])
-        self._document = msgspec.structs.replace(changed, dropped=changed.dropped | {path})
+        return self._changed(path[:-1], lambda old: [None if at == key else item for at, item in enumerate(old)])
+
+    def _past(self, fault: Fault) -> Document:
+        if fault.refers:
+            self._passed.add(fault.path)
+        passed = self._document.passed | {(fault.path, fault.what)}
+        self._document = msgspec.structs.replace(self._document, passed=passed)
         return self._document
+
+    def _renamed(self, path: ValuePath, name: str) -> Document:
+        new, lines = (*path[:-1], name), self._document.lines
+        moved = {(*new, *at[len(path) :]): line for at, line in lines.items() if at[: len(path)] == path}
+        self._document = msgspec.structs.replace(self._document, lines={**lines, **moved})
+        return self._changed(
+            path[:-1], lambda old: {name if key == path[-1] else key: item for key, item in old.items()}
+        )
 
     def _changed(self, path: ValuePath, change: Callable[[Any], Any]) -> Document:
         value = _replaced(self._document.value, path, change)
@@ -106,6 +128,11 @@ class _Mending:
 
 def _target(fault: Fault) -> ValuePath:
     return fault.path if fault.lacks is None else (*fault.path, fault.lacks)
+
+
+def _may_name(path: ValuePath, pattern: ValuePath) -> bool:
+    """Whether a name that the pattern allows may have stood at `path`, or below it."""
+    return len(path) <= len(pattern) and all(wanted in ("*", part) for part, wanted in zip(path, pattern, strict=False))
 
 
 def _at(value: Any, path: ValuePath) -> Any:

@@ -46,8 +46,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     expected: str | None = None
     next: str | None = None
     lacks: str | None = None  # the field that is missing there
+    meant: str | None = None  # the field that was most likely meant by an unknown one
     placeholder: Any = None  # what could stand there while the rest of the file is looked at
-    refers: ValuePath = ()  # where the name that it is about should have been given
+    passable: bool = False  # the rest of the file can be looked at with the value as it is
+    refers: tuple[ValuePath, ...] = ()  # where the name that it is about could have been given; * is any part
 
 
 def show_path(path: ValuePath) -> str:
@@ -70,15 +72,24 @@ def show_value(value: object) -> str:
 
 def close_name(name: str, names: Iterable[str]) -> str | None:
     """`Did you mean 'nic'?` for the known names that a wrong one begins, else for the nearest one, if any is near."""
+    near = _near(name, names)
+    if not near:
+        return None
+    shown = [repr(known) for known in near[:_MOST_NAMES]]
+    rest = [f"one of {len(near) - _MOST_NAMES} others"] if len(near) > _MOST_NAMES else []
+    return f"Did you mean {' or '.join(shown + rest)}?"
+
+
+def _near(name: str, names: Iterable[str]) -> list[str]:
+    """The names that it begins; else the one that is spelt most like it; else the longest that begins it."""
     by_folded = {known.casefold(): known for known in islice(names, 2000)}
     folded = name[:64].casefold()
     near = [known for known in by_folded if known.startswith(folded)] if len(folded) >= _BEGINS else []
     near = near or difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.6)
     if not near:
-        return None
-    shown = [repr(by_folded[known]) for known in near[:_MOST_NAMES]]
-    rest = [f"one of {len(near) - _MOST_NAMES} others"] if len(near) > _MOST_NAMES else []
-    return f"Did you mean {' or '.join(shown + rest)}?"
+        begun = [known for known in by_folded if len(known) >= _BEGINS and folded.startswith(known)]
+        near = sorted(begun, key=len)[-1:]
+    return [by_folded[known] for known in near]
 
 
 def explain(value: object, type: Any, complaint: str) -> Fault:
@@ -109,11 +120,13 @@ def _wrong_field(path: ValuePath, infos: list[inspect.Type], name: str, *, unkno
     structs = [info for info in infos if isinstance(info, inspect.StructType)]
     fields = {field.encode_name: field for struct in structs for field in struct.fields}
     if unknown:
+        near = _near(name, fields)
         return Fault(
             path=(*path, name),
             what=f"{show_path(path)} has an unknown field {name!r}",
             expected=f"only {', '.join(fields)}" if fields else None,
             next=close_name(name, fields),
+            meant=near[0] if len(near) == 1 else None,
         )
     known = fields[name].type if name in fields else None
     return Fault(
@@ -127,7 +140,7 @@ def _wrong_field(path: ValuePath, infos: list[inspect.Type], name: str, *, unkno
 
 def _wrong_value(path: ValuePath, infos: list[inspect.Type], value: object, complaint: str) -> Fault:
     what, found, expected, next = show_path(path), show_value(value), "", None
-    examples = [example for info in infos for example in _examples(info)]
+    examples = [example for info in infos if not _is_map(info) for example in _examples(info)]
     names = [name for info in infos for name in _literals(info)]
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if number and examples:
@@ -231,7 +244,7 @@ def _describe(info: inspect.Type) -> str:
     if isinstance(info, inspect.UnionType):
         return " or ".join(_describe(member) for member in _alternatives(info))
     if examples := _examples(info):
-        return f"a quantity with its unit, like {examples[0]}"
+        return f"a map like {examples[0]}" if _is_map(info) else f"a quantity with its unit, like {examples[0]}"
     if names := _literals(info):
         return f"one of {', '.join(names)}"
     if isinstance(info, inspect.TupleType):
@@ -242,7 +255,7 @@ def _describe(info: inspect.Type) -> str:
 def _placeholder(info: inspect.Type | None) -> Any:
     """A value of the type, whatever it says; None where there is no simple one."""
     if info is not None and (examples := _examples(info)):
-        return examples[0]
+        return {} if _is_map(info) else examples[0]
     simple = {inspect.StrType: "x", inspect.IntType: 1, inspect.FloatType: 1.0, inspect.DictType: {}}
     return next((value for known, value in simple.items() if isinstance(info, known)), None)
 
@@ -251,6 +264,10 @@ def _examples(info: inspect.Type) -> list[str]:
     if isinstance(info, inspect.UnionType):
         return [example for member in info.types for example in _examples(member)]
     return (info.extra_json_schema or {}).get("examples", []) if isinstance(info, inspect.Metadata) else []
+
+
+def _is_map(info: inspect.Type) -> bool:
+    return isinstance(info, inspect.Metadata) and isinstance(info.type, inspect.DictType)
 
 
 def _literals(info: inspect.Type) -> list[str]:

@@ -36,6 +36,7 @@ _UNCLEAR = {  # what it looks like: how readers differ
     re.compile(r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?", re.ASCII): "a sixty-based number to some readers",
     re.compile(r"[-+]?\.(inf|nan)", re.IGNORECASE): "not a finite number",
 }
+_COUNTED = re.compile(r"(?P<count>[0-9]+) ?[xX*]? ?(?P<name>[A-Za-z][\w.-]*)")  # `4x RTX-3090`, `4 T4`
 _CONSTANTS = {"null": None, "Null": None, "NULL": None, "~": None} | {
     word: word.casefold() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")
 }
@@ -129,7 +130,11 @@ class _Builder:
                     next="Remove one",
                 )
             self._lines[inner] = event.start_mark.line + 1
-            entries[key] = self._node(next(self._events), inner)
+            value = next(self._events)
+            if isinstance(value, yaml.ScalarEvent) and not value.value and _is_plain(value):
+                self._refuse_references(value)
+                raise self._fault(value, "a value is missing", found=f"{key[:60]!r} alone", next=_remedy(key))
+            entries[key] = self._node(value, inner)
         return entries
 
     def _key(self, event: Any) -> str:
@@ -194,6 +199,13 @@ class _Builder:
         tab = any("\t" in text for text in self._text.split("\n")[line : line + 1])
         remedy = "Indent with spaces, not tabs" if tab else "Check indentation, quotes and brackets near here"
         return self._error(f"this is not YAML: {reason}", where=f"{self._name} line {line + 1}", next=remedy)
+
+
+def _remedy(key: str) -> str:
+    """What to write in place of a key without a value: for `4x RTX-3090`, `{RTX-3090: 4}`."""
+    if match := _COUNTED.fullmatch(key):
+        return f"Write it like {{{match['name']}: {match['count']}}}"
+    return "Write it, or leave the field out"
 
 
 def _is_plain(event: Any) -> bool:

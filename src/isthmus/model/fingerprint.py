@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import sys
 import sysconfig
+import weakref
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -67,6 +68,8 @@ class _Tree:
             yield from self._code(value)
         elif isinstance(value, partial):
             yield from self._items("partial", (value.func, value.args, value.keywords))
+        elif isinstance(value, weakref.ref):  # what nn.GRU and its like hold of their weights
+            yield from self._items("ref", (value(),))
         elif isinstance(value, enum.Enum):
             yield from self._items(value.name, (type(value),))
         elif isinstance(value, Mapping):

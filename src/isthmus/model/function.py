@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.errors import IsthmusError, ModelError
+from isthmus.files import close_name
 from isthmus.model.built import BuiltModel
 from isthmus.model.capture import Example
 from isthmus.model.zoo.synthetic import cross_entropy
@@ -55,9 +56,14 @@ def build(module: str, function: str, sequence: int | None = None) -> BuiltModel
 def find(spec: str, error: type[IsthmusError] = ModelError) -> Callable[..., Any]:
     """The function that `package.module:function` names; `error` where there is none."""
     module, _, function = spec.partition(":")
-    found = getattr(_import(module, spec, error), function, None)
+    holder = _import(module, spec, error)
+    found = getattr(holder, function, None)
+    if found is None:
+        own = [name for name, value in vars(holder).items() if callable(value) and value.__module__ == module]
+        next = close_name(function, own) or (f"It has {', '.join(own[:8])}" if own else None)
+        raise error(f"{module} has no function {function!r}", where=spec, next=next)
     if not callable(found):
-        raise error("The module has no such function", where=spec, found=f"{function} = {found!r:.60}")
+        raise error("this is not a function", where=spec, found=f"{function} = {found!r:.60}")
     called: Callable[..., Any] = found
     return called
 

@@ -16,6 +16,7 @@ from isthmus.model.describe import describe, tensor_names
 from isthmus.model.export import Example, Line
 from isthmus.model.graph import BlockGraph
 from isthmus.model.modules import ModuleCut, cut_modules
+from isthmus.model.quiet import without_weight_warnings
 from isthmus.model.reach import without_unreached
 from isthmus.model.sections import Section, Sections, cut_trace
 from isthmus.model.trace import Op, Trace, trace
@@ -91,7 +92,8 @@ def cut(
     """
     if max_blocks < 1:
         raise UsageError("a model needs at least one block", found=f"max_blocks={max_blocks}", expected="1 or more")
-    traced = trace(model, example)
+    with without_weight_warnings():
+        traced = trace(model, example)
     if traced is None:
         chain = cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks, measure=measure)
         return _from_modules(model, chain, example)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,8 +88,13 @@ def build(spec: str, sequence: int | None = None) -> BuiltModel:
     return _build(parse(spec), sequence)
 
 
-def load_graph(spec: str, *, sequence: int | None = None, cache: bool = True) -> BlockGraph:
-    """The block graph of a model: from its file, from the cache, or captured on the meta device and stored there."""
+def load_graph(
+    spec: str, *, sequence: int | None = None, cache: bool = True, capturing: Callable[[], None] = lambda: None
+) -> BlockGraph:
+    """The block graph of a model: from its file, from the cache, or captured on the meta device and stored there.
+
+    `capturing` is called when it is captured.
+    """
     source = parse(spec)
     if isinstance(source, Saved):
         return _read_saved(source.path, sequence)
@@ -96,6 +102,7 @@ def load_graph(spec: str, *, sequence: int | None = None, cache: bool = True) ->
     key = _key(source, sequence, built) if cache else None
     graph = _cached(key)
     if graph is None:
+        capturing()
         graph = _capture(built or _on_meta(source, sequence))
         if any(UNMEASURED in block.unproven for block in graph.blocks) and _bytes(graph) <= _MEASURED_BYTES:
             graph = _capture(_build(source, sequence))  # with weights, to measure that samples stay apart

@@ -12,7 +12,7 @@ from isthmus.report.classes import HostClass, device_classes, host_classes
 from isthmus.report.text import columns, cut
 from isthmus.units import format_bit_rate, format_byte_rate, format_bytes, format_compute, format_seconds
 
-__all__ = ["cluster_text", "import_text"]
+__all__ = ["cluster_notes", "cluster_text", "import_text"]
 
 _LEGEND = (
     "~ not in the file: from the catalog, the usual value or, for latency between places, the distance.",
@@ -20,6 +20,7 @@ _LEGEND = (
 )
 _WIDEST_MATRIX = 6  # regions
 _MOST_LINKS = 12  # links between hosts that are listed one by one
+_MOST_NOTES = 4  # links that are faster than a nic
 _MOST_ROWS = 4  # rows of a finding that are quoted
 
 
@@ -31,9 +32,31 @@ def cluster_text(cluster: Cluster) -> str:
     if cluster.links:
         lines += [*_links(cluster), ""]
     lines += ["map", *(f"  {line}" for line in _map(cluster)), "", *_LEGEND]
-    if (note := islands_note(cluster)) is not None:
+    for note in cluster_notes(cluster):
         lines += ["", *textwrap.wrap(f"note: {note}.", 118)]
     return "\n".join(lines)
+
+
+def cluster_notes(cluster: Cluster) -> list[str]:
+    """What a reader should know of it: hosts that no link joins, and links that a nic holds back."""
+    slow = [note for link in cluster.links if (note := _held_back(cluster, link)) is not None]
+    more = [f"{len(slow) - _MOST_NOTES} more links are faster than a nic"] if len(slow) > _MOST_NOTES else []
+    note = islands_note(cluster)
+    return [*([note] if note is not None else []), *slow[:_MOST_NOTES], *more]
+
+
+def _held_back(cluster: Cluster, link: Link) -> str | None:
+    """Says that no host at one end of the link has a nic that fills it; None where one has at each end."""
+    for end in dict.fromkeys(link.between):
+        named = [cluster.hosts[end]] if end in cluster.hosts else []
+        hosts = named or [host for host in cluster.hosts.values() if host.region == end]
+        best = max(host.nic_best for host in hosts)
+        if best < link.bandwidth:
+            whose = f"{hosts[0].name}'s nic ({format_bit_rate(best)}), which limits it"
+            if len(hosts) > 1:
+                whose = f"every nic of {end} (at most {format_bit_rate(best)}), which limit it"
+            return f"link {' - '.join(link.between)} ({format_bit_rate(link.bandwidth)}) is faster than {whose}"
+    return None
 
 
 def _count(number: int, word: str) -> str:

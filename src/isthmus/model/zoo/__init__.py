@@ -124,10 +124,11 @@ def build(name: str, sequence: int | None = None) -> BuiltModel:
 def _entry(name: str) -> _Entry:
     if name in _TABLE:
         return _TABLE[name]
-    close = difflib.get_close_matches(name, _TABLE, n=3) or list(_TABLE)
+    close = difflib.get_close_matches(name[:80], _TABLE, n=3)
+    meant = " or ".join(f"zoo:{other}" for other in close)
     raise ModelError(
         "The zoo has no such model",
         where=f"zoo:{name[:80]}",
-        expected=("one of " if len(close) > 1 else "") + ", ".join(close),
-        next=f"Try zoo:{close[0]}" if len(close) < len(_TABLE) else "Choose one of these",
+        expected=f"one of {', '.join(_TABLE)}",
+        next=f"Did you mean {meant}?" if close else "Choose one of these",
     )
