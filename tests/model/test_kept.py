@@ -89,7 +89,7 @@ def test_a_forward_that_keeps_something_is_not_exported(step: Callable[[Any, Ten
     model = Keeps(step)
     before = dict(vars(model)) | {"mean": model.mean, "seen": list(model.seen), "table": dict(model.table)}
     states = random.getstate(), str(np.random.get_state())
-    with pytest.raises(NotExportedError, match="each call of the model changes|was assigned during export"):
+    with pytest.raises(NotExportedError, match=r"each call of the model changes|was assigned during export"):
         export_model(model, EXAMPLE)
     assert (random.getstate(), str(np.random.get_state())) == states
     assert vars(model).keys() | {"mean"} == before.keys()
