@@ -6,6 +6,7 @@ same shape. `MIXING` must be refused by every plan that splits the batch; `APART
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import torch
@@ -160,7 +161,71 @@ class _Transposed(nn.Module):
         return h.t().reshape(-1, WIDTH)
 
 
+def _sorted_and_expanded(h: Tensor) -> Tensor:
+    order = h[:, 0].argsort()
+    return h[order][:, None].expand(-1, h.shape[0], -1).sum(1)[order.argsort()]
+
+
+def _listed_and_expanded(h: Tensor) -> Tensor:
+    rows = (h[:, 0] > 0).nonzero()[:, 0]
+    return h.index_add(0, rows, h[rows][:, None].expand(-1, h.shape[0], -1).sum(1))
+
+
+def _listed_by_size(h: Tensor) -> Tensor:
+    rows = (h[:, 0] > 0).nonzero()[:, 0]
+    return h.index_add(0, rows, h[rows], alpha=h.shape[0])
+
+
+def _shuffled(h: Tensor) -> Tensor:
+    """Samples where channels should be."""
+    channels = torch.stack([h, -h], 1).flatten(0, 1).t()[:, :, None, None, None]
+    return F.channel_shuffle(channels, 2)[:, :, 0, 0, 0].t().reshape(-1, 2, WIDTH)[:, 0]
+
+
+def _shared_heads(h: Tensor) -> Tensor:
+    """Samples where heads should be, of which several share a key."""
+    queries = torch.stack([h, -h], 1).flatten(0, 1)[None, :, None]
+    keys = torch.arange(2 * 3 * WIDTH).view(1, 2, 3, WIDTH) / 20
+    found = F.scaled_dot_product_attention(queries, keys, keys, enable_gqa=True)
+    return found[0, :, 0].reshape(-1, 2, WIDTH).sum(1) + h
+
+
+def _order_as_truths(h: Tensor) -> Tensor:
+    order = h[:, 0].argsort()
+    return h[order][order.bool().argsort(stable=True)]
+
+
+class _Counts(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self, add: Callable[[Tensor], object], *, half: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+        self.add, self.half = add, half
+
+    def forward(self, h: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.half):
+            self.add(self.calls)
+            h = h * 2
+        return h / (1 + self.calls)
+
+
 MIXING: dict[str, Callable[[], Body]] = {
+    "order expanded": lambda: _sorted_and_expanded,
+    "list expanded": lambda: _listed_and_expanded,
+    "list by the size": lambda: _listed_by_size,
+    "product by the size": lambda: lambda h: torch.addmm(h, h, torch.eye(WIDTH), alpha=h.shape[0]),
+    "words_product by the size": lambda: lambda h: torch.baddbmm(
+        h, h, torch.eye(WIDTH).expand(h.shape[0], -1, -1), beta=h.shape[0]
+    ),
+    "shuffled channels": lambda: _shuffled,
+    "shared heads": lambda: _shared_heads,
+    "order as truths": lambda: _order_as_truths,
+    "counter": lambda: _Counts(lambda calls: calls.add_(1)),
+    "counter's element": lambda: _Counts(lambda calls: calls[0].add_(1)),
+    "counter's view": lambda: _Counts(lambda calls: calls.view(-1).add_(1)),
+    "counter as out": lambda: _Counts(lambda calls: torch.add(calls, 1, out=calls)),
+    "counter in a region": lambda: _Counts(lambda calls: calls.add_(1), half=True),
     "roll": lambda: lambda h: torch.roll(h, 1, 0),
     "roll by all": lambda: lambda h: torch.roll(h, 1),
     "flip": lambda: lambda h: h.flip(0),
@@ -296,7 +361,38 @@ def _through_lists(h: Tensor) -> Tensor:
     return h + torch.tensor(max(h[:, 0].tolist()))
 
 
+class _Keeps(nn.Module):
+    """Keeps something in Python from call to call."""
+
+    def __init__(self, step: Callable[[_Keeps, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("buffer", torch.zeros(1))
+        self.calls, self.seen, self.step = 0, [torch.zeros(WIDTH)], step
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.step(self, h)
+
+
+def _buffer_replaced(kept: _Keeps, h: Tensor) -> Tensor:
+    kept.buffer = kept.buffer + 1
+    return h / (1 + kept.buffer)
+
+
+def _number_replaced(kept: _Keeps, h: Tensor) -> Tensor:
+    kept.calls += 1
+    return h / (1 + kept.calls)
+
+
+def _list_extended(kept: _Keeps, h: Tensor) -> Tensor:
+    kept.seen.append(h.detach().mean(0))
+    return h + kept.seen[-2]
+
+
 UNFOLLOWED: dict[str, Callable[[], Body]] = {
+    "buffer replaced": lambda: _Keeps(_buffer_replaced),
+    "number replaced": lambda: _Keeps(_number_replaced),
+    "list extended": lambda: _Keeps(_list_extended),
+    "Python's random numbers": lambda: lambda h: h * random.random(),
     "branch on a count": lambda: _by_value,
     "from row to row": lambda: _looped,
     "plain size": lambda: _by_plain_size,
@@ -335,7 +431,91 @@ class _Attends(nn.Module):
         return self.attention(h, h, h, need_weights=False)[0]
 
 
+class _Queries(nn.Module):
+    """Attention of learned queries, samples in dimension 1, and its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.attention = nn.Embedding(3, WIDTH), nn.MultiheadAttention(WIDTH, 2)
+
+    def forward(self, h: Tensor) -> Tensor:
+        memory = h.transpose(0, 1)
+        queries = self.queries.weight.unsqueeze(1).repeat(1, h.shape[0], 1)
+        return self.attention(queries, memory, memory)[0].mean(0)[:, None] + h
+
+
+class _Looks(nn.Module):
+    """Attention with its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, h: Tensor) -> Tensor:
+        found, weights = self.attention(h, h, h)
+        return found + weights @ h
+
+
+class _Masked(nn.Module):
+    """A transformer's layer with a causal mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 8, 0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.layers(h, mask=nn.Transformer.generate_square_subsequent_mask(WORDS))
+
+
+class _Cells(nn.Module):
+    """Recurrent layers step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.LSTMCell(WIDTH, WIDTH), nn.GRUCell(WIDTH, WIDTH)
+
+    def forward(self, h: Tensor) -> Tensor:
+        state, memory = self.one(h)
+        state, memory = self.one(h * 2, (state, memory))
+        return self.other(state + memory, h)
+
+
+class _Bilinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Bilinear(WIDTH, WIDTH, WIDTH)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.layer(h, h.tanh())
+
+
+class _Read(nn.Module):
+    """Reads a frozen table through a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.linspace(0, 1, 2 * WIDTH).view(2, WIDTH))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return (h * self.table[0]).relu_() + self.table.view(-1)[:WIDTH]
+
+
 APART: dict[str, Callable[[], Body]] = {
+    "words_queries": _Queries,
+    "words_attention and its weights": _Looks,
+    "words_masked attention": _Masked,
+    "cells": _Cells,
+    "bilinear": _Bilinear,
+    "table read through views": _Read,
+    "complex numbers": lambda: lambda h: torch.view_as_real(
+        torch.view_as_complex(h.reshape(-1, 3, 2)) * torch.ones(3) * 1j
+    ).flatten(1),
+    "pairwise distance": lambda: lambda h: h + F.pairwise_distance(h, h.roll(1, 1), keepdim=True),
+    "norms of rows": lambda: lambda h: h / (1 + torch.linalg.norm(h, dim=1, keepdim=True)),
+    "words_einsum with dots": lambda: lambda h: torch.einsum("...i,ij->...j", h, torch.eye(WIDTH) + 0.1),
+    "words_fft2": lambda: lambda h: torch.fft.fft2(h, dim=(-1, -2)).real * 0.1,
+    "written list": lambda: lambda h: h.index_add(0, (r := (h[:, 0] > 0).nonzero()[:, 0]), h[r].mul_(2)),
     "layers": lambda: nn.Sequential(nn.Linear(WIDTH, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, WIDTH)),
     "experts": _Experts,
     "softmax of features": lambda: lambda h: h.softmax(1),

@@ -76,6 +76,87 @@ def test_the_line_of_code_is_named() -> None:
     )
 
 
+def test_the_line_is_the_models_and_not_torchs() -> None:
+    told = [
+        told for block in captured(SampleModel(MIXING["attention over samples"]())).blocks for told in block.unproven
+    ]  # type: ignore[union-attr]
+    assert told and all("of sample_models.py: " in line for line in told)
+
+
+class Table(nn.Module):
+    """A table of numbers by which the inputs are looked up."""
+
+    def __init__(self, *, scaled: bool) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(8, WIDTH, scale_grad_by_freq=scaled), nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.table(x.long().abs() % 8)).mean(1))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gradients_by_how_often_a_number_comes_are_not_proven(scaled: bool) -> None:
+    """The batch is counted, though only backward."""
+    graph = captured(Table(scaled=scaled))
+    assert graph is not None and any(block.unproven for block in graph.blocks) == scaled
+
+
+class HalfPrecision(nn.Module):
+    """A region in half precision, with or without a batch norm, whose shape is told by the size of the batch."""
+
+    def __init__(self, *, norm: bool) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(INPUTS, WIDTH), nn.BatchNorm1d(WIDTH) if norm else nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = self.norm(self.first(x)).relu_().view(x.shape[0], 2, 3).transpose(1, 2)
+        return h.reshape(x.shape[0], WIDTH).float()
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_region_is_judged_inside(norm: bool) -> None:
+    graph = captured(HalfPrecision(norm=norm))
+    assert graph is not None and graph.how == "export"
+    told = [told for block in graph.blocks for told in block.mixes_samples]
+    assert bool(told) == norm and all("of test_samples.py: h = self.norm(" in line for line in told)
+
+
+def _mask_turned_over(h: Tensor) -> Tensor:
+    mask = h[:, 0] > 0
+    rows, out = h[mask], h.clone()
+    mask.logical_not_()
+    out[mask] = rows
+    return out
+
+
+def _keys_raised(h: Tensor) -> Tensor:
+    """Six keys, told to be below two."""
+    keys = h[:, :2].argmax(1)
+    keys.add_(4)
+    ordered, order = keys.sort()
+    return h[order][order.argsort()] * torch.bincount(ordered, minlength=2).cumsum(0)[-1]
+
+
+def _filled_at_once(h: Tensor) -> Tensor:
+    shared = torch.zeros(1, WIDTH).expand(h.shape[0], WIDTH)
+    shared.masked_fill_(h > 0.3, 1.0)
+    return h + shared
+
+
+def _put_at_once(h: Tensor) -> Tensor:
+    shared = torch.zeros(1, WIDTH).expand(h.shape[0], WIDTH)
+    shared.index_put_((torch.arange(h.shape[0]),), h.detach(), accumulate=True)
+    return h + shared
+
+
+@pytest.mark.filterwarnings("ignore:Use of")
+@pytest.mark.parametrize("body", [_mask_turned_over, _keys_raised, _filled_at_once, _put_at_once])
+def test_what_is_written_is_no_longer_known(body: Body) -> None:
+    graph = captured(SampleModel(body))
+    assert graph is None or any(block.unproven for block in graph.blocks)
+
+
 def test_without_weights_nothing_is_measured() -> None:
     with torch.device("meta"):
         model = SampleModel(UNFOLLOWED["threshold of the size"]())

@@ -21,9 +21,7 @@ def test_it_is_the_grid_with_one_replica_a_device(batch: int) -> None:
         pinned = choose_plan(task, planner="grid", fix=Fix(tp=1, pp=1, dp=len(task.usable)))
         found = everywhere(task)
         assert found is not None and found.state == "found" and found.devices == len(task.usable)
-        assert found.seconds == pytest.approx(
-            pinned.price.step_seconds, rel=0.01
-        )  # other buckets
+        assert found.seconds == pytest.approx(pinned.price.step_seconds, rel=0.01)  # other buckets
 
 
 def test_it_is_never_faster_than_the_best_even_data_parallelism() -> None:

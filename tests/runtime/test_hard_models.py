@@ -143,6 +143,57 @@ def hooked(model: Any, x: Tensor) -> Tensor:
     return model.c(model.b(h))  # type: ignore[no-any-return]
 
 
+class Clipped(torch.autograd.Function):
+    """Clips gradients, and only large ones."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].clamp(-10, 10)
+
+
+def clipped(model: Any, x: Tensor) -> Tensor:
+    return model.c(Clipped.apply(model.b(model.a(x)) * 1e-3) * 1e3)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def hooked_on_the_graph(model: Any, x: Tensor) -> Tensor:
+    h = model.a(x)
+    if h.grad_fn is not None:
+        h.grad_fn.register_hook(lambda inputs, outputs: tuple(None if g is None else g * 3 for g in inputs))
+    return model.c(model.b(h))  # type: ignore[no-any-return]
+
+
+def in_groups(model: Any, x: Tensor) -> Tensor:
+    """Written by an operation that gives nothing back."""
+    h = model.b(model.a(x)).clone()
+    torch._foreach_mul_([h], 0.3)
+    return model.c(h)  # type: ignore[no-any-return]
+
+
+@torch.library.custom_op("isthmus_tests::halved_into", mutates_args=("out",))
+def halved_into(x: Tensor, out: Tensor) -> None:
+    """Writes half of a tensor into another."""
+    out.copy_(x * 0.5)
+
+
+def by_own_operation(model: Any, x: Tensor) -> Tensor:
+    h = model.b(model.a(x))
+    with torch.no_grad():
+        half = torch.zeros_like(h)
+        halved_into(h.detach(), half)
+    return model.c(h + half)  # type: ignore[no-any-return]
+
+
+def into_a_given_tensor(model: Any, x: Tensor) -> Tensor:
+    h, gate = model.a(x), torch.zeros(16, 16)
+    with torch.no_grad():
+        torch.mm(torch.eye(16), torch.full((16, 16), 0.1), out=gate)
+    return model.c(torch.tanh(model.b(h)) @ gate)  # type: ignore[no-any-return]
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     **{kind.__name__: lambda kind=kind: Recurrent(kind) for kind in (nn.GRU, nn.RNN, nn.LSTM)},  # type: ignore[misc]
     **{
@@ -150,6 +201,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         for how in (
             in_the_middle, written_into, switched_on_again, half_precision, full_precision, checkpointed,
             checkpointed_first, first_without_gradients, written_parts, own_backward, hooked,
+            clipped, hooked_on_the_graph, in_groups, by_own_operation, into_a_given_tensor,
         )
     },
 }  # fmt: skip

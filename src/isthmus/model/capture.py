@@ -11,7 +11,7 @@ from torch import nn
 
 from isthmus.errors import UsageError
 from isthmus.model.describe import describe
-from isthmus.model.export import Example
+from isthmus.model.export import Example, NotExportedError, because
 from isthmus.model.graph import BlockGraph
 from isthmus.model.modules import cut_modules
 from isthmus.model.quiet import without_weight_warnings
@@ -28,8 +28,10 @@ def capture(
     """The model's block graph; the model may be on the meta device. It is captured in training mode."""
     if max_blocks < 1:
         raise UsageError("a model needs at least one block", found=f"max_blocks={max_blocks}", expected="1 or more")
-    with without_weight_warnings():
-        traced = trace(model, example)
-    if traced is None:
-        return cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks).graph
+    try:
+        with without_weight_warnings():
+            traced = trace(model, example)
+    except NotExportedError as reason:
+        with because(reason):
+            return cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks).graph
     return describe(model, cut_trace(without_unreached(traced), max_blocks), name=name, sequence=sequence)

@@ -7,21 +7,28 @@ number is not exported: its operations might be others for another batch.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram, ShapesCollection, export
+from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
 from isthmus.errors import ModelError
 from isthmus.model.gradients import plain_gradients
+from isthmus.model.kept import unchanged_by_calls
 from isthmus.model.regions import open_regions
 
-__all__ = ["Example", "Exported", "Line", "example_of", "export_model", "probes_of", "training"]
+__all__ = ["Example", "Exported", "Line", "NotExportedError", "because", "example_of", "export_model", "probes_of"]
+__all__ += ["training"]
+
+_HOMES = (PurePath(torch.__file__).parent, PurePath(__file__).parent)
 
 _PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43)  # probes: sizes that are rarely another dimension of a model
 
@@ -66,13 +73,28 @@ class Exported:
     probes: tuple[int, int]
 
 
-def export_model(model: nn.Module, example: Example) -> Exported | None:
-    """The model's operations, or None where `torch.export` cannot follow it."""
+class NotExportedError(Exception):
+    """Says why a model is not exported: `torch.export` cannot follow it, or would lose a part of what it does."""
+
+
+def export_model(model: nn.Module, example: Example) -> Exported:
+    """The model's operations; a NotExportedError says why there are none."""
     _check_example(example)
     probes = probes_of(example)
     with training(model):
-        program = _export(model, example_of(model, example, probes[1]))
-    return Exported(program, probes) if program is not None else None
+        return Exported(_export(model, example_of(model, example, probes[1])), probes)
+
+
+@contextmanager
+def because(reason: NotExportedError) -> Iterator[None]:
+    """Says in an error about a model why it was not exported."""
+    try:
+        yield
+    except ModelError as error:
+        if error.found is not None:
+            raise
+        found = f"that torch.export gave up: {reason}"
+        raise ModelError(error.what, where=error.where, found=found, expected=error.expected, next=error.next) from None
 
 
 def _check_example(example: Example) -> None:
@@ -121,19 +143,49 @@ def training(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(content)
 
 
-def _export(model: nn.Module, example: Example) -> ExportedProgram | None:
+def _export(model: nn.Module, example: Example) -> ExportedProgram:
     batch = Dim("batch", min=2)
     collection = ShapesCollection()  # type: ignore[no-untyped-call]
     for tensor in [*example.args, *example.kwargs.values()]:
         collection[tensor] = {0: batch}
     shapes = collection.dynamic_shapes(model, example.args, example.kwargs)  # type: ignore[no-untyped-call]
     try:
-        with _SureCoins(), plain_gradients():
+        with unchanged_by_calls(model), _SureCoins(), plain_gradients(), _no_guess_about_masks():
             program = export(model, example.args, example.kwargs, dynamic_shapes=shapes, strict=False)
-    except Exception:  # whatever in the model export cannot follow; the caller has another way
-        return None
+    except Exception as error:  # whatever in the model export cannot follow; the caller has another way
+        raise NotExportedError(_reason(error)) from error
     open_regions(program)
     return program
+
+
+def _reason(error: Exception) -> str:
+    """The beginning of an error, and the line of the model's code where it was raised."""
+    text = " ".join(str(error).split())[:300] or type(error).__name__
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(PurePath(frame.filename))]
+    if not frames:
+        return text
+    place = f"line {frames[-1].lineno} of {PurePath(frames[-1].filename).name}"
+    return f"{text.rstrip('.')} ({place}: {(frames[-1].line or '').strip()[:80]})"
+
+
+def _is_users(path: PurePath) -> bool:
+    """Whether a file belongs neither to torch nor to us; `<string>` is code that torch wrote."""
+    return path.is_absolute() and not any(path.is_relative_to(home) for home in _HOMES)
+
+
+@contextmanager
+def _no_guess_about_masks() -> Iterator[None]:
+    """Keeps `nn.TransformerEncoder` from looking into its mask for a causal one, which only chooses a faster kernel."""
+    usual = transformer._detect_is_causal_mask
+
+    def told(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+        return is_causal is True
+
+    transformer._detect_is_causal_mask = told
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = usual
 
 
 class _SureCoins(TorchFunctionMode):

@@ -17,7 +17,7 @@ from torch import fx
 from isthmus.model.graph import NORMS, Split
 from isthmus.model.sample_rules import SAMPLE_RULES
 from isthmus.model.samples import State, prove
-from isthmus.model.trace import Op, Trace, Value
+from isthmus.model.trace import Op, Trace, Value, memory_root
 
 __all__ = ["Flow", "alias", "flow_of", "is_view"]
 
@@ -144,7 +144,8 @@ def _find_mixing(trace: Trace, flow: Flow) -> None:
 def _find_constants(trace: Trace, flow: Flow) -> None:
     """Grows the constants forward; a tensor that something not constant writes into is none, with all its readers."""
     banned: set[fx.Node] = set()
-    state = {op.mutates for op in trace.ops if op.mutates is not None and op.mutates in trace.attributes}
+    state = {memory_root(op.mutates) for op in trace.ops if op.mutates is not None} & trace.attributes.keys()
+    state |= {node for op in trace.ops for node in op.changes}
     state |= {source for op in trace.ops if op.kind == "batch_norm" for source in op.node.all_input_nodes[3:5]}
     while True:
         flow.constant.clear()

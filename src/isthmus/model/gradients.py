@@ -11,6 +11,7 @@ those of the plain call, or none at all where no input requires a gradient, and 
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,13 +26,17 @@ from torch.utils.checkpoint import CheckpointFunction
 __all__ = ["NoHooks", "plain_gradients"]
 
 _HOOKS = {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook}
+_PLACE = inspect.getattr_static(torch.Tensor, "grad_fn").__get__
 _ONE_AT_A_TIME = threading.RLock()
-_DRAWS = 3
+_SIZES = (1.0, 1.0, 1.0, 1e-6, 1e3, 1e6)  # of gradients that come in: some functions clip them
 _OF_OPERATIONS = "GeneratedBackwardFor_"  # gradients that `torch.library` keeps with an operation: they are found again
 
 
 class _OwnGradientError(Exception):
     """Ends an export: the model has gradients that autograd would not find again."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} gives gradients that are not those of its operations")
 
 
 @contextmanager
@@ -81,12 +86,13 @@ def _adds_nothing(apply: Any, function: Any, args: tuple[Any, ...]) -> bool:
     """Whether a function of the model's has the results and gradients of its operations, on random numbers."""
     try:
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.enable_grad(), torch.random.fork_rng():
-            return all(_alike(apply, partial(function.forward, _Context()), args, draw) for draw in range(_DRAWS))
+            plain = partial(function.forward, _Context())
+            return all(_alike(apply, plain, args, draw, size) for draw, size in enumerate(_SIZES))
     except Exception:  # whatever such a function needs and does not find here
         return False
 
 
-def _alike(own: Any, plain: Any, args: tuple[Any, ...], draw: int) -> bool:
+def _alike(own: Any, plain: Any, args: tuple[Any, ...], draw: int, size: float) -> bool:
     torch.manual_seed(draw)
     drawn = [_drawn(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
     found = []
@@ -96,9 +102,9 @@ def _alike(own: Any, plain: Any, args: tuple[Any, ...], draw: int) -> bool:
         leaves = [arg for arg in given if _is_real(arg)]
         if not isinstance(result, torch.Tensor) or not result.requires_grad:
             return False
-        torch.manual_seed(draw + _DRAWS)
-        gradients = torch.autograd.grad(result, leaves, torch.randn_like(result), allow_unused=True)
-        found.append([result.detach(), *(torch.zeros(()) if g is None else g for g in gradients)])
+        torch.manual_seed(draw + len(_SIZES))
+        gradients = torch.autograd.grad(result, leaves, torch.randn_like(result) * size, allow_unused=True)
+        found.append([result.detach(), *(torch.zeros(()) if g is None else g / size for g in gradients)])
     return all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(*found, strict=True))
 
 
@@ -114,10 +120,23 @@ def _drawn(like: torch.Tensor) -> torch.Tensor:
     return torch.randn(shape, dtype=like.dtype) * 2
 
 
+class _Node:
+    """What a model may see of a tensor's place in autograd's graph: all but what hooks are set by."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("register_hook", "register_prehook", "next_functions"):
+            raise _OwnGradientError(name)
+        return getattr(self._node, name)
+
+
 class NoHooks(TorchFunctionMode):
     """Refuses hooks that change gradients."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _HOOKS:
             raise _OwnGradientError(func.__name__)
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        return _Node(found) if func == _PLACE and found is not None else found

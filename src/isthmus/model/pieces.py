@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from isthmus.errors import ModelError, UsageError
 from isthmus.model.describe import describe, tensor_names
-from isthmus.model.export import Example, Line
+from isthmus.model.export import Example, Line, NotExportedError, because
 from isthmus.model.graph import BlockGraph
 from isthmus.model.modules import ModuleCut, cut_modules
 from isthmus.model.quiet import without_weight_warnings
@@ -92,10 +92,12 @@ def cut(
     """
     if max_blocks < 1:
         raise UsageError("a model needs at least one block", found=f"max_blocks={max_blocks}", expected="1 or more")
-    with without_weight_warnings():
-        traced = trace(model, example)
-    if traced is None:
-        chain = cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks, measure=measure)
+    try:
+        with without_weight_warnings():
+            traced = trace(model, example)
+    except NotExportedError as reason:
+        with because(reason):
+            chain = cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks, measure=measure)
         return _from_modules(model, chain, example)
     traced = without_unreached(traced)
     sections = cut_trace(traced, max_blocks)

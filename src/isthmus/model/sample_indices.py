@@ -40,8 +40,10 @@ __all__ = ["INDEX_RULES", "sorts_rows"]
 
 
 def _looked_up(call: Call) -> State:
-    """Rows of a table that depends on no sample."""
+    """Rows of a table that depends on no sample, nor do its gradients by how often the batch has a number."""
     call.free(call.args["weight"])
+    if call.args.get("scale_grad_by_freq"):
+        raise Unproven
     state = call.rows(call.args["indices"])
     return state.at(state.dim)
 

@@ -76,26 +76,34 @@ def _added_product(call: Call, names: tuple[str, str]) -> State:
 
 def _einsum(call: Call) -> State:
     """By letters: the samples have one letter in all factors that have samples, and the result keeps it."""
-    equation, tensors = str(call.args["equation"]).replace(" ", ""), call.args["tensors"]
-    if "->" not in equation or "." in equation:
-        raise Unproven
-    inputs, output = equation.split("->")
-    terms = inputs.split(",")
+    inputs, output = str(call.args["equation"]).replace(" ", "").split("->")
+    tensors = call.args["tensors"]
+    terms = list(zip(inputs.split(","), tensors, strict=True))
+    dots = max((call.rank_of(tensor) - len(term) + 3 for term, tensor in terms if "..." in term), default=0)
     found = set()
-    for term, tensor in zip(terms, tensors, strict=True):
-        state = call.state(tensor)
-        if isinstance(state, Free):
+    for term, tensor in terms:
+        letters = _letters(term, call.rank_of(tensor) - len(term) + 3, dots)
+        if isinstance(call.state(tensor), Free):
             continue
         rows = call.rows(tensor)
-        found.add((term[rows.dim], rows.at(0)))
-        if term.count(term[rows.dim]) > 1:
+        letter = letters[rows.dim]
+        found.add((letter, rows.at(0)))
+        if letters.count(letter) > 1:
             raise Unproven
     if len(found) != 1:
         raise Unproven
     letter, rows = found.pop()
-    if output.count(letter) != 1:
+    places = _letters(output, dots, dots)
+    if places.count(letter) != 1:
         raise Unproven
-    return rows.at(output.index(letter))
+    return rows.at(places.index(letter))
+
+
+def _letters(term: str, dots: int, most: int) -> list[str]:
+    """One name for each dimension; those of `...` are counted from the last, as shapes are broadcast."""
+    before, ellipsis, after = term.partition("...")
+    middle = [str(number) for number in range(most - dots, most)] if ellipsis else []
+    return [*before, *middle, *after]
 
 
 def _convolution(call: Call) -> State:
@@ -149,14 +157,15 @@ _STATISTICS = Free()  # nobody may read them: `statistics.py` refuses a model th
 def _attention(call: Call) -> State:
     """Batch and heads first; positions attend to positions of the same sample."""
     nodes = [call.args[name] for name in ("query", "key", "value")]
+    last = 3 if call.args.get("enable_gqa") else 2  # several heads of queries then share a head of keys
     for node in nodes:
         state = call.state(node)
-        if isinstance(state, Rows) and state.dim >= call.rank_of(node) - 2:
+        if isinstance(state, Rows) and state.dim >= call.rank_of(node) - last:
             raise Unproven
     mask = call.args.get("attn_mask")
     if isinstance(mask, fx.Node):
         state = call.state(mask)
-        if isinstance(state, Rows) and state.dim >= call.rank_of(mask) - 2:
+        if isinstance(state, Rows) and state.dim >= call.rank_of(mask) - last:
             raise Unproven
         nodes.append(mask)
     state = aligned(call, nodes, call.rank)
@@ -180,6 +189,30 @@ def _recurrent(call: Call) -> list[State]:
     return [state.at(state.dim), *[inner] * (len(call.values) - 1)]
 
 
+def _cell(call: Call) -> list[State]:
+    """One step of a recurrent layer: samples come first in what goes in and in the hidden states."""
+    given: list[Any] = list(call.node.args)
+    source, before, *weights = given
+    hidden = before if isinstance(before, (list, tuple)) else [before]
+    state = call.rows(source)
+    if call.rank_of(source) != 2 or state.dim != 0:
+        raise Unproven
+    if any(call.state(node) not in (state.at(0), Free()) for node in hidden):
+        raise Unproven
+    call.free(*weights)
+    return [state.at(0)] * len(call.values)
+
+
+def _bilinear(call: Call) -> State:
+    """Two rows of the same samples, times a weight that depends on none."""
+    one, other, *weights = call.tensors
+    state = aligned(call, [one, other], call.rank_of(one))
+    call.free(*weights)
+    if call.rank_of(one) != call.rank_of(other) or not isinstance(state, Rows) or state.dim == call.rank - 1:
+        raise Unproven
+    return state
+
+
 def _loss(call: Call, *, dims: int) -> State:
     """Element by element, or with classes in dimension 1 (`dims` 1), where nothing is summed or averaged."""
     if call.args.get("reduction", 1) != 0:
@@ -201,6 +234,15 @@ def _distances(call: Call) -> State:
         if isinstance(state, Rows) and state.dim >= call.rank_of(node) - 2:
             raise Unproven
     return aligned(call, call.tensors, call.rank)
+
+
+def _pairwise(call: Call) -> State:
+    """Distances of rows with the same number, over the last dimension."""
+    rank = max(map(call.rank_of, call.tensors))
+    state = aligned(call, call.tensors, rank)
+    if not isinstance(state, Rows) or state.dim == rank - 1:
+        raise Unproven
+    return state
 
 
 def _leaky(call: Call) -> State:
@@ -239,6 +281,8 @@ PRODUCT_RULES: Mapping[str, Rule] = {
     **_each(partial(_loss, dims=0), "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div"),
     **_each(partial(_loss, dims=0), "binary_cross_entropy_with_logits"),
     **_each(_grouped, "grouped_mm grouped_mm_fallback _grouped_mm"),
+    **_each(_cell, "gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell"),
+    "bilinear": _bilinear,
     "linear": _linear,
     "addmm": partial(_added_product, names=("mat1", "mat2")),
     "baddbmm": partial(_added_product, names=("batch1", "batch2")),
@@ -247,5 +291,6 @@ PRODUCT_RULES: Mapping[str, Rule] = {
     "instance_norm": _instance_norm,
     "scaled_dot_product_attention": _attention,
     "cdist": _distances,
+    "pairwise_distance": _pairwise,
     "prelu": _leaky,
 }

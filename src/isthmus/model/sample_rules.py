@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 
 from isthmus.model.sample_indices import INDEX_RULES, sorts_rows
@@ -46,7 +47,19 @@ def _pointwise(call: Call) -> State:
 
 def _same(call: Call) -> State | list[State]:
     """The first argument as it is: a copy, a cast, dropout (whose draws are a function of the sample)."""
-    return [call.state(call.tensors[0])] * len(call.values)
+    source, *others = call.tensors
+    if others:
+        return [aligned(call, call.tensors, call.rank)] * len(call.values)
+    state = call.state(source)
+    if call.value(source).dtype == call.values[0].dtype or _keeps(state, call.values[0].dtype):
+        return [state] * len(call.values)
+    return aligned(call, [source], call.rank)
+
+
+def _keeps(state: State, dtype: torch.dtype) -> bool:
+    """Whether a cast keeps every number of a row: those of a bool or of bytes would be others; keys may be few."""
+    few = isinstance(state, Sorted) and state.below is not None and state.below < _EXACT
+    return dtype in (torch.int32, torch.int64) or (few and dtype in (torch.float32, torch.float64))
 
 
 def _item(call: Call) -> State:
@@ -219,6 +232,15 @@ def _repeats(call: Call, state: Rows | Position) -> list[State]:
     return [replace(state, outer=count // state.per) for count in times if count is not None]
 
 
+def _complex(call: Call) -> State:
+    """A last dimension of two reals becomes a complex number, or the other way round."""
+    source = call.tensors[0]
+    state = call.rows(source)
+    if call.kind == "view_as_complex" and state.dim == call.rank_of(source) - 1:
+        raise Unproven
+    return moved(state, state.dim)
+
+
 def _diagonal(call: Call) -> State:
     source, state = call.tensors[0], call.rows(call.tensors[0])
     rank = call.rank_of(source)
@@ -342,6 +364,14 @@ def _below(call: Call, *, last: int) -> State:
     return moved(state, state.dim)
 
 
+def _shuffled(call: Call) -> State:
+    """Channels, in dimension 1, in another order; samples come first."""
+    state = call.rows(call.tensors[0])
+    if state.dim != 0:
+        raise Unproven
+    return moved(state, 0)
+
+
 # -- new tensors
 
 
@@ -399,13 +429,14 @@ def _region(call: Call) -> list[State]:
     graphs = [node for node in call.node.args if isinstance(node, fx.Node) and node.op == "get_attr"]
     content = call.trace.attributes[graphs[0]].content
     place = call.node.args.index(graphs[0])
-    return nested(call, content, call.node.args[place + 1 :], SAMPLE_RULES)  # type: ignore[arg-type]
+    return nested(call, content, call.node.args[place + 1 :], SAMPLE_RULES)
 
 
 def _table(rule: Rule, names: str) -> dict[str, Rule]:
     return dict.fromkeys(names.split(), rule)
 
 
+_EXACT = 2**24  # integers below it are exact in fp32
 _WITH_INDICES = {"max", "min", "median", "nanmedian", "mode", "kthvalue"}
 _ELEMENTWISE = """pointwise where __and__ __or__ __xor__ true_divide divide multiply subtract square clip selu relu6
     celu float_power logical_and logical_or logical_xor masked_fill fill fill_ zero zero_ copy copy_ rsub hardswish
@@ -417,9 +448,11 @@ _SAME = """contiguous clone detach alias to _to_copy float double half bfloat16 
 _RESHAPES = "view _unsafe_view reshape flatten unflatten ravel view_as reshape_as"
 _PERMUTES = "permute transpose t numpy_T mT adjoint mH matrix_H movedim moveaxis swapaxes swapdims"
 _REDUCTIONS = """sum mean amax amin max min argmax argmin prod var std var_mean std_mean logsumexp norm all any median
-    nanmedian mode nansum nanmean count_nonzero linalg_vector_norm cosine_similarity kthvalue"""
+    nanmedian mode nansum nanmean count_nonzero linalg_vector_norm linalg_norm linalg_matrix_norm
+    cosine_similarity kthvalue"""
 _ALONG = """softmax _softmax log_softmax _log_softmax cumsum cumprod logcumsumexp cummax cummin sort argsort topk glu
-    diff fft_fft fft_ifft fft_rfft fft_irfft"""
+    diff fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn
+    fft_ifftn fft_rfftn fft_irfftn"""
 _MAKERS = "zeros ones full empty rand randn randint new_zeros new_ones new_full new_empty scalar_tensor"
 _LIKES = "zeros_like ones_like full_like empty_like rand_like randn_like randint_like"
 _POOLS = "max_pool{n}d avg_pool{n}d adaptive_avg_pool{n}d adaptive_max_pool{n}d max_pool{n}d_with_indices lp_pool{n}d"
@@ -432,7 +465,7 @@ def _spatial() -> dict[str, Rule]:
         found |= _table(partial(_below, last=n), f"{_POOLS} {_SPREADS}".format(n=n))
     found |= _table(partial(_below, last=1), "upsample_linear1d")
     found |= _table(partial(_below, last=2), "upsample_bilinear2d upsample_bicubic2d tril triu im2col col2im")
-    found |= _table(partial(_below, last=3), "pixel_shuffle pixel_unshuffle upsample_trilinear3d channel_shuffle")
+    found |= _table(partial(_below, last=3), "pixel_shuffle pixel_unshuffle upsample_trilinear3d")
     return found
 
 
@@ -468,6 +501,9 @@ SAMPLE_RULES: Mapping[str, Rule] = {
     "arange": _counted,
     "one_hot": _one_hot,
     "floor_divide": _share,
+    "channel_shuffle": _shuffled,
+    "view_as_complex": _complex,
+    "view_as_real": _complex,
     **_spatial(),
     **PRODUCT_RULES,
     **INDEX_RULES,

@@ -17,24 +17,41 @@ before it is what it would be if each sample were alone in its batch.
 
 from __future__ import annotations
 
-import re
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import PurePath
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
-from isthmus.model.trace import Trace, Value, arguments_of, kind_of
+from isthmus.model.graph import NORMS
+from isthmus.model.trace import Trace, Value, arguments_of, described, kind_of, memory_root, written_by
 
 __all__ = ["FREE", "MIXED", "Bounds", "Call", "Counts", "Free", "Inverse", "Listed", "Mixed", "Order", "Position"]
 __all__ += ["Rows", "Rule", "Samples", "Sorted", "State", "Unproven", "described", "is_apart", "nested", "prove"]
 __all__ += ["rows_per_sample"]
 
 
+_SIZED = {  # arguments that may be as large as the batch
+    "*": "wrap_with_autocast wrap_with_set_grad_enabled",  # regions: judged inside
+    "size": """view _unsafe_view expand broadcast_to zeros ones full empty rand randn randint new_zeros new_ones
+        new_full new_empty""",
+    "shape": "reshape",
+    "sizes": "unflatten",
+    "end": "slice arange",
+    "length": "narrow",
+    "split_size": "split unsafe_split",
+    "split_sizes": "split_with_sizes",
+    "repeats": "repeat",
+    "dims": "tile",
+}
+_SIZES = {kind: name for name, kinds in _SIZED.items() for kind in kinds.split()}
+
+
 class Unproven(Exception):
-    """Says that no rule proves an operation."""
+    """Says that no rule proves an operation; where it stands in a region, which."""
 
 
 @dataclass(frozen=True)
@@ -157,19 +174,28 @@ def prove(trace: Trace, rules: Mapping[str, Rule]) -> Samples:
     return samples
 
 
-def nested(call: Call, graph: fx.GraphModule, given: Sequence[fx.Node], rules: Mapping[str, Rule]) -> list[State]:
-    """The states of what a nested graph gives, a region without gradients for example."""
-    inner = Samples()
-    taken = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    inner.states.update((node, call.states(source)) for node, source in zip(taken, given, strict=True))
+def nested(call: Call, graph: fx.GraphModule, given: Sequence[Any], rules: Mapping[str, Rule]) -> list[State]:
+    """The states of what a nested graph gives, a region in another precision for example."""
+    inner, trace = Samples(), call.trace
+    taken = graph.graph.find_nodes(op="placeholder")
+    for node, source in zip(taken, given, strict=True):
+        inner.states[node] = call.states(source) if source in trace.values else (FREE,)
     for node in graph.graph.nodes:
         if node.op == "output":
             return [state for source in node.all_input_nodes for state in inner.states[source]]
-        if node.op != "placeholder":
-            _step(Call(call.trace, inner, node, call.trace.values[node]), rules, None)
+        if node.op != "placeholder" and node not in trace.scalars:
+            mutates = written_by(node)
+            _step(Call(trace, inner, node, trace.values[node]), rules, mutates)
+            if (mutates is not None and memory_root(mutates) in taken) or _keeps_statistics(node):
+                inner.unproven.setdefault(node, described(node))
         if inner.unproven:
-            break
+            raise Unproven(next(iter(inner.unproven.values())))
     raise Unproven
+
+
+def _keeps_statistics(node: fx.Node) -> bool:
+    """Whether a nested operation is a batch norm in training: nobody would make its statistics whole."""
+    return kind_of(node.target) in NORMS and bool(node.args[5])
 
 
 def _step(call: Call, rules: Mapping[str, Rule], mutates: fx.Node | None) -> None:
@@ -178,8 +204,9 @@ def _step(call: Call, rules: Mapping[str, Rule], mutates: fx.Node | None) -> Non
         found = _judged(call, rules)
         if mutates is not None:
             _write(trace, samples, mutates, found[0])
-    except (Unproven, KeyError, IndexError, TypeError, ValueError):  # the rule does not know this form of the operation
-        samples.unproven[call.node] = described(call.node)
+    except (Unproven, KeyError, IndexError, TypeError, ValueError) as error:  # KeyError and so on: an unknown form
+        inner = str(error) if isinstance(error, Unproven) else ""
+        samples.unproven[call.node] = inner or described(call.node)
         found = tuple(_assumed(trace, value) for value in call.values)
         if mutates is not None:
             _spoil(trace, samples, mutates)
@@ -187,7 +214,7 @@ def _step(call: Call, rules: Mapping[str, Rule], mutates: fx.Node | None) -> Non
 
 
 def _judged(call: Call, rules: Mapping[str, Rule]) -> tuple[State, ...]:
-    if call.odd_scalars():
+    if call.odd_scalars() or call.counts_samples():
         raise Unproven
     if call.is_free():
         return (FREE,) * len(call.values)
@@ -221,19 +248,47 @@ def rows_per_sample(trace: Trace, value: Value, dim: int) -> int | None:
 
 def _write(trace: Trace, samples: Samples, target: fx.Node, result: State) -> None:
     """Lets an operation write into memory that others see: what it writes must have the state of what was there."""
-    if target in trace.attributes:
-        name = trace.attributes[target].name
+    root = memory_root(target)
+    if root in trace.attributes:
+        name = trace.attributes[root].name
         if not (isinstance(result, Free) and name.rpartition(".")[2] == "num_batches_tracked"):
             raise Unproven
+    if _overlaps(trace.value(target)):
+        raise Unproven
     before = samples.states[target][0]
     if isinstance(before, Rows) and isinstance(result, Rows):
         before, result = before.at(before.dim), result.at(result.dim)
     if before == result:
+        _forget_values(samples, root)
         return
     if not isinstance(result, Inverse):  # an inverse is written whole, into memory of its own
         raise Unproven
     _spoil(trace, samples, target)
     samples.states[target] = (result,)
+
+
+def _overlaps(value: Value) -> bool:
+    """Whether several elements lie in one place, as in a tensor that was expanded: all would be written at once."""
+    return any(size > 1 and step == 0 for size, step in zip(value.shapes[0], value.stride, strict=True))
+
+
+def _forget_values(samples: Samples, root: fx.Node) -> None:
+    """Forgets what was known by the values of a memory: how large they are, and which rows they pick or sort."""
+    names = {root, root.args[0]} if root.target is operator.getitem else {root}  # keys or order, of a sort
+    for node, states in samples.states.items():
+        if any(isinstance(state, Rows) and state.below is not None for state in states) and memory_root(node) is root:
+            samples.states[node] = tuple(replace(s, below=None) if isinstance(s, Rows) else s for s in states)
+        if any((by := _identity(state)) is not None and memory_root(by) in names for state in states):
+            samples.states[node] = (MIXED,) * len(states)
+
+
+def _identity(state: State) -> fx.Node | None:
+    """The mask or sort that a state speaks of."""
+    if isinstance(state, Rows):
+        return state.order
+    if isinstance(state, Listed):
+        return state.mask
+    return state.sort if isinstance(state, (Sorted, Order, Inverse, Counts, Bounds)) else None
 
 
 def _spoil(trace: Trace, samples: Samples, target: fx.Node) -> None:
@@ -329,6 +384,12 @@ class Call:
         numbers = self.trace.scalars.get(argument) if isinstance(argument, fx.Node) else None
         return numbers is not None and numbers[0] != numbers[1]
 
+    def counts_samples(self) -> bool:
+        """Whether the size of the batch is an argument that is no size: it would be a number like any other."""
+        size = _SIZES.get(self.kind)
+        others = [value for name, value in self.args.items() if name != size]
+        return size != "*" and any(map(self.batch_scalar, pytree.tree_leaves(others)))
+
     def draws(self) -> bool:
         """Whether random numbers are drawn; dropout of nothing draws none."""
         rate = self.args.get("p", self.args.get("dropout_p"))
@@ -347,19 +408,12 @@ class Call:
 
     def check(self, state: State, value: Value) -> None:
         """Asks that a state fits the shape: what has rows has them in the only dimension that grows with the batch."""
+        dims = value.batch_dims
+        if isinstance(state, (Rows, Position)):
+            fits = dims == (state.dim,)
+        else:
+            fits = dims == (() if isinstance(state, (Free, Counts, Bounds)) else (0,))
         if isinstance(state, Rows) and state.order is None:
-            dims = value.batch_dims
-            if dims != (state.dim,) or rows_per_sample(self.trace, value, state.dim) != state.per * state.outer:
-                raise Unproven
-        elif isinstance(state, Free) and value.batch_dims:
+            fits = fits and rows_per_sample(self.trace, value, state.dim) == state.per * state.outer
+        if not fits:
             raise Unproven
-
-
-def described(node: fx.Node) -> str:
-    """Names an operation by its kind and the line of code that it comes from."""
-    kind, trace = kind_of(node.target), node.meta.get("stack_trace") or ""
-    frames = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)', trace)
-    if not frames:
-        return kind
-    file, line, text = frames[-1]
-    return f"{kind} (line {line} of {PurePath(file).name}: {text.strip()[:80]})"

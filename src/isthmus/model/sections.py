@@ -11,6 +11,7 @@ from isthmus.model.blocks import Item, choose_blocks
 from isthmus.model.costs import backward_flops, forward_flops
 from isthmus.model.flow import Flow, flow_of
 from isthmus.model.pair_split import PairSplit, split_pairs
+from isthmus.model.samples import Mixed, State, is_apart
 from isthmus.model.tensor_split import LinearUse, Pair, find_pairs, linear_uses
 from isthmus.model.trace import Op, Trace
 
@@ -91,13 +92,27 @@ def _owned(trace: Trace, main: list[Op]) -> dict[fx.Node, float]:
 
 
 def _joins(trace: Trace, flow: Flow, pairs: list[Pair], splits: list[PairSplit]) -> list[list[fx.Node]]:
-    """What no cut may separate: layer pairs and their weights, tuples and their items, memory and what writes it."""
+    """What no cut may separate.
+
+    Layer pairs and their weights, tuples and their items, memory and what writes it, and tensors whose samples do not
+    lie one after another with all that reads them.
+    """
     joins = [list(pair.nodes) for pair in pairs] + [split.nodes for split in splits]
     joins += [[op.node, *op.node.args[:1]] for op in trace.ops if op.kind == "getitem"]  # type: ignore[list-item]
+    joins += [[op.node, *_readers(trace, op.node)] for op in trace.ops if _stays_whole(flow.samples[op.node])]
     written = {flow.root[op.node] for op in trace.ops if op.mutates is not None}
     for root in written - set(trace.attributes):
         joins.append(_written_together(trace, flow, root))
     return joins
+
+
+def _stays_whole(states: tuple[State, ...]) -> bool:
+    """Whether tensors with known samples cannot be cut between them; unproven ones are refused anyway."""
+    return not is_apart(states) and not any(isinstance(state, Mixed) for state in states)
+
+
+def _readers(trace: Trace, node: fx.Node) -> list[fx.Node]:
+    return [user for user in node.users if user in trace.op]
 
 
 def _written_together(trace: Trace, flow: Flow, root: fx.Node) -> list[fx.Node]:

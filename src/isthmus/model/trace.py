@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -13,12 +15,24 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from isthmus.model.export import Example, Exported, Line, export_model
+from isthmus.model.export import Example, Exported, Line, NotExportedError, export_model
 
-__all__ = ["Attribute", "Op", "Trace", "Value", "arguments_of", "bound", "kind_of", "tensors_of", "trace"]
+__all__ = ["Attribute", "Op", "Trace", "Value", "arguments_of", "bound", "described", "kind_of", "tensors_of", "trace"]
+__all__ += ["memory_root", "written_by"]
 
 _CHECKS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range"}
 _CHECKS |= {"sym_constrain_range_for_size", "_check_is_size", "check_is_size"}
+_SAME_MEMORY = {
+    "getitem",
+    "_unsafe_view",
+    "dropout",
+    "feature_dropout",
+    "alpha_dropout",
+    "unsafe_split",
+    "unsafe_chunk",
+}
+_CASTS = {"to", "type_as", "float", "double", "half", "bfloat16"}
+_TORCH = PurePath(torch.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,7 @@ class Op:
     parameters: tuple[str, ...]
     values: tuple[Value, ...]
     mutates: fx.Node | None
+    changes: tuple[fx.Node, ...] = ()  # buffers that a nested graph writes into
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +119,9 @@ def tensors_of(content: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(content) if isinstance(leaf, torch.Tensor)]
 
 
-def trace(model: nn.Module, example: Example) -> Trace | None:
-    """The model's operations, or None where `torch.export` cannot follow it."""
-    exported = export_model(model, example)
-    return None if exported is None else _Reader(model, exported).trace()
+def trace(model: nn.Module, example: Example) -> Trace:
+    """The model's operations; NotExportedError says why there is no list of them that does what the model does."""
+    return _Reader(model, export_model(model, example)).trace()
 
 
 def _symbolic_size(probes: tuple[int, int]) -> Callable[[Any], tuple[int, int]]:
@@ -148,7 +162,8 @@ class _Reader:
             elif node.op == "get_attr":
                 content = operator.attrgetter(node.target)(self.program.graph_module)
                 self.attributes[node] = Attribute("module", node.target, content)
-                self._nested(content)
+                if isinstance(content, fx.GraphModule):
+                    self._nested(content)
             elif node.op == "output":
                 outputs = tuple(pytree.tree_leaves(node.args[0], is_leaf=lambda leaf: leaf is None))
             else:
@@ -178,24 +193,46 @@ class _Reader:
         else:
             self.attributes[node] = Attribute("constant", spec.target, self.program.constants[spec.target])
 
-    def _nested(self, content: Any) -> None:
-        """Sizes inside a nested graph (a region without gradients, say), for its costs only."""
-        if isinstance(content, fx.GraphModule):
-            self.values |= {node: values for node in content.graph.nodes if (values := self._values(node))}
+    def _nested(self, content: fx.GraphModule) -> None:
+        """Sizes inside a nested graph (a region in another precision, say)."""
+        for node in content.graph.nodes:
+            if values := self._values(node):
+                self.values[node] = values
+            elif node.op in ("placeholder", "call_function"):
+                _check_seen(node)
+                self.scalars[node] = self._scalar(node.meta.get("val"))
 
     def _call(self, node: fx.Node) -> None:
         kind = kind_of(node.target)
         if kind in _CHECKS or (kind == "rand" and not node.users):  # a coin whose side was known (export.py)
             return
-        values = self._values(node)
+        values, changes = self._values(node), self._changes(node)
         if not values:
+            if changes:
+                raise NotExportedError(f"{described(node)} changes buffers and gives nothing")
+            _check_seen(node)
             self.scalars[node] = self._scalar(node.meta.get("val"))
             return
         self.values[node] = values
         reads, parameters = self._needs(node)
-        mutates = node.args[0] if _mutates(node.target) and isinstance(node.args[0], fx.Node) else None
-        op = Op(len(self.ops), node, kind, _module(node), reads, parameters, values, mutates)
+        op = Op(len(self.ops), node, kind, _module(node), reads, parameters, values, written_by(node), changes)
         self.ops.append(op)
+
+    def _changes(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        """What a nested graph writes into that comes from outside: buffers, of which nobody keeps another name."""
+        places = [place for place, leaf in enumerate(node.args) if isinstance(leaf, fx.Node) and leaf.op == "get_attr"]
+        contents = [self.attributes[node.args[place]].content for place in places]  # type: ignore[index]
+        graphs = [content for content in contents if isinstance(content, fx.GraphModule)]
+        if len(graphs) != 1:
+            if any(map(_written_inputs, graphs)):
+                raise NotExportedError(f"{described(node)} writes into a tensor from outside")
+            return ()
+        taken = node.args[places[0] + 1 :]
+        found = [taken[number] for number in _written_inputs(graphs[0])]
+        roots = tuple(memory_root(source) for source in found if isinstance(source, fx.Node))
+        if any(root not in self.attributes for root in roots):
+            raise NotExportedError(f"{described(node)} writes into a tensor from outside")
+        return roots
 
     def _needs(self, node: fx.Node) -> tuple[tuple[fx.Node, ...], tuple[str, ...]]:
         """Tensors and parameters that a node reads; a size of a tensor is no read of it unless it depends on data."""
@@ -272,12 +309,78 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
     return bound(node.target, node.args, node.kwargs)
 
 
-def _mutates(target: Any) -> bool:
+def _written(node: fx.Node) -> list[Any]:
+    """The arguments that an operation writes into."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return []
+    written = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    given = arguments_of(node) if written else {}
+    return [given[name] for name in written if given[name] is not None]
+
+
+def written_by(node: fx.Node) -> fx.Node | None:
+    """The tensor that an operation writes into and gives back; NotExportedError where it writes in another way."""
+    written = _written(node)
+    if not written:
+        return None
+    returns = node.target._schema.returns  # type: ignore[union-attr]
+    gives = len(returns) == 1 and returns[0].alias_info is not None and returns[0].alias_info.is_write
+    if len(written) > 1 or not isinstance(written[0], fx.Node) or not gives:
+        raise NotExportedError(f"{described(node)} writes into tensors that it does not give back")
+    return written[0]
+
+
+def _check_seen(node: fx.Node) -> None:
+    """Refuses an operation that gives nothing and so must do something else, unless it is a check."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and kind_of(node.target) not in _CHECKS and (_written(node) or not schema.returns):
+        raise NotExportedError(f"{described(node)} gives nothing back")
+
+
+def memory_root(node: fx.Node) -> fx.Node:
+    """The tensor whose memory a tensor may share, through any number of views and writes."""
+    while (source := _shared(node)) is not None:
+        node = source
+    return node
+
+
+def _shared(node: fx.Node) -> fx.Node | None:
+    if node.op != "call_function":
+        return None
+    if (written := _written(node)) and isinstance(written[0], fx.Node):
+        return written[0]
+    source = node.args[0] if node.args else None
+    if node.target is operator.getitem and isinstance(source, fx.Node):
+        return source if _looks(source.target) else None  # parts of one tensor, or tensors of their own
+    if not isinstance(source, fx.Node) or not (_looks(node.target) or kind_of(node.target) in _SAME_MEMORY):
+        return None
+    types = {getattr(each.meta.get("val"), "dtype", None) for each in (source, node)}
+    return None if kind_of(node.target) in _CASTS and len(types) > 1 else source
+
+
+def _looks(target: Any) -> bool:
+    """Whether torch says that a result may be a view of the first argument."""
     schema = getattr(target, "_schema", None)
-    if schema is None or not schema.arguments:
-        return False
-    alias = schema.arguments[0].alias_info
-    return alias is not None and bool(alias.is_write)
+    return schema is not None and bool(schema.arguments) and schema.arguments[0].alias_info is not None
+
+
+def _written_inputs(graph: fx.GraphModule) -> list[int]:
+    """The numbers of the inputs that a nested graph writes into."""
+    inputs = graph.graph.find_nodes(op="placeholder")
+    written = {memory_root(source) for node in graph.graph.nodes if (source := written_by(node)) is not None}
+    return [number for number, node in enumerate(inputs) if node in written]
+
+
+def described(node: fx.Node) -> str:
+    """Names an operation by its kind and the line of the model's code, torch's own left out, that it comes from."""
+    kind, stack = kind_of(node.target), node.meta.get("stack_trace") or ""
+    frames = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)', stack)
+    if not frames:
+        return kind
+    own = [frame for frame in frames if not PurePath(frame[0]).is_relative_to(_TORCH)]
+    file, line, text = (own or frames)[-1]
+    return f"{kind} (line {line} of {PurePath(file).name}: {text.strip()[:80]})"
 
 
 def _module(node: fx.Node) -> str:
