@@ -168,7 +168,7 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.a, self.norm = nn.Linear(INPUTS, WIDTH), nn.BatchNorm1d(WIDTH)
-            self.register_buffer("seen", torch.zeros(()))
+            self.register_buffer("seen", torch.zeros((), dtype=torch.long))
 
         def forward(self, x: Tensor) -> Tensor:
             self.seen += 1

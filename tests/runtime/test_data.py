@@ -286,7 +286,7 @@ def test_samples_that_do_not_fit(given: Any, text: str) -> None:
     ("name", "text"),
     [
         ("nowhere.at.all:data", "cannot be imported. Found ModuleNotFoundError"),
-        (f"{HERE}:none", "no such function"),
+        (f"{HERE}:none", "has no function 'none'"),
         (f"{HERE}:broken", "The function failed. Found RuntimeError: no disk. Expected a function that can be called"),
     ],
 )

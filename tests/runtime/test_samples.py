@@ -163,8 +163,8 @@ def test_a_plan_that_is_found_keeps_the_batch_whole_unless_trusted(tmp_path: Pat
     (part,) = found.plan.parts
     assert isinstance(part, Pipeline)
     assert part.micro_batches == 1 and all(len(stage.replicas) == 1 for stage in part.stages)
-    assert any("not proven to keep samples apart: roll (line " in note for note in found.notes)
+    assert any("because samples may influence each other: roll (line " in note for note in found.notes)
     trusting = isthmus.plan(spec, CLUSTER, batch=BATCH, trust_independent_samples=True)
     (part,) = trusting.plan.parts
     assert isinstance(part, Pipeline) and part.job.trust_independent_samples
-    assert any("trusted because the job says so" in note for note in trusting.notes)
+    assert any("the batch is split although samples may influence each other" in note for note in trusting.notes)

@@ -11,7 +11,7 @@ from torch import nn
 
 from isthmus.errors import UsageError
 from isthmus.model.describe import describe
-from isthmus.model.export import Example, NotExportedError, because
+from isthmus.model.export import Example, NotExportedError
 from isthmus.model.graph import BlockGraph
 from isthmus.model.modules import cut_modules
 from isthmus.model.quiet import without_weight_warnings
@@ -31,7 +31,6 @@ def capture(
     try:
         with without_weight_warnings():
             traced = trace(model, example)
-    except NotExportedError as reason:
-        with because(reason):
-            return cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks).graph
+    except NotExportedError:
+        return cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks).graph
     return describe(model, cut_trace(without_unreached(traced), max_blocks), name=name, sequence=sequence)

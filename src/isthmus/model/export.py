@@ -25,7 +25,7 @@ from isthmus.model.gradients import plain_gradients
 from isthmus.model.kept import unchanged_by_calls
 from isthmus.model.regions import open_regions
 
-__all__ = ["Example", "Exported", "Line", "NotExportedError", "because", "example_of", "export_model", "probes_of"]
+__all__ = ["Example", "Exported", "Line", "NotExportedError", "example_of", "export_model", "probes_of"]
 __all__ += ["training"]
 
 _HOMES = (PurePath(torch.__file__).parent, PurePath(__file__).parent)
@@ -83,18 +83,6 @@ def export_model(model: nn.Module, example: Example) -> Exported:
     probes = probes_of(example)
     with training(model):
         return Exported(_export(model, example_of(model, example, probes[1])), probes)
-
-
-@contextmanager
-def because(reason: NotExportedError) -> Iterator[None]:
-    """Says in an error about a model why it was not exported."""
-    try:
-        yield
-    except ModelError as error:
-        if error.found is not None:
-            raise
-        found = f"that torch.export gave up: {reason}"
-        raise ModelError(error.what, where=error.where, found=found, expected=error.expected, next=error.next) from None
 
 
 def _check_example(example: Example) -> None:

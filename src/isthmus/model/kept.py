@@ -24,6 +24,10 @@ from isthmus.model.kept_state import kept_state
 __all__ = ["ChangedError", "Kept", "unchanged_by_calls"]
 
 _DEPTH = 3  # an attribute, a container in it, what that holds
+_HOOKS = {  # that transformers installs in the first call; they only collect results that somebody asked for
+    *("_output_capturing_hooks_installed", "_forward_hooks", "_forward_hooks_with_kwargs"),
+    "_forward_hooks_always_called",
+}
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
@@ -79,7 +83,7 @@ class Kept:
             assert before.parts is not None
             now, known = vars(module), dict(before.parts)
             for key in {**known, **now}:
-                if isinstance(getattr(type(module), key, None), cached_property) or key in _computed(module):
+                if isinstance(getattr(type(module), key, None), cached_property) or key in _computed(module) | _HOOKS:
                     continue
                 if key not in now or key not in known or not known[key].same(now[key]):
                     return f"{name}.{key}".lstrip(".")

@@ -132,7 +132,7 @@ def _unfollowed(name: str, fault: Any) -> ModelError:
 
 def _said(fault: Exception) -> str:
     """An exception and the last line of the model's own code on the way to it."""
-    others = tuple(str(Path(code).parent) for code in (torch.__file__, isthmus.__file__))
+    others = tuple(str(Path(file).parent) for file in (torch.__file__, isthmus.__file__))
     lines = [frame for frame in extract_tb(fault.__traceback__) if not frame.filename.startswith(others)]
     where = f" (line {lines[-1].lineno} of {Path(lines[-1].filename).name}: {lines[-1].line})" if lines else ""
     return f"{type(fault).__name__}: {next(iter(str(fault).splitlines()), '')[:200]}{where}"

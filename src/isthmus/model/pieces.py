@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from isthmus.errors import ModelError, UsageError
 from isthmus.model.describe import describe, tensor_names
-from isthmus.model.export import Example, Line, NotExportedError, because
+from isthmus.model.export import Example, Line, NotExportedError
 from isthmus.model.graph import BlockGraph
 from isthmus.model.modules import ModuleCut, cut_modules
 from isthmus.model.quiet import without_weight_warnings
@@ -95,9 +95,8 @@ def cut(
     try:
         with without_weight_warnings():
             traced = trace(model, example)
-    except NotExportedError as reason:
-        with because(reason):
-            chain = cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks, measure=measure)
+    except NotExportedError:
+        chain = cut_modules(model, example, name=name, sequence=sequence, max_blocks=max_blocks, measure=measure)
         return _from_modules(model, chain, example)
     traced = without_unreached(traced)
     sections = cut_trace(traced, max_blocks)
