@@ -19,7 +19,9 @@ import isthmus
 from isthmus.deploy.engine import Interrupt, Kept, Notice, Passed, Resumed
 from isthmus.deploy.local import LocalEngine
 from isthmus.errors import CheckpointError, PlanError, RunError
-from isthmus.runtime.checkpoint import latest
+from isthmus.model.job import Optimizer
+from isthmus.plan.file import PlanFile
+from isthmus.runtime.checkpoint import latest, open_checkpoint
 from isthmus.runtime.protocol import Ready, Stepped
 from tests.deploy.jobs import (
     DATA,
@@ -191,6 +193,29 @@ def test_another_precision_and_a_changed_model_are_noted(tmp_path: Path) -> None
     (note,) = heard[1].notes
     assert "the model's code has changed since" in note and graph().digest[:12] in note
     assert graph(job.model).digest[:12] in note and graph(job.model).parameters == graph().parameters
+
+
+@pytest.mark.parametrize(("before", "now", "said"), [(0.9, 0.0, "it is dropped"), (0.0, 0.9, "it begins at 0")])
+def test_momentum_that_comes_or_goes_is_noted_and_saved_again(
+    tmp_path: Path, before: float, now: float, said: str
+) -> None:
+    """A run without momentum loaded it all the same, and could not save what belonged to no optimizer."""
+
+    def plan(momentum: float) -> PlanFile:
+        optimizer = Optimizer(name="sgd", learning_rate=1e-2, momentum=momentum)
+        return two_stages(msgspec.structs.replace(JOB, optimizer=optimizer))
+
+    heard: list[Resumed] = []
+
+    def listen(notice: Notice) -> None:
+        if isinstance(notice.news, Resumed):
+            heard.append(notice.news)
+
+    isthmus.train(plan(before), steps=1, checkpoint=tmp_path, trusted=CODE)
+    result = isthmus.train(plan(now), steps=2, checkpoint=tmp_path, resume=True, trusted=CODE, listen=listen)
+    assert said in heard[0].notes[0] and result.checkpoint is not None
+    checkpoint = open_checkpoint(result.checkpoint, verify=True)
+    assert bool(checkpoint.names("momentum")) == bool(now)
 
 
 def test_a_worker_that_is_stopped_ends_the_run_by_name() -> None:

@@ -207,7 +207,7 @@ class Joined:
     def _load(self, crew: _Crew, checkpoint: Checkpoint) -> None:
         manifest = checkpoint.manifest
         checkpoint.fits(crew.graph)
-        for note in checkpoint.differences(crew.graph, self._part.precision):
+        for note in checkpoint.differences(crew.graph, self._part.precision, self.job.optimizer):
             warnings.warn(note, stacklevel=5)
         self.step_number, self._updates = manifest.step, manifest.updates
         crew.all(lambda worker: load_state(worker, checkpoint, manifest.updates), manifest.step)

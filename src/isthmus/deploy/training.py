@@ -181,7 +181,7 @@ def _begin(program: Program, graph: BlockGraph, settings: RunSettings, listen: L
     checkpoint.fits(graph)
     _check_same_job(checkpoint, program.job)
     saved = checkpoint.manifest
-    notes = checkpoint.differences(graph, program.precision)
+    notes = checkpoint.differences(graph, program.precision, program.job.optimizer)
     listen(Notice("", Resumed(step=saved.step, path=checkpoint.path, notes=notes)))
     return saved.step, checkpoint.path
 

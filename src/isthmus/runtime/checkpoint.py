@@ -21,6 +21,7 @@ from torch import Tensor
 from isthmus.cluster.spec import Precision
 from isthmus.errors import CheckpointError, UsageError
 from isthmus.model.graph import BlockGraph
+from isthmus.model.job import Optimizer
 from isthmus.runtime.extents import Cut, Extent, Overlap, Shape, overlaps, part_elements
 from isthmus.runtime.manifest import (
     MANIFEST,
@@ -175,9 +176,14 @@ class Checkpoint:
                     next="Resume with the model that was saved, or begin in another folder",
                 )
 
-    def differences(self, graph: BlockGraph, precision: Precision) -> tuple[str, ...]:
+    def differences(self, graph: BlockGraph, precision: Precision, optimizer: Optimizer) -> tuple[str, ...]:
         """What a run that goes on from here may do otherwise than the one that saved, for people."""
         saved, notes = self.manifest, []
+        before, now = saved.job.optimizer.momentum, optimizer.momentum
+        if optimizer.name == "sgd" and before and not now:
+            notes.append(f"the checkpoint was saved with momentum {before:g}, and this run has none: it is dropped")
+        if optimizer.name == "sgd" and now and not before:
+            notes.append(f"the checkpoint was saved without momentum, and this run has {now:g}: it begins at 0")
         if saved.precision != precision:
             notes.append(
                 f"the checkpoint was saved by a run in {saved.precision}, and this run computes in {precision}, so its "
