@@ -162,15 +162,16 @@ def _followed(
 
 def _begin(program: Program, graph: BlockGraph, settings: RunSettings, listen: Listener) -> tuple[int, Path | None]:
     """The first step, and the checkpoint to begin with; what an ended run left unfinished goes."""
-    from isthmus.runtime.checkpoint import clear, latest
+    from isthmus.runtime.checkpoint import clear
+    from isthmus.runtime.saving import saved_folders
 
     if settings.folder is None:
         return 0, None
-    newest = latest(settings.folder)
-    if newest is not None and not settings.resume:
+    there = saved_folders(settings.folder)  # damaged ones too: somebody may mend them
+    if there and not settings.resume:
         raise CheckpointError(
             "there is a checkpoint already",
-            where=str(newest),
+            where=str(there[0]),
             expected="an empty folder",
             next="Go on from it with --resume, or name another folder",
         )

@@ -33,8 +33,27 @@ from isthmus.runtime.manifest import (
     SavedScale,
     read_manifest,
 )
-from isthmus.runtime.saving import Piece, Saved, Saver, clear, complete_folders, finish, saved_folders, write_part
-from isthmus.runtime.tensor_file import DTYPES, Entry, hash_files, open_tensors, sync_folder, write_tensors, writing
+from isthmus.runtime.saving import (
+    Piece,
+    Saved,
+    Saver,
+    clear,
+    complete_folders,
+    finish,
+    saved_folders,
+    step_of,
+    write_part,
+)
+from isthmus.runtime.tensor_file import (
+    DTYPES,
+    Entry,
+    check_run,
+    hash_files,
+    open_tensors,
+    sync_folder,
+    write_tensors,
+    writing,
+)
 
 __all__ = [
     "Checkpoint",
@@ -109,6 +128,8 @@ def open_checkpoint(path: Path | str, *, verify: bool = False) -> Checkpoint:
         )
     _regular(path / MANIFEST)
     manifest = read_manifest(path / MANIFEST)
+    if step_of(path) not in (None, manifest.step):
+        raise _damaged(path / MANIFEST, "this is the manifest of another step", str(manifest.step), str(step_of(path)))
     for part in manifest.parts:
         size = _regular(path / part.file).st_size
         if size != part.bytes:
@@ -179,6 +200,8 @@ class Checkpoint:
     def differences(self, graph: BlockGraph, precision: Precision, optimizer: Optimizer) -> tuple[str, ...]:
         """What a run that goes on from here may do otherwise than the one that saved, for people."""
         saved, notes = self.manifest, []
+        if saved.digest is None:
+            notes.append("the checkpoint is of an older Isthmus, whose manifests have no digest: edits would go unseen")
         before, now = saved.job.optimizer.momentum, optimizer.momentum
         if optimizer.name == "sgd" and before and not now:
             notes.append(f"the checkpoint was saved with momentum {before:g}, and this run has none: it is dropped")
@@ -197,11 +220,12 @@ class Checkpoint:
         return tuple(notes)
 
     def verify(self) -> None:
-        """Reads every file and compares its hash."""
+        """Reads every file and compares its hash, and the run that wrote it with the manifest's."""
         paths = [self.path / part.file for part in self.manifest.parts]
         for path, part, found in zip(paths, self.manifest.parts, hash_files(paths), strict=True):
             if found != part.sha256:
                 raise _damaged(path, "the file changed after it was saved", f"hash {found}", part.sha256)
+            check_run(path, self.manifest.run)
 
     def _of(self, parameter: str, quantity: Quantity) -> list[tuple[str, PieceInfo]]:
         pieces = self._pieces.get((parameter, quantity))
