@@ -183,8 +183,23 @@ def _begin(program: Program, graph: BlockGraph, settings: RunSettings, listen: L
     _check_same_job(checkpoint, program.job)
     saved = checkpoint.manifest
     notes = checkpoint.differences(graph, program.precision, program.job.optimizer)
+    if graph.buffers or checkpoint.names("buffer"):
+        notes += checkpoint.compare_buffers(_buffers(program.job, graph))
     listen(Notice("", Resumed(step=saved.step, path=checkpoint.path, notes=notes)))
     return saved.step, checkpoint.path
+
+
+def _buffers(job: Job, graph: BlockGraph) -> dict[str, tuple[int, ...]]:
+    """The shape of everything that the model keeps beside trained parameters."""
+    import torch
+
+    from isthmus.model import source
+    from isthmus.runtime.serving import kept_buffers
+
+    with torch.device("meta"):
+        module = source.build(job.model, job.sequence).module
+    state = module.state_dict()
+    return {name: tuple(state[name].shape) for name in kept_buffers(module, graph.unreached)}
 
 
 def _newest(folder: Path, listen: Listener) -> Checkpoint | None:

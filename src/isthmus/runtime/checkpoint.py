@@ -197,6 +197,25 @@ class Checkpoint:
                     next="Resume with the model that was saved, or begin in another folder",
                 )
 
+    def compare_buffers(self, buffers: Mapping[str, Shape]) -> tuple[str, ...]:
+        """Notes on buffers that are new, or gone; raises if one has another shape. `buffers` are the model's."""
+        saved = {name: self.form(name, "buffer")[1] for name in self.names("buffer")}
+        for name in sorted(saved.keys() & buffers.keys()):
+            if saved[name] != buffers[name]:
+                raise CheckpointError(
+                    f"the checkpoint is of another model: buffer {name!r} has another shape",
+                    where=str(self.path),
+                    found=str(saved[name]),
+                    expected=str(buffers[name]),
+                    next="Resume with the model that was saved, or begin in another folder",
+                )
+        notes = []
+        if new := sorted(buffers.keys() - saved.keys()):
+            notes.append(f"the checkpoint has no buffer {_listed(new)}: it keeps the value that the model gives it")
+        if gone := sorted(saved.keys() - buffers.keys()):
+            notes.append(f"the model has no buffer {_listed(gone)} any more: what was saved of it is dropped")
+        return tuple(notes)
+
     def differences(self, graph: BlockGraph, precision: Precision, optimizer: Optimizer) -> tuple[str, ...]:
         """What a run that goes on from here may do otherwise than the one that saved, for people."""
         saved, notes = self.manifest, []
@@ -296,6 +315,10 @@ def _filled(dtype: torch.dtype, wanted: Extent, sources: Iterable[tuple[Tensor, 
         taken = data[box.other_at :].as_strided(size, (box.other_stride, 1))
         result[box.at :].as_strided(size, (box.stride, 1)).copy_(taken)
     return result
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _regular(path: Path) -> os.stat_result:

@@ -75,8 +75,10 @@ def load_state(worker: Worker, checkpoint: Checkpoint, updates: int) -> None:
                 if quantity in kept and bucket.names[0] in checkpoint.names(quantity)
             }
             worker.updater.load(bucket, state, updates)
+    saved = set(checkpoint.names("buffer"))
     for name, buffer in worker.all_buffers().items():
-        buffer.copy_(checkpoint.read(name, "buffer").view(buffer.shape))
+        if name in saved:  # a new one keeps its first value
+            buffer.copy_(checkpoint.read(name, "buffer").view(buffer.shape))
 
 
 def _read(bucket: Bucket, checkpoint: Checkpoint, quantity: Quantity, bounds: tuple[int, int]) -> Tensor:
