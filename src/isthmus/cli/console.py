@@ -16,7 +16,7 @@ from isthmus.errors import FileError, UsageError
 if TYPE_CHECKING:
     from rich.status import Status
 
-__all__ = ["HUNG_UP", "Answer", "Progress", "check_checkpoints", "check_folder", "hung_up"]
+__all__ = ["HUNG_UP", "Answer", "Progress", "Terminated", "check_checkpoints", "check_folder", "hung_up"]
 
 _QUIET = 10.0  # seconds without a line where nobody sees a living one
 HUNG_UP = 141  # 128 + SIGPIPE: how a shell tells of a program that wrote to nobody
@@ -69,6 +69,14 @@ def _unread(stream: TextIO) -> bool:
     except (OSError, ValueError):  # no file behind it
         return False
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in asked.poll(0))
+
+
+class Terminated(SystemExit):
+    """Ends a command that was asked to end by a signal, with the code that is usual for it."""
+
+    def __init__(self, number: int) -> None:
+        self.status = 128 + number
+        super().__init__(self.status)
 
 
 class Progress:
