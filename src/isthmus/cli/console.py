@@ -32,8 +32,15 @@ class Answer:
     exit_code: int = 1  # where it failed
 
 
-def check_folder(path: str | None) -> None:
-    """A file that is asked for has a folder to go to: said before the work, not after it."""
+def check_folder(path: str | None, *, pipe: bool = False) -> None:
+    """A file that is asked for has a folder to go to, and can be put there: said before the work, not after it.
+
+    `pipe`: what is asked for may be a pipe, too.
+    """
+    from isthmus.files import plain_target
+
+    if path is not None and not pipe:
+        plain_target(path)
     if path is not None and not Path(path).parent.is_dir():
         raise FileError("the folder does not exist", where=path, next=f"Make it: mkdir -p {Path(path).parent}")
 

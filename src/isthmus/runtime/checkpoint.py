@@ -20,6 +20,7 @@ from torch import Tensor
 
 from isthmus.cluster.spec import Precision
 from isthmus.errors import CheckpointError, UsageError
+from isthmus.files import plain_target
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Optimizer
 from isthmus.runtime.extents import Cut, Extent, Overlap, Shape, overlaps, part_elements
@@ -279,7 +280,7 @@ def export(checkpoint: Checkpoint, path: Path | str, precision: Precision | None
     the metadata names the others, as `safetensors.torch.save_model` does: `safetensors.torch.load_model(model, path)`
     loads the file. One tensor at a time is in memory.
     """
-    path = Path(path)
+    path = plain_target(path, CheckpointError)
     dtype = _EXPORTED[precision or checkpoint.manifest.precision]
     weights = {name: Entry(dtype, shape) for name, shape in checkpoint.manifest.parameters.items()}
     buffers = {name: Entry(*checkpoint.form(name, "buffer")) for name in checkpoint.names("buffer")}
