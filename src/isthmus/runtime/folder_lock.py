@@ -79,7 +79,7 @@ def _opened(path: Path) -> tuple[int, bool]:
         raise _unusable(path, problem.strerror) from None
 
 
-def _unusable(path: Path, why: str) -> CheckpointError:
+def _unusable(path: Path, why: str | None) -> CheckpointError:
     what = f"cannot lock the folder: {why}"
     return CheckpointError(what, where=str(path), next="Name a folder that you can write to")
 
