@@ -29,6 +29,7 @@ from isthmus.model.job import Job, Workload
 from isthmus.model.load_job import check_job, load_jobs, named_code
 from isthmus.model.profile import Profile, load_profile
 from isthmus.plan.file import PlanFile, inputs_digest, load_plan
+from isthmus.plan.paths import check_data
 from isthmus.plan.schedule import render_orders
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
@@ -485,6 +486,8 @@ def _priced(
     machines = None if cluster is None else _machines(cluster)
     if names_plan(what):
         file, _ = _planned(what, machines)  # type: ignore[arg-type]
+        if isinstance(what, (str, Path)):
+            check_data(file.plan, Path(what))
         jobs = jobs_of_plan(file.plan)
         check_trust(jobs, trusted, runs=True)
         check_contracts(jobs)

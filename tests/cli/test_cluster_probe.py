@@ -168,6 +168,13 @@ def test_wrong_usage(
     assert done.code == 2 and said in done.err and len(done.err.splitlines()) == 1, done.err
 
 
+def test_a_token_is_read_from_a_plain_file_only(isthmus: Isthmus, file: Path, tmp_path: Path) -> None:
+    """A pipe would wait for its writer."""
+    os.mkfifo(tmp_path / "pipe")
+    done = isthmus("cluster", "probe", file, "--host", "h2", "--meet", "127.0.0.1:1", "--token-file", tmp_path / "pipe")
+    assert done.code == 1 and "cannot read the token: this is a pipe" in done.err
+
+
 def test_what_cannot_be(isthmus: Isthmus, file: Path, box: Path, tmp_path: Path) -> None:
     assert "the folder does not exist" in isthmus("cluster", "probe", file, "--emulate", "-o", "no/x.yaml").err
     words = ("cluster", "probe", file, "--emulate", "--collectives", "no/p.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from isthmus.errors import FileError
+from isthmus.files import write_whole
+from isthmus.runtime import checkpoint
 from tests.cli.conftest import Isthmus
 from tests.runtime.saved_states import SHAPES, State, folder_in_memory, save, state_of
 
@@ -55,6 +59,36 @@ def test_damage_is_found_and_nothing_is_written(isthmus: Isthmus, folder: Path, 
     done = isthmus("export", folder, "-o", file)
     assert done.code == 1 and "the file changed after it was saved" in done.err and not file.exists()
     assert isthmus("export", folder / "step-00000002", "-o", file).code == 0
+
+
+def test_one_that_a_run_removes_meanwhile_makes_way_for_the_newest(
+    isthmus: Isthmus, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, real = tmp_path / "weights.safetensors", checkpoint.open_checkpoint
+
+    def saved_meanwhile(path: Path, *, verify: bool) -> checkpoint.Checkpoint:
+        if path.name == "step-00000004":
+            save(folder, 6, state_of(6), keep=1)
+        return real(path, verify=verify)
+
+    monkeypatch.setattr(checkpoint, "open_checkpoint", saved_meanwhile)
+    done = isthmus("export", folder, "-o", file)
+    assert done.code == 0 and holds(file, state_of(6)) and "after step 6" in done.out
+
+
+def test_only_a_plain_file_is_replaced(isthmus: Isthmus, folder: Path, tmp_path: Path) -> None:
+    """A link leads to it; a pipe, a device and a folder stay what they are."""
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to("real.safetensors")
+    os.mkfifo(pipe)
+    assert isthmus("export", folder, "-o", link).code == 0
+    assert link.is_symlink() and holds(tmp_path / "real.safetensors", state_of(4))
+    for target, said in ((pipe, "this is a pipe, a device or a socket"), (tmp_path, "Name a file in it")):
+        done = isthmus("export", folder, "-o", target)
+        assert done.code == 1 and said in done.err and "aside" not in done.err
+        with pytest.raises(FileError, match=said):
+            write_whole(target, b"")
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize(

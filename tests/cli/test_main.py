@@ -160,6 +160,13 @@ def test_a_bug_is_called_a_bug(isthmus: Isthmus, monkeypatch: pytest.MonkeyPatch
     assert "Traceback (most recent call last)" in isthmus("doctor").err
 
 
+def test_code_that_ends_the_program_is_no_success(isthmus: Isthmus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "isthmus.cli.doctor", failing(SystemExit(0)))
+    done = isthmus("doctor")
+    assert done.code == 1 and not done.out
+    assert "code that the command ran has ended it" in done.err and "Found sys.exit(0)" in done.err
+
+
 def test_interrupted(isthmus: Isthmus) -> None:
     done = isthmus("model", "show", "tests.cli.rude:interrupted")
     assert done.code == 130 and not done.out

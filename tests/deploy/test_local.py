@@ -136,6 +136,12 @@ def test_a_worker_without_a_sign_of_life_is_told_once(monkeypatch: pytest.Monkey
     assert time.monotonic() - began < 1.0
 
 
+def test_a_worker_that_computes_with_the_lock_held_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing, and uses its processor."""
+    with started(monkeypatch, HELLO + "any(iter(int, 1))", silence=1.0) as running:
+        assert running.next(timeout=4.0) is None
+
+
 def test_signs_of_life_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker may compute for as long as it likes."""
     code = HELLO + '[(os.write(1, b\'{"is": "alive"}\\n\'), time.sleep(0.05)) for _ in range(400)]'

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +20,10 @@ import isthmus
 from isthmus.deploy.engine import Interrupt, Kept, Notice, Passed, Resumed
 from isthmus.deploy.local import LocalEngine
 from isthmus.errors import CheckpointError, PlanError, RunError
-from isthmus.runtime.checkpoint import latest
+from isthmus.model.job import Optimizer
+from isthmus.plan.file import PlanFile
+from isthmus.runtime.checkpoint import latest, open_checkpoint
+from isthmus.runtime.manifest import digest_of
 from isthmus.runtime.protocol import Ready, Stepped
 from tests.deploy.jobs import (
     DATA,
@@ -43,6 +47,11 @@ CODE = (MODEL, DATA)
 def at_the_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers find the tests' code from there."""
     monkeypatch.chdir(root)
+
+
+def rewrite(manifest: Path, values: dict[str, Any]) -> None:
+    """A manifest that another run would have written."""
+    manifest.write_text(json.dumps(values | {"digest": digest_of(values)}))
 
 
 def test_killed_then_resumed_under_another_plan_then_interrupted(tmp_path: Path) -> None:
@@ -120,10 +129,19 @@ def test_a_checkpoint_of_another_job(tmp_path: Path) -> None:
         ({"loss": "own.losses:focal"}, "loss own.losses:focal"),
         ({"sequence": 16, "sparsity": 0.5}, "sequence 16, sparsity 0.5"),
     ):
-        manifest.write_text(json.dumps(saved | {"job": saved["job"] | changes}))
+        rewrite(manifest, saved | {"job": saved["job"] | changes})
         with pytest.raises(CheckpointError, match=f"another {', '.join(changes)}. Found") as caught:
             isthmus.train(two_stages(), checkpoint=tmp_path, resume=True, trusted=CODE)
         assert caught.value.found == found
+
+
+def test_a_folder_with_a_damaged_checkpoint_is_not_begun_anew(tmp_path: Path) -> None:
+    part = tmp_path / "step-00000004" / "here+CPU+0.safetensors"
+    part.parent.mkdir()
+    part.write_bytes(b"weights")
+    with pytest.raises(CheckpointError, match="there is a checkpoint already"):
+        isthmus.train(two_stages(), steps=1, checkpoint=tmp_path, trusted=CODE)
+    assert part.read_bytes() == b"weights"
 
 
 def test_a_changed_float_is_found_and_the_checkpoint_before_it_used(tmp_path: Path) -> None:
@@ -174,7 +192,7 @@ def test_another_precision_and_a_changed_model_are_noted(tmp_path: Path) -> None
     assert first.checkpoint is not None
     manifest = first.checkpoint / "manifest.json"
     changes = {"precision": "fp16", "loss_scale": {"value": 2.0**40, "steps": 7}}
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
+    rewrite(manifest, json.loads(manifest.read_text()) | changes)
     job = msgspec.structs.replace(JOB, model="tests.deploy.models:changed_gpt")
     heard: list[Resumed] = []
 
@@ -191,6 +209,29 @@ def test_another_precision_and_a_changed_model_are_noted(tmp_path: Path) -> None
     (note,) = heard[1].notes
     assert "the model's code has changed since" in note and graph().digest[:12] in note
     assert graph(job.model).digest[:12] in note and graph(job.model).parameters == graph().parameters
+
+
+@pytest.mark.parametrize(("before", "now", "said"), [(0.9, 0.0, "it is dropped"), (0.0, 0.9, "it begins at 0")])
+def test_momentum_that_comes_or_goes_is_noted_and_saved_again(
+    tmp_path: Path, before: float, now: float, said: str
+) -> None:
+    """A run without momentum loaded it all the same, and could not save what belonged to no optimizer."""
+
+    def plan(momentum: float) -> PlanFile:
+        optimizer = Optimizer(name="sgd", learning_rate=1e-2, momentum=momentum)
+        return two_stages(msgspec.structs.replace(JOB, optimizer=optimizer))
+
+    heard: list[Resumed] = []
+
+    def listen(notice: Notice) -> None:
+        if isinstance(notice.news, Resumed):
+            heard.append(notice.news)
+
+    isthmus.train(plan(before), steps=1, checkpoint=tmp_path, trusted=CODE)
+    result = isthmus.train(plan(now), steps=2, checkpoint=tmp_path, resume=True, trusted=CODE, listen=listen)
+    assert said in heard[0].notes[0] and result.checkpoint is not None
+    checkpoint = open_checkpoint(result.checkpoint, verify=True)
+    assert bool(checkpoint.names("momentum")) == bool(now)
 
 
 def test_a_worker_that_is_stopped_ends_the_run_by_name() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from isthmus.errors import FileError, PlanError
+from isthmus.errors import DataError, FileError, PlanError
 from isthmus.plan.file import PlanFile, inputs_digest, load_plan, plan_digest, save_plan
+from isthmus.plan.paths import check_data
 from isthmus.plan.types import Prediction
 from tests.plan.golden_files import FOLDER, cluster, golden, jobs, whole_file
 
@@ -81,6 +82,46 @@ def test_the_inputs_hash_changes_with_every_input() -> None:
     ]
     assert len(set(hashes)) == len(hashes)
     assert inputs_digest(atlantic, made, {"two": "b", "one": "a"}) == hashes[0]
+
+
+def with_data(data: str) -> PlanFile:
+    plan = golden("sharded")
+    job = msgspec.structs.replace(plan.parts[0].job, data=data)  # type: ignore[union-attr]
+    return PlanFile(plan=msgspec.structs.replace(plan, parts=(msgspec.structs.replace(plan.parts[0], job=job),)))
+
+
+def data_of(path: Path | str) -> Path:
+    return Path(load_plan(path).plan.parts[0].job.data.removeprefix("text:"))  # type: ignore[union-attr]
+
+
+def test_paths_in_a_plan_follow_symlinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To folders, in the path itself, and to the plan file."""
+    (tmp_path / "deep" / "down" / "real").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("deep/down/real")
+    (tmp_path / "deep" / "book.txt").write_text("words")
+    monkeypatch.chdir(tmp_path)
+    save_plan("link/plan.json", with_data("text:deep/book.txt"))
+    (tmp_path / "to-plan.json").symlink_to("link/plan.json")
+    (tmp_path / "deep" / "down" / "by-hand.txt").write_text("words")
+    save_plan("up.json", with_data("text:link/../by-hand.txt"))  # not ./by-hand.txt
+    for file in ("link/plan.json", "deep/down/real/plan.json", "to-plan.json", "up.json"):
+        assert data_of(file).read_text() == "words"
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "linked.json").symlink_to("../link/beside.json")
+    (tmp_path / "there" / "beside.txt").write_text("beside the link")
+    save_plan("deep/down/real/beside.json", with_data("text:beside.txt"))  # not there yet: left as it is
+    assert data_of("there/linked.json").read_text() == "beside the link"
+
+
+def test_data_that_is_not_there_is_said_with_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plans").mkdir()
+    monkeypatch.chdir(tmp_path)
+    save_plan("plans/plan.json", with_data("text:none.txt"))
+    with pytest.raises(DataError, match="there is no such file of text") as caught:
+        check_data(load_plan("plans/plan.json").plan, Path("plans/plan.json"))
+    assert caught.value.found == f"none at {tmp_path}/plans/none.txt, {tmp_path}/none.txt"
 
 
 @pytest.mark.parametrize("name", ["plan.json", "mine.plan"])

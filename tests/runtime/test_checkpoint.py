@@ -364,6 +364,17 @@ def test_transformers_loads_what_is_exported(folder: Path) -> None:
         assert loaded.lm_head.weight is loaded.transformer.wte.weight
 
 
+def test_buffers_that_differ_are_named(folder: Path) -> None:
+    old = Piece(parameter="old", quantity="buffer", shape=(3,), data=torch.ones(3))
+    parts = [*parts_of(folder, 1, state_of(1)), write_part(folder, 1, "more", [old])]
+    checkpoint = open_checkpoint(finish(folder, parts, header(1)))
+    assert checkpoint.compare_buffers({"old": (3,)}) == ()
+    new, gone = checkpoint.compare_buffers({"shift": (2,)})
+    assert "no buffer 'shift': it keeps the value" in new and "no buffer 'old' any more" in gone
+    with pytest.raises(CheckpointError, match=r"buffer 'old' has another shape. Found \(3,\). Expected \(5,\)"):
+        checkpoint.compare_buffers({"old": (5,)})
+
+
 def test_a_checkpoint_of_another_model_is_refused(folder: Path) -> None:
     checkpoint = open_checkpoint(save(folder, 1))
     checkpoint.fits(graph_of(SHAPES))

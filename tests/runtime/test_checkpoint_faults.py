@@ -34,7 +34,7 @@ from isthmus.runtime.checkpoint import (
     open_checkpoint,
     write_part,
 )
-from isthmus.runtime.manifest import read_manifest
+from isthmus.runtime.manifest import digest_of, read_manifest
 from isthmus.runtime.saving import set_aside
 from tests.conftest import ROOT
 from tests.runtime.saved_states import (
@@ -244,9 +244,10 @@ def test_a_missing_moment_a_changed_part_and_a_piece_twice(folder: Path) -> None
 
 
 def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """A manifest with other values."""
+    """A manifest with other values, and a digest that knows of them."""
     values = json.loads((path / "manifest.json").read_text())
     change(values)
+    values["digest"] = digest_of(values)
     (path / "manifest.json").write_text(json.dumps(values))
 
 
@@ -443,9 +444,59 @@ def test_a_part_of_another_run_is_refused_when_finished_and_when_read(folder: Pa
     assert_holds(open_checkpoint(path, verify=True), state_of(1))
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["run"] == "mine"
-    (path / "manifest.json").write_text(json.dumps(manifest | {"run": "other"}))
+    edited(path, lambda values: values.update(run="other"))
     with pytest.raises(CheckpointError, match="another run wrote this file"):
         open_checkpoint(path).read("in.weight", "weight")
+    with pytest.raises(CheckpointError, match="another run wrote this file"):
+        open_checkpoint(path, verify=True)
+
+
+EDITS: dict[str, dict[str, Any]] = {
+    "updates": {"updates": 1},
+    "samples": {"samples": 15},
+    "run": {"run": "other"},
+    "precision": {"precision": "bf16"},
+    "loss_scale": {"loss_scale": {"value": 3.0, "steps": 0}},
+    "model": {"model": "e" * 64},
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_manifest_is_passed_over(name: str, folder: Path) -> None:
+    """Its own digest tells; no other hash covers it."""
+    save(folder, 1)
+    path = save(folder, 2) / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text())))  # laid out in another way: the same manifest
+    assert newest_whole(folder)[1] == []
+    path.write_text(json.dumps(json.loads(path.read_text()) | EDITS[name]))
+    whole, refused = newest_whole(folder)
+    assert whole is not None and whole.manifest.step == 1
+    assert "the manifest changed after it was saved" in str(refused[0].error)
+
+
+def test_a_manifest_of_another_step_is_passed_over(folder: Path) -> None:
+    shutil.copytree(save(folder, 1), folder / "step-00000009")
+    whole, refused = newest_whole(folder)
+    assert whole is not None and whole.path.name == "step-00000001"
+    assert "the manifest of another step. Found 1. Expected 9" in str(refused[0].error)
+
+
+def test_a_manifest_of_before_digests_is_taken_with_a_note(folder: Path) -> None:
+    path = save(folder, 1)
+    values = json.loads((path / "manifest.json").read_text())
+    del values["digest"]
+    (path / "manifest.json").write_text(json.dumps(values))
+    checkpoint = open_checkpoint(path, verify=True)
+    (note,) = checkpoint.differences(graph_of(SHAPES), "fp32", Optimizer())
+    assert "edits would go unseen" in note
+
+
+def test_a_checkpoint_without_its_manifest_is_not_removed(folder: Path) -> None:
+    (save(folder, 1) / "manifest.json").unlink()
+    for step in (2, 3, 4):
+        save(folder, step, keep=1)
+    assert {path.name for path in folder.iterdir()} == {"step-00000001", "step-00000004"}
+    assert (folder / "step-00000001" / FIRST).is_file()
 
 
 def test_a_manifest_is_the_same_after_a_round_trip(folder: Path) -> None:

@@ -196,6 +196,8 @@ class Pairs:
             x = torch.zeros(3 + number)
         if self.form == "fails" and number == 7:
             raise KeyError("seven")
+        if self.form == "leaves":
+            raise SystemExit(0)
         if self.form == "alone":
             return x
         inputs = {
@@ -218,6 +220,34 @@ class Batches:
         return Example(args=(x,)), torch.tensor(numbers).repeat(self.targets) % 3
 
 
+class Unlike:
+    """A dataset whose length is an error, or a number that no length can be."""
+
+    def __init__(self, len: Any) -> None:
+        self.len = len
+
+    def __len__(self) -> int:
+        if isinstance(self.len, BaseException):
+            raise self.len
+        return int(self.len)
+
+
+class Uncounted:
+    """Batches whose count is an error, or a number that no count can be."""
+
+    def __init__(self, given: Any) -> None:
+        self.given = given
+
+    @property
+    def count(self) -> Any:
+        if isinstance(self.given, BaseException):
+            raise self.given
+        return self.given
+
+    def get(self, numbers: list[int]) -> None:
+        raise AssertionError(numbers)
+
+
 class Given:
     """Functions of a user, by name; `given` is what the one called `data` gives."""
 
@@ -228,6 +258,14 @@ class Given:
 def data(seed: int, sequence: int | None = None) -> Any:
     Given.seen = (seed, sequence)
     return Given.given
+
+
+def left() -> Any:
+    raise SystemExit(0)
+
+
+def leaving(output: Any, target: Any) -> Any:
+    raise SystemExit(0)
 
 
 def broken() -> Any:
@@ -274,6 +312,14 @@ def test_samples_by_the_batch_and_by_name() -> None:
         ([], "no numbered samples. Found a list with count 0"),
         (iter([1]), "Found a list_iterator with count none. Expected a dataset with len"),
         (None, "Found a NoneType"),
+        (Unlike(len=RuntimeError("disk gone")), "Found a Unlike with count RuntimeError: disk gone"),
+        (Unlike(len=-3), "Found a Unlike with count ValueError: __len__"),
+        (Unlike(len=2**70), "Found a Unlike with count OverflowError"),
+        (Unlike(len=SystemExit(4)), "Found a Unlike with count SystemExit: 4"),
+        (Uncounted(2**70), "Found a Uncounted with count above 4611686018427387904"),
+        (Uncounted(RuntimeError("disk gone")), "Found a Uncounted with count RuntimeError: disk gone"),
+        (Uncounted(AttributeError("no file")), "Found a Uncounted with count AttributeError: no file"),
+        (Pairs("leaves"), "a sample cannot be had. Found SystemExit: 0"),
     ],
 )
 def test_samples_that_do_not_fit(given: Any, text: str) -> None:
@@ -288,6 +334,7 @@ def test_samples_that_do_not_fit(given: Any, text: str) -> None:
         ("nowhere.at.all:data", "cannot be imported. Found ModuleNotFoundError"),
         (f"{HERE}:none", "has no function 'none'"),
         (f"{HERE}:broken", "The function failed. Found RuntimeError: no disk. Expected a function that can be called"),
+        (f"{HERE}:left", "The function failed. Found SystemExit: 0. Expected a function that can be called"),
     ],
 )
 def test_functions_that_cannot_be_had(name: str, text: str) -> None:
@@ -323,7 +370,10 @@ def bad(output: Any, target: Any) -> Any:
     return {
         "one": output.sum(), "vector": (output.sum(0), 1), "number": (1.0, 1), "count": (output.sum(), [1]),
         "apart": (output.detach().sum(), len(output)), "integer": (output.sum().long(), 1),
-        "twice": (output.sum(), 7),
+        "twice": (output.sum(), 7), "negative": (output.sum(), -4), "none": (output.sum(), 0),
+        "nan": (output.sum(), float("nan")), "endless": (output.sum(), torch.tensor(torch.inf)),
+        "complex": (output.sum(), torch.tensor(2j)), "gigantic": (output.sum(), 10**400),
+        "no sum": (output.sum() * torch.nan, 4),
     }[Given.given]  # fmt: skip
 
 
@@ -364,6 +414,14 @@ def test_parts_of_a_batch_add_up_in_low_precision_too() -> None:
             "twice",
             "the count of a loss must add up over samples. Found 7 for 4 samples, 7 for the first 1 and 7",
         ),
+        ("bad", "negative", "the count of a loss must be 0 or more, and finite. Found -4"),
+        ("bad", "none", "the count of a loss must be more than 0. Found 0 for 4 samples"),
+        ("bad", "nan", "the count of a loss must be 0 or more, and finite. Found nan"),
+        ("bad", "endless", "the count of a loss must be 0 or more, and finite. Found inf"),
+        ("bad", "complex", r"the count of a loss must be a real number. Found complex64\[\]"),
+        ("bad", "gigantic", "the count of a loss must be a real number. Found a number beyond 1e308"),
+        ("bad", "no sum", "the sum of a loss must be a finite number. Found nan"),
+        ("leaving", None, "the loss cannot be had .* Found SystemExit: 0"),
     ],
 )
 def test_losses_that_are_none(name: str, given: Any, text: str) -> None:

@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,6 +96,52 @@ def test_without_locks_of_the_system_the_file_decides(tmp_path: Path) -> None:
     names(tmp_path, process=gone())
     with lock_folder(tmp_path, "mine", no_locks):
         assert "mine" in (tmp_path / LOCK).read_text()
+
+
+def test_the_lock_ends_with_its_owner_though_a_forked_child_lives(tmp_path: Path) -> None:
+    """The child has the open file too."""
+    with lock_folder(tmp_path, "first"):
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with lock_folder(tmp_path, "second"):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+NOBODY = """
+import os, sys
+from pathlib import Path
+from isthmus.errors import CheckpointError
+from isthmus.runtime.folder_lock import lock_folder
+os.setuid(65534)
+try:
+    with lock_folder(Path(sys.argv[1]), "other"):
+        print("held")
+except CheckpointError as error:
+    print(error.found)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_a_lock_that_another_user_has_left_is_used_if_it_is_free() -> None:
+    """It cannot be written, but it can be locked, and read for its owner."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+
+        def other() -> str:
+            command = [sys.executable, "-c", NOBODY, name]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+        with lock_folder(folder, "mine"):
+            (folder / LOCK).chmod(0o644)
+            assert f"process {os.getpid()} on host" in other()
+        assert other() == "held\n"
 
 
 def test_what_is_not_a_plain_file_is_no_lock(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ from isthmus.deploy.probe import (
 from isthmus.deploy.probed import probed_cluster
 from isthmus.deploy.prober import LONGEST
 from isthmus.errors import FileError, RunError, UsageError
-from isthmus.files import write_whole
+from isthmus.files import open_file, write_whole
 from isthmus.model.profile import Profile, save_profile
 from isthmus.report.text import columns, cut, excerpt
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
@@ -137,7 +137,7 @@ def _token(args: argparse.Namespace) -> bytes:
     remedy = "Make one, and give every host the same: openssl rand -hex 32 > token; --token-file token"
     if args.token_file is not None:
         try:
-            with Path(args.token_file).open("rb") as file:
+            with open_file(args.token_file) as file:
                 token = file.read(4096).strip()
         except OSError as problem:
             raise FileError(f"cannot read the token: {problem.strerror}", where=args.token_file, next=remedy) from None

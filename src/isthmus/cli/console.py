@@ -16,7 +16,7 @@ from isthmus.errors import FileError, UsageError
 if TYPE_CHECKING:
     from rich.status import Status
 
-__all__ = ["HUNG_UP", "Answer", "Progress", "check_checkpoints", "check_folder", "hung_up"]
+__all__ = ["HUNG_UP", "Answer", "Progress", "Terminated", "check_checkpoints", "check_folder", "hung_up"]
 
 _QUIET = 10.0  # seconds without a line where nobody sees a living one
 HUNG_UP = 141  # 128 + SIGPIPE: how a shell tells of a program that wrote to nobody
@@ -32,8 +32,15 @@ class Answer:
     exit_code: int = 1  # where it failed
 
 
-def check_folder(path: str | None) -> None:
-    """A file that is asked for has a folder to go to: said before the work, not after it."""
+def check_folder(path: str | None, *, pipe: bool = False) -> None:
+    """A file that is asked for has a folder to go to, and can be put there: said before the work, not after it.
+
+    `pipe`: what is asked for may be a pipe, too.
+    """
+    from isthmus.files import plain_target
+
+    if path is not None and not pipe:
+        plain_target(path)
     if path is not None and not Path(path).parent.is_dir():
         raise FileError("the folder does not exist", where=path, next=f"Make it: mkdir -p {Path(path).parent}")
 
@@ -69,6 +76,14 @@ def _unread(stream: TextIO) -> bool:
     except (OSError, ValueError):  # no file behind it
         return False
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in asked.poll(0))
+
+
+class Terminated(SystemExit):
+    """Ends a command that was asked to end by a signal, with the code that is usual for it."""
+
+    def __init__(self, number: int) -> None:
+        self.status = 128 + number
+        super().__init__(self.status)
 
 
 class Progress:

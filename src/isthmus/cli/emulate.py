@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import IO, Any, NamedTuple, NoReturn, TextIO
 
-from isthmus.cli.console import Answer, Progress
+from isthmus.cli.console import Answer, Progress, Terminated
 from isthmus.cluster.load import load_cluster
 from isthmus.emulate.links import check_values
 from isthmus.emulate.world import World
@@ -252,7 +252,7 @@ def _ended_by_sigterm() -> Iterator[None]:
     """SIGTERM leaves as an exception, so that everything is cleaned up; exit code 143, as is usual."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
+        raise Terminated(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.errors import CheckpointError
 from isthmus.files import expecting
 from isthmus.units import format_bytes
+
+if TYPE_CHECKING:
+    from isthmus.runtime.checkpoint import Checkpoint
 
 __all__ = ["run"]
 
@@ -17,15 +21,7 @@ __all__ = ["run"]
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
     """Writes the weights of a checkpoint, or of the newest in a folder, as one file; every byte is checked first."""
     check_folder(args.output)
-    from isthmus.runtime.checkpoint import export, latest, open_checkpoint
-
-    given = Path(args.checkpoint)
-    with expecting(given, "checkpoint", "checkpoints", error=CheckpointError):
-        path = latest(given) or given
-        progress.phase(f"Checking {path}")
-        checkpoint = open_checkpoint(path, verify=True)
-    progress.phase(f"Writing {args.output}")
-    export(checkpoint, args.output)
+    path, checkpoint = _exported(Path(args.checkpoint), args.output, progress)
     saved, size = checkpoint.manifest, Path(args.output).stat().st_size
     values = {
         "file": args.output,
@@ -42,3 +38,22 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         f"{saved.precision}, {format_bytes(size)}\nfrom {path}, after step {saved.step}"
     )
     return Answer(values=values, text=text)
+
+
+def _exported(given: Path, output: str, progress: Progress) -> tuple[Path, Checkpoint]:
+    """Writes the file, and says which checkpoint it is; begins again if a run has removed that for a newer one."""
+    from isthmus.runtime.checkpoint import export, latest, open_checkpoint
+
+    path = latest(given)
+    while True:
+        try:
+            with expecting(given, "checkpoint", "checkpoints", error=CheckpointError):
+                progress.phase(f"Checking {path or given}")
+                checkpoint = open_checkpoint(path or given, verify=True)
+            progress.phase(f"Writing {output}")
+            export(checkpoint, output)
+            return path or given, checkpoint
+        except CheckpointError:
+            before, path = path, latest(given)
+            if path in (None, before) or (before is not None and before.exists()):
+                raise

@@ -6,6 +6,7 @@ has one JSON object and nothing else.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.cli.arguments import parse_arguments
-from isthmus.cli.console import HUNG_UP, Answer, Progress, hung_up
+from isthmus.cli.console import HUNG_UP, Answer, Progress, Terminated, hung_up
 from isthmus.errors import IsthmusError, NoPlanError
 
 __all__ = ["main"]
@@ -37,10 +38,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _ended(words: Sequence[str], as_json: bool) -> int:
     """The exit code, whatever way it ends; but somebody must read what is said of it."""
     try:
-        return _run(words, as_json)
+        args = parse_arguments(words)
     except SystemExit as done:  # --help and --version
         sys.stdout.flush()
         return done.code if isinstance(done.code, int) else 0
+    except IsthmusError as error:
+        return _fail(error, as_json)
+    try:
+        return _run(args, as_json)
+    except Terminated as done:
+        return done.status
+    except SystemExit as left:
+        return _fail(_left(left), as_json)
     except IsthmusError as error:
         return _fail(error, as_json)
     except KeyboardInterrupt:
@@ -52,8 +61,18 @@ def _ended(words: Sequence[str], as_json: bool) -> int:
         return _bug(error, as_json)
 
 
-def _run(words: Sequence[str], as_json: bool) -> int:
-    args = parse_arguments(words)
+def _left(left: SystemExit) -> IsthmusError:
+    """An error: no command of ours ends so, and to believe it would take a failure for success."""
+    last = traceback.extract_tb(left.__traceback__)[-1]
+    return IsthmusError(
+        "code that the command ran has ended it, which it must not",
+        where=f"{Path(last.filename).name} line {last.lineno}",
+        found=f"sys.exit({'' if left.code is None else left.code!r:.80})",
+        next="Raise an error there instead",
+    )
+
+
+def _run(args: argparse.Namespace, as_json: bool) -> int:
     args.out = sys.stdout
     command = import_module(f"isthmus.cli.{args.command}")
     # A model's own code may print: that is no part of the answer.

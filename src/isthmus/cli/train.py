@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.api import (
@@ -32,6 +33,7 @@ from isthmus.model.job import Job, Optimizer
 from isthmus.model.load_job import named_code
 from isthmus.model.profile import Profile, load_profile
 from isthmus.plan.file import load_plan
+from isthmus.plan.paths import check_data
 from isthmus.plan.types import Pipeline
 from isthmus.planners.notes import unreached
 from isthmus.planners.portfolio import choose_plan
@@ -48,8 +50,9 @@ __all__ = ["run"]
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
     """Plans where it must, trains, and says what came of it beside what was predicted."""
-    for path in (args.export, args.trace, args.events):
+    for path in (args.export, args.trace):
         check_folder(path)
+    check_folder(args.events, pipe=True)
     check_checkpoints(args.checkpoint)
     if args.tensorboard:
         check_tensorboard()
@@ -78,6 +81,7 @@ def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated,
             raise UsageError(f"--{flag} cannot be given for a plan", where="isthmus train", next="Plan again with it")
     cluster = load_cluster(args.cluster) if args.cluster else None
     file = load_plan(args.what)
+    check_data(file.plan, Path(args.what))
     check_models(args.model, file)
     check_trust(jobs_of_plan(file.plan), args.model, runs=True, flags=True)
     check_contracts(jobs_of_plan(file.plan))

@@ -208,7 +208,10 @@ class Joined:
     def _load(self, crew: _Crew, checkpoint: Checkpoint) -> None:
         manifest = checkpoint.manifest
         checkpoint.fits(crew.graph)
-        for note in checkpoint.differences(crew.graph, self._part.precision):
+        state = self._model.state_dict()
+        buffers = {name: tuple(state[name].shape) for name in kept_buffers(self._model, crew.graph.unreached)}
+        notes = checkpoint.differences(crew.graph, self._part.precision, self.job.optimizer)
+        for note in (*notes, *checkpoint.compare_buffers(buffers)):
             warnings.warn(note, stacklevel=5)
         self.step_number, self._updates = manifest.step, manifest.updates
         crew.all(lambda worker: load_state(worker, checkpoint, manifest.updates), manifest.step)

@@ -35,8 +35,9 @@ __all__ = ["LocalEngine", "Setting"]
 
 _LAST_LINES = 20
 _LOOK = 1.0  # seconds between two looks at workers and at where they run
-_SILENCE = 30.0  # seconds without a sign of life; some calls hold Python's lock for seconds, and that is no fault
+_SILENCE = 30.0  # seconds without a sign of life; computing with Python's lock held is no fault
 _STARTING = 4.0  # times as long may pass before the first: many processes begin at once
+_BUSY = 0.05  # of a processor: who uses that much while he is silent is computing
 _BEATS = 10  # signs of life in that time
 _LAST_WORDS = 1.0  # seconds to read what an ended worker has told and printed
 _COMMAND = (sys.executable, "-P", "-m", "isthmus.runtime.serve")  # -P: no file of the working directory hides a module
@@ -193,7 +194,10 @@ class _Processes:
         self._looked = now
         for device, process in self._workers.items():
             seconds = now - max(process.heard, self._excused)
-            if seconds > self._silence * (1.0 if process.begun else _STARTING) and not process.ended:
+            limit = self._silence * (1.0 if process.begun else _STARTING)
+            if seconds > limit / 2 and process.computes(limit / 4):
+                process.heard = now
+            elif seconds > limit and not process.ended:
                 process.heard = math.inf
                 self._notices.put(Notice(device, Silent(seconds=seconds, state=process.state())))
 
@@ -237,6 +241,8 @@ class _Process:
     ) -> None:
         self.begun = self.ended = False  # whether it told anything, and whether it is gone
         self.heard = time.monotonic()  # when it last told anything
+        self._asked = 0.0  # when it was last asked whether it computes,
+        self._used: float | None = None  # ... and the processor's seconds that it had used by then
         self._device, self._notices, self._guard = device, notices, guard
         self._lock, self._reaping = threading.Lock(), threading.Lock()
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
@@ -276,10 +282,33 @@ class _Process:
         with self._lock, contextlib.suppress(BrokenPipeError):  # of a line that it never read
             self._popen.stdin.close()
 
+    def computes(self, every: float) -> bool:
+        """Whether it used a processor since this was last asked, `every` seconds ago or more: it holds Python's lock.
+
+        One that waits while it holds the lock uses next to nothing. Where the system does not say, it does not.
+        """
+        now = time.monotonic()
+        if now < self._asked + every:
+            return False
+        known, used, since = self._used, self._processor_seconds(), now - self._asked
+        self._asked, self._used = now, used
+        return known is not None and used is not None and used - known >= _BUSY * since
+
+    def _processor_seconds(self) -> float | None:
+        try:
+            user, system = self._stat()[11:13]
+            return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError):
+            return None
+
+    def _stat(self) -> list[str]:
+        """What Linux says of the process, from its state on."""
+        return Path(f"/proc/{self._popen.pid}/stat").read_text().rpartition(")")[2].split()
+
     def state(self) -> str:
         """What the system says of the process, for people."""
         try:
-            letter = Path(f"/proc/{self._popen.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            letter = self._stat()[0]
         except (OSError, IndexError):
             return f"process {self._popen.pid}"
         stopped = (
@@ -316,7 +345,7 @@ class _Process:
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     self._notices.put(Notice(self._device, Garbled(line=line.decode(errors="replace").rstrip())))
                     break
-                self.begun, self.heard = True, time.monotonic()
+                self.begun, self.heard, self._used = True, time.monotonic(), None
                 if isinstance(event, Hello):
                     self.tell(Clock(now=time.perf_counter()))
                 elif not isinstance(event, Alive):

@@ -162,15 +162,16 @@ def _followed(
 
 def _begin(program: Program, graph: BlockGraph, settings: RunSettings, listen: Listener) -> tuple[int, Path | None]:
     """The first step, and the checkpoint to begin with; what an ended run left unfinished goes."""
-    from isthmus.runtime.checkpoint import clear, latest
+    from isthmus.runtime.checkpoint import clear
+    from isthmus.runtime.saving import saved_folders
 
     if settings.folder is None:
         return 0, None
-    newest = latest(settings.folder)
-    if newest is not None and not settings.resume:
+    there = saved_folders(settings.folder)  # damaged ones too: somebody may mend them
+    if there and not settings.resume:
         raise CheckpointError(
             "there is a checkpoint already",
-            where=str(newest),
+            where=str(there[0]),
             expected="an empty folder",
             next="Go on from it with --resume, or name another folder",
         )
@@ -181,9 +182,24 @@ def _begin(program: Program, graph: BlockGraph, settings: RunSettings, listen: L
     checkpoint.fits(graph)
     _check_same_job(checkpoint, program.job)
     saved = checkpoint.manifest
-    notes = checkpoint.differences(graph, program.precision)
+    notes = checkpoint.differences(graph, program.precision, program.job.optimizer)
+    if graph.buffers or checkpoint.names("buffer"):
+        notes += checkpoint.compare_buffers(_buffers(program.job, graph))
     listen(Notice("", Resumed(step=saved.step, path=checkpoint.path, notes=notes)))
     return saved.step, checkpoint.path
+
+
+def _buffers(job: Job, graph: BlockGraph) -> dict[str, tuple[int, ...]]:
+    """The shape of everything that the model keeps beside trained parameters."""
+    import torch
+
+    from isthmus.model import source
+    from isthmus.runtime.serving import kept_buffers
+
+    with torch.device("meta"):
+        module = source.build(job.model, job.sequence).module
+    state = module.state_dict()
+    return {name: tuple(state[name].shape) for name in kept_buffers(module, graph.unreached)}
 
 
 def _newest(folder: Path, listen: Listener) -> Checkpoint | None:

@@ -9,7 +9,7 @@ from isthmus.files.document import NAME_RULE, Document, is_name, open_file
 from isthmus.files.every_fault import build_or_every_fault
 from isthmus.files.explain import ValuePath, close_name, show_path, show_value
 from isthmus.files.kinds import expecting, wrong_kind
-from isthmus.files.strict_json import encode_json, parse_json, read_json, write_json, write_whole
+from isthmus.files.strict_json import encode_json, parse_json, plain_target, read_json, write_json, write_whole
 from isthmus.files.strict_yaml import parse_yaml, read_yaml
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "open_file",
     "parse_json",
     "parse_yaml",
+    "plain_target",
     "read_json",
     "read_yaml",
     "show_path",

@@ -17,7 +17,7 @@ from isthmus.errors import FileError
 from isthmus.files.document import Document, check_text, read_text
 from isthmus.files.explain import ValuePath, show_path
 
-__all__ = ["encode_json", "parse_json", "read_json", "write_json", "write_whole"]
+__all__ = ["encode_json", "parse_json", "plain_target", "read_json", "write_json", "write_whole"]
 
 T = TypeVar("T")
 
@@ -68,9 +68,20 @@ def write_json(path: str | Path, value: object) -> None:
     write_whole(path, msgspec.json.format(encode_json(value, name=str(path)), indent=2) + b"\n")
 
 
+def plain_target(path: str | Path, error: type[FileError] = FileError) -> Path:
+    """Follows symlinks to where a file is to be written; refuses what is there and is no plain file."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise error("this is a folder", where=str(path), expected="the name of a file", next="Name a file in it")
+    if target.exists() and not target.is_file():
+        raise error("this is a pipe, a device or a socket", where=str(path), expected="a plain file, or none yet",
+                    next="Name another file")  # fmt: skip
+    return target
+
+
 def write_whole(path: str | Path, data: bytes) -> None:
     """Writes a file aside, to the disk, and renames it into place: a reader sees all of it or none."""
-    path = Path(path)
+    path = plain_target(path)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.aside")
     try:
         with aside.open("xb") as file:

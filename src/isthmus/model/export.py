@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from isthmus.errors import ModelError
 from isthmus.model.gradients import plain_gradients
-from isthmus.model.kept import unchanged_by_calls
+from isthmus.model.kept import ChangedError, settled, unchanged_by_calls
 from isthmus.model.regions import open_regions
 
 __all__ = ["Example", "Exported", "Line", "NotExportedError", "example_of", "export_model", "probes_of"]
@@ -137,9 +137,17 @@ def _export(model: nn.Module, example: Example) -> ExportedProgram:
     for tensor in [*example.args, *example.kwargs.values()]:
         collection[tensor] = {0: batch}
     shapes = collection.dynamic_shapes(model, example.args, example.kwargs)  # type: ignore[no-untyped-call]
+
+    def exported() -> ExportedProgram:
+        with _SureCoins(), plain_gradients(), _no_guess_about_masks():
+            return export(model, example.args, example.kwargs, dynamic_shapes=shapes, strict=False)
+
     try:
-        with unchanged_by_calls(model), _SureCoins(), plain_gradients(), _no_guess_about_masks():
-            program = export(model, example.args, example.kwargs, dynamic_shapes=shapes, strict=False)
+        try:
+            with unchanged_by_calls(model):
+                program = exported()
+        except ChangedError:
+            program = settled(model, lambda: model(*example.args, **example.kwargs), exported)
     except Exception as error:  # whatever in the model export cannot follow; the caller has another way
         raise NotExportedError(_reason(error)) from error
     open_regions(program)

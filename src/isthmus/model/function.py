@@ -74,7 +74,7 @@ def _import(module: str, where: str, error: type[IsthmusError]) -> ModuleType:
         sys.path.append(here)
     try:
         return importlib.import_module(module)
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise error(
             "The module cannot be imported",
             where=where,
@@ -104,7 +104,7 @@ def call(
         return function(**{name: value for name, value in offered.items() if name in taken})
     except IsthmusError:
         raise
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise error("The function failed", where=where, found=said(problem), expected=expected) from problem
 
 
@@ -158,6 +158,6 @@ def _repeated(batch: int, seed: int, *, example: Example) -> tuple[Example, None
     return Example(args=args, kwargs={key: repeat(value) for key, value in example.kwargs.items()}), None
 
 
-def said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """An error of somebody else's code in a line."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"

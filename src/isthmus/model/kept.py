@@ -10,18 +10,20 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.nn.utils.weight_norm import WeightNorm
 
 from isthmus.model.kept_state import kept_state
 
-__all__ = ["ChangedError", "Kept", "unchanged_by_calls"]
+__all__ = ["ChangedError", "Kept", "settled", "unchanged_by_calls"]
 
 _DEPTH = 3  # an attribute, a container in it, what that holds
 _HOOKS = {  # that transformers installs in the first call; they only collect results that somebody asked for
@@ -134,3 +136,23 @@ def unchanged_by_calls(model: nn.Module) -> Iterator[None]:
         for handle in handles:
             handle.remove()
         before.restore_random()
+
+
+def settled(model: nn.Module, called: Callable[[], object], exported: Callable[[], ExportedProgram]) -> ExportedProgram:
+    """Export a model that keeps the same in every call, such as sizes that it works out; raises ChangedError otherwise.
+
+    If the first two calls do the same operations, and the second leaves everything as it found it, then all calls do.
+    """
+    before = Kept(model)
+    try:
+        with kept_state(model):
+            first = exported()
+        with kept_state(model), torch.random.fork_rng():
+            called()
+            with unchanged_by_calls(model):
+                second = exported()
+    finally:
+        before.restore_random()
+    if str(first.graph) != str(second.graph):
+        raise ChangedError("the first call of the model does something else than the next")
+    return first

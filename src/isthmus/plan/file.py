@@ -65,7 +65,7 @@ def plan_digest(plan: Plan) -> str:
 def save_plan(path: str | Path, file: PlanFile) -> None:
     """Writes the file, as text (the plan alone) if the path ends in `.plan` or `.txt`, else as JSON."""
     path = Path(path)
-    plan = to_file(file.plan, path.parent)
+    plan = to_file(file.plan, path)
     if path.suffix in _TEXT:
         write_whole(path, render(plan).encode())
     else:
@@ -78,9 +78,9 @@ def load_plan(path: str | Path) -> PlanFile:
     with expecting(path, "plan"):
         if path.suffix in _TEXT:
             plan = parse(read_text(path, _LARGEST_TEXT, FileError), where=str(path))
-            return PlanFile(plan=from_file(plan, path.parent))
+            return PlanFile(plan=from_file(plan, path))
         file = read_json(path, PlanFile, kind="plan")
-    file = msgspec.structs.replace(file, plan=from_file(file.plan, path.parent))
+    file = msgspec.structs.replace(file, plan=from_file(file.plan, path))
     if file.cluster is not None:
         _check_cluster(file.cluster, str(path))
     return file

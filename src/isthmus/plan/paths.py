@@ -1,7 +1,8 @@
 """Paths that a plan's jobs hold (`hf:CONFIG.json`, `MODEL.json`, `text:FILE`), kept good wherever a plan file is read.
 
 In a plan file a path is relative to the folder of that file, so that a folder with both can be moved; in memory it is
-relative to where the program runs. What does not exist is left as it is.
+relative to where the program runs. Symlinks are followed, so that `..` is what the system takes it for. What does not
+exist is left as it is.
 """
 
 from __future__ import annotations
@@ -13,22 +14,54 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from isthmus.errors import DataError
 from isthmus.model.job import Job
 from isthmus.plan.types import Pipeline, Plan
 
-__all__ = ["from_file", "named_plan", "names_only", "to_file"]
+__all__ = ["check_data", "from_file", "named_plan", "names_only", "to_file"]
 
 _PATH = re.compile(r"(?P<head>hf:|text:)?(?P<path>.+)", re.DOTALL)
 
 
-def to_file(plan: Plan, folder: Path) -> Plan:
-    """The plan as it is written into a file of that folder."""
-    return _changed(plan, lambda path: os.path.relpath(path, folder) if _exists(Path(path)) else path)
+def to_file(plan: Plan, file: Path) -> Plan:
+    """The plan as it is written into that file."""
+    folder = _folders(file)[0]
+    return _changed(plan, lambda path: os.path.relpath(_real(Path(path)), folder) if _exists(Path(path)) else path)
 
 
-def from_file(plan: Plan, folder: Path) -> Plan:
-    """The plan of a file in that folder, as it is used here."""
-    return _changed(plan, lambda path: os.path.relpath(there) if _exists(there := folder / path) else path)
+def from_file(plan: Plan, file: Path) -> Plan:
+    """The plan of that file, as it is used here."""
+
+    def here(path: str) -> str:
+        found = next((folder / path for folder in _folders(file) if _exists(folder / path)), None)
+        return path if found is None else os.path.relpath(_real(found))
+
+    return _changed(plan, here)
+
+
+def check_data(plan: Plan, file: Path) -> None:
+    """Raises unless the text files that the jobs are trained on are there; the plan is as it was read from `file`."""
+    parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in plan.parts]
+    for job in (item.job for part in parts for item in part):
+        kind, _, path = job.data.partition(":")
+        if kind == "text" and not _exists(Path(path)):
+            places = dict.fromkeys(str((folder / path).resolve()) for folder in (*_folders(file), Path.cwd()))
+            raise DataError(
+                "there is no such file of text",
+                where=f"{file}: {job.data}",
+                found=f"none at {', '.join(places)}",
+                expected="a path that is relative to the plan's folder",
+            )
+
+
+def _folders(file: Path) -> tuple[Path, ...]:
+    """Where a file lies, without symlinks, and where it is named, if that is a link."""
+    return Path(os.path.realpath(file)).parent, file.parent
+
+
+def _real(path: Path) -> Path:
+    """The path without symlinks to folders; the file keeps its name, which its plan is known by."""
+    return Path(os.path.realpath(path.parent), path.name)
 
 
 def names_only(job: Job) -> Job:

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from isthmus.cluster.spec import Precision
 from isthmus.errors import CheckpointError, UsageError
+from isthmus.files import plain_target
 from isthmus.model.graph import BlockGraph
+from isthmus.model.job import Optimizer
 from isthmus.runtime.extents import Cut, Extent, Overlap, Shape, overlaps, part_elements
 from isthmus.runtime.manifest import (
     MANIFEST,
@@ -32,8 +34,27 @@ from isthmus.runtime.manifest import (
     SavedScale,
     read_manifest,
 )
-from isthmus.runtime.saving import Piece, Saved, Saver, clear, complete_folders, finish, saved_folders, write_part
-from isthmus.runtime.tensor_file import DTYPES, Entry, hash_files, open_tensors, sync_folder, write_tensors, writing
+from isthmus.runtime.saving import (
+    Piece,
+    Saved,
+    Saver,
+    clear,
+    complete_folders,
+    finish,
+    saved_folders,
+    step_of,
+    write_part,
+)
+from isthmus.runtime.tensor_file import (
+    DTYPES,
+    Entry,
+    check_run,
+    hash_files,
+    open_tensors,
+    sync_folder,
+    write_tensors,
+    writing,
+)
 
 __all__ = [
     "Checkpoint",
@@ -108,6 +129,8 @@ def open_checkpoint(path: Path | str, *, verify: bool = False) -> Checkpoint:
         )
     _regular(path / MANIFEST)
     manifest = read_manifest(path / MANIFEST)
+    if step_of(path) not in (None, manifest.step):
+        raise _damaged(path / MANIFEST, "this is the manifest of another step", str(manifest.step), str(step_of(path)))
     for part in manifest.parts:
         size = _regular(path / part.file).st_size
         if size != part.bytes:
@@ -175,9 +198,35 @@ class Checkpoint:
                     next="Resume with the model that was saved, or begin in another folder",
                 )
 
-    def differences(self, graph: BlockGraph, precision: Precision) -> tuple[str, ...]:
+    def compare_buffers(self, buffers: Mapping[str, Shape]) -> tuple[str, ...]:
+        """Notes on buffers that are new, or gone; raises if one has another shape. `buffers` are the model's."""
+        saved = {name: self.form(name, "buffer")[1] for name in self.names("buffer")}
+        for name in sorted(saved.keys() & buffers.keys()):
+            if saved[name] != buffers[name]:
+                raise CheckpointError(
+                    f"the checkpoint is of another model: buffer {name!r} has another shape",
+                    where=str(self.path),
+                    found=str(saved[name]),
+                    expected=str(buffers[name]),
+                    next="Resume with the model that was saved, or begin in another folder",
+                )
+        notes = []
+        if new := sorted(buffers.keys() - saved.keys()):
+            notes.append(f"the checkpoint has no buffer {_listed(new)}: it keeps the value that the model gives it")
+        if gone := sorted(saved.keys() - buffers.keys()):
+            notes.append(f"the model has no buffer {_listed(gone)} any more: what was saved of it is dropped")
+        return tuple(notes)
+
+    def differences(self, graph: BlockGraph, precision: Precision, optimizer: Optimizer) -> tuple[str, ...]:
         """What a run that goes on from here may do otherwise than the one that saved, for people."""
         saved, notes = self.manifest, []
+        if saved.digest is None:
+            notes.append("the checkpoint is of an older Isthmus, whose manifests have no digest: edits would go unseen")
+        before, now = saved.job.optimizer.momentum, optimizer.momentum
+        if optimizer.name == "sgd" and before and not now:
+            notes.append(f"the checkpoint was saved with momentum {before:g}, and this run has none: it is dropped")
+        if optimizer.name == "sgd" and now and not before:
+            notes.append(f"the checkpoint was saved without momentum, and this run has {now:g}: it begins at 0")
         if saved.precision != precision:
             notes.append(
                 f"the checkpoint was saved by a run in {saved.precision}, and this run computes in {precision}, so its "
@@ -191,11 +240,12 @@ class Checkpoint:
         return tuple(notes)
 
     def verify(self) -> None:
-        """Reads every file and compares its hash."""
+        """Reads every file and compares its hash, and the run that wrote it with the manifest's."""
         paths = [self.path / part.file for part in self.manifest.parts]
         for path, part, found in zip(paths, self.manifest.parts, hash_files(paths), strict=True):
             if found != part.sha256:
                 raise _damaged(path, "the file changed after it was saved", f"hash {found}", part.sha256)
+            check_run(path, self.manifest.run)
 
     def _of(self, parameter: str, quantity: Quantity) -> list[tuple[str, PieceInfo]]:
         pieces = self._pieces.get((parameter, quantity))
@@ -230,7 +280,7 @@ def export(checkpoint: Checkpoint, path: Path | str, precision: Precision | None
     the metadata names the others, as `safetensors.torch.save_model` does: `safetensors.torch.load_model(model, path)`
     loads the file. One tensor at a time is in memory.
     """
-    path = Path(path)
+    path = plain_target(path, CheckpointError)
     dtype = _EXPORTED[precision or checkpoint.manifest.precision]
     weights = {name: Entry(dtype, shape) for name, shape in checkpoint.manifest.parameters.items()}
     buffers = {name: Entry(*checkpoint.form(name, "buffer")) for name in checkpoint.names("buffer")}
@@ -266,6 +316,10 @@ def _filled(dtype: torch.dtype, wanted: Extent, sources: Iterable[tuple[Tensor, 
         taken = data[box.other_at :].as_strided(size, (box.other_stride, 1))
         result[box.at :].as_strided(size, (box.stride, 1)).copy_(taken)
     return result
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _regular(path: Path) -> os.stat_result:

@@ -19,6 +19,7 @@ from isthmus.model.function import said
 __all__ = ["CONTRACT", "Dataset", "described", "inputs_of", "refilled"]
 
 CONTRACT = "What data and losses must keep to is in docs/jobs.md, under: Data and a loss of your own"
+_MOST = 2**62  # samples
 _ITEM = "[number] -> (inputs, target), inputs a tensor, a tuple or a dict of tensors without a batch dimension"
 _DATASET = f"a dataset with len() and {_ITEM}; or an object with count and get(numbers) -> (inputs, targets)"
 
@@ -30,7 +31,7 @@ class Dataset:
         self._given, self._where = given, where
         self._form = built.example(1, device="meta")
         self._names = _input_names(built.module, self._form)
-        self._batches = callable(getattr(given, "get", None)) and hasattr(given, "count")
+        self._batches = callable(getattr(given, "get", None)) and _has_count(given)
         self._proven = False
         self.count: int | None = self._counted()
 
@@ -53,8 +54,12 @@ class Dataset:
     def _counted(self) -> int | None:
         try:
             count = self._given.count if self._batches else len(self._given)
-        except TypeError:
-            count = "none"
+        except TypeError as error:
+            count = "none" if not self._batches and not hasattr(self._given, "__len__") else said(error)
+        except (Exception, SystemExit) as error:
+            count = said(error)
+        if isinstance(count, int) and count > _MOST:
+            count = f"above {_MOST}"
         if count is None or (isinstance(count, int) and count > 0):
             return count
         raise DataError(
@@ -71,7 +76,7 @@ class Dataset:
             items = [self._given.get(list(numbers))] if self._batches else [self._given[number] for number in numbers]
         except IsthmusError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise DataError(
                 "a sample cannot be had",
                 where=self._where,
@@ -122,6 +127,14 @@ class Dataset:
 
     def _bad(self, what: str, found: str, expected: str) -> DataError:
         return DataError(what, where=self._where, found=found, expected=expected, next=CONTRACT)
+
+
+def _has_count(given: Any) -> bool:
+    """Whether there is a count, even one that fails when it is asked."""
+    try:
+        return hasattr(type(given), "count") or hasattr(given, "count")
+    except (Exception, SystemExit):  # of a property
+        return True
 
 
 def _tensor(value: Any) -> Any:

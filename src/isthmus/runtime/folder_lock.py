@@ -1,8 +1,9 @@
 """One run at a time in a folder of checkpoints: two would remove each other's files.
 
 The lock is the system's (`flock`) on the file `.lock`, so it goes with the process that holds it, however that ends;
-the file says whose it is. Where a file system knows no such locks, what the file says must do: an owner of this host
-whose process is gone does not count, any other does until somebody removes the file.
+the file says whose it is, unless another user has left it and it cannot be written. Where a file system knows no such
+locks, what the file says must do: an owner of this host whose process is gone does not count, any other does until
+somebody removes the file.
 """
 
 from __future__ import annotations
@@ -49,25 +50,42 @@ class _Owner(msgspec.Struct, frozen=True, kw_only=True):
 def lock_folder(folder: Path, run: str, take: Callable[[int, int], None] = fcntl.flock) -> Iterator[None]:
     """Holds the lock of a folder that exists; CheckpointError names the owner if another run has it."""
     path = folder / LOCK
+    handle, writable = _opened(path)
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-    except OSError as problem:
-        raise CheckpointError(
-            f"cannot lock the folder: {problem.strerror}", where=str(path), next="Name a folder that you can write to"
-        ) from None
-    try:
-        _take(handle, path, take)
+        if not _take(handle, path, take) and not writable:
+            raise _unusable(path, os.strerror(errno.EACCES))
         try:
-            _write(handle, _ours(run), path)
+            if writable:
+                _write(handle, _ours(run), path)
             yield
         finally:
             with contextlib.suppress(OSError):
                 os.ftruncate(handle, 0)  # nobody's
+            with contextlib.suppress(OSError):
+                take(handle, fcntl.LOCK_UN)  # a forked child that lives on has the handle too
     finally:
         os.close(handle)
 
 
-def _take(handle: int, path: Path, take: Callable[[int, int], None]) -> None:
+def _opened(path: Path) -> tuple[int, bool]:
+    """Opens the lock, and says whether it can be written: one that another user has left can be locked all the same."""
+    how = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | how, 0o644), True
+        except PermissionError:
+            return os.open(path, os.O_RDONLY | how), False
+    except OSError as problem:
+        raise _unusable(path, problem.strerror) from None
+
+
+def _unusable(path: Path, why: str | None) -> CheckpointError:
+    what = f"cannot lock the folder: {why}"
+    return CheckpointError(what, where=str(path), next="Name a folder that you can write to")
+
+
+def _take(handle: int, path: Path, take: Callable[[int, int], None]) -> bool:
+    """Takes the lock; says whether the system holds it, or only what the file says does."""
     try:
         take(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -80,6 +98,8 @@ def _take(handle: int, path: Path, take: Callable[[int, int], None]) -> None:
         owner = _owner(handle)
         if owner is not None and not _gone(owner):
             raise _taken(path, str(owner), f"If that run is gone, remove {path}, which is all that says so") from None
+        return False
+    return True
 
 
 def _taken(path: Path, found: str, next: str) -> CheckpointError:

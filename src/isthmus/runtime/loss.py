@@ -6,6 +6,7 @@ that gives a mean, or compares samples with each other, would train another mode
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ class CheckedLoss:
         return total, count.detach() if isinstance(count, Tensor) else torch.tensor(float(count), device=total.device)
 
     def _prove(self, output: Any, target: Tensor | None) -> None:
-        total, _ = self._tried(output, target)
+        total, count = self._tried(output, target)
         tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
         if any(tensor.requires_grad for tensor in tensors) and not total.requires_grad:
             raise self._bad("the loss has no gradient", "a sum that was computed apart from the output")
@@ -61,6 +62,8 @@ class CheckedLoss:
         counted = [tensor for tensor in (*targets, *reals) if tensor.ndim]
         samples = len(counted[0]) if counted else 0
         if samples >= 2:
+            if float(count) <= 0:
+                raise self._bad("the count of a loss must be more than 0", f"0 for {samples} samples")
             self._prove_sum(output, target, samples, reals)
 
     def _prove_sum(self, output: Any, target: Tensor | None, samples: int, reals: Sequence[Tensor]) -> None:
@@ -99,7 +102,7 @@ class CheckedLoss:
             result = self._function(output, target)
         except (IsthmusError, torch.OutOfMemoryError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed(output, target, error) from error
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._bad("the loss is no pair", described(result))
@@ -108,9 +111,22 @@ class CheckedLoss:
             raise self._bad("the sum of a loss must be one number", described(total))
         if (isinstance(count, Tensor) and count.ndim) or not isinstance(count, (Tensor, int, float)):
             raise self._bad("the count of a loss must be one number", described(count))
+        self._check_values(total, count)
         return total, count
 
-    def _failed(self, output: Any, target: Tensor | None, error: Exception) -> DataError:
+    def _check_values(self, total: Tensor, count: Any) -> None:
+        """Refuses a count that is no finite real number of 0 or more, and a sum that is not finite."""
+        try:
+            counted = float(count)
+        except (OverflowError, RuntimeError, TypeError, ValueError):  # too large, or complex
+            found = described(count) if isinstance(count, Tensor) else "a number beyond 1e308"
+            raise self._bad("the count of a loss must be a real number", found) from None
+        if not 0 <= counted < math.inf:
+            raise self._bad("the count of a loss must be 0 or more, and finite", f"{counted:g}")
+        if total.device.type != "meta" and not math.isfinite(summed := float(total.detach())):
+            raise self._bad("the sum of a loss must be a finite number", f"{summed:g}")
+
+    def _failed(self, output: Any, target: Tensor | None, error: BaseException) -> DataError:
         if target is None:
             return DataError(
                 "the samples have no targets, and the loss needs some",

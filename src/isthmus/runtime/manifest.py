@@ -1,25 +1,29 @@
 """What a checkpoint says of itself (`manifest.json`), and the rules by which it is whole.
 
 It holds for every file its size and hash, and for every saved tensor which elements of which parameter it is; nothing
-of it depends on the plan. The same rules are held when a checkpoint is finished and when it is read: every parameter of
-the model has its weight and the quantities of its optimizer, each element exactly once.
+of it depends on the plan. Its `digest` is the hash of all the rest of it. The same rules are held when a checkpoint is
+finished and when it is read: every parameter of the model has its weight and the quantities of its optimizer, each
+element exactly once.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from isthmus.cluster.spec import Precision
 from isthmus.errors import CheckpointError, IsthmusError
-from isthmus.files import read_json
+from isthmus.files import parse_json
+from isthmus.files.document import read_text
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job, Optimizer
 from isthmus.model.load_job import check_job
@@ -36,6 +40,7 @@ __all__ = [
     "Quantity",
     "SavedScale",
     "check_whole",
+    "digest_of",
     "encode_manifest",
     "quantities_of",
     "read_manifest",
@@ -151,6 +156,7 @@ class Manifest(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file."""
 
     parts: tuple[PartInfo, ...]
+    digest: Digest | None = None  # of all the rest; older files have none
 
 
 def quantities_of(optimizer: Optimizer) -> tuple[Quantity, ...]:
@@ -162,14 +168,30 @@ def quantities_of(optimizer: Optimizer) -> tuple[Quantity, ...]:
 
 def read_manifest(path: Path) -> Manifest:
     """Reads the file and holds it to every rule that can be known without the files it lists."""
-    manifest = read_json(path, Manifest, kind="checkpoint", error=CheckpointError, limit=LARGEST)
+    document = parse_json(read_text(path, LARGEST, CheckpointError), name=str(path), error=CheckpointError)
+    document.check("checkpoint")
+    manifest = document.convert(Manifest)
     check_whole(manifest, where=str(path), next=_OLDER)
+    if manifest.digest not in (None, found := digest_of(document.value)):
+        what = "the manifest changed after it was saved"
+        raise CheckpointError(what, where=str(path), found=f"hash {found}", expected=manifest.digest, next=_OLDER)
     return manifest
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The file's bytes."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    """Encodes the file, with its digest."""
+    values = json.loads(msgspec.json.encode(manifest))
+    values["digest"] = digest_of(values)
+    return msgspec.json.format(msgspec.json.encode(values), indent=1) + b"\n"
+
+
+def digest_of(values: Mapping[str, Any]) -> str:
+    """Hashes what a manifest says but for its digest, however it is laid out in the file.
+
+    It takes the file's own values and not those of our types, which may get fields that older files do not have.
+    """
+    rest = {key: value for key, value in values.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def check_whole(manifest: Manifest, *, where: str, next: str) -> None:

@@ -53,6 +53,7 @@ __all__ = [
     "finish",
     "saved_folders",
     "set_aside",
+    "step_of",
     "write_part",
 ]
 
@@ -178,6 +179,12 @@ def saved_folders(folder: Path) -> list[Path]:
     return [path for path, _, _ in sorted(listed, key=lambda item: (-item[1], item[2]))]
 
 
+def step_of(path: Path) -> int | None:
+    """The step that a checkpoint's folder is named after; None where it has another name."""
+    match = _FOLDER.fullmatch(path.name)
+    return int(match["step"]) if match else None
+
+
 def set_aside(path: Path) -> Path | None:
     """Renames a damaged checkpoint, so that nothing takes it for a whole one or removes it; None if that fails."""
     names = (path.with_name(f"{path.name}.damaged{number}") for number in ("", *(f"-{n}" for n in range(2, 100))))
@@ -252,11 +259,13 @@ def _name_finally(partial: Path, final: Path) -> None:
 def _remove_older(folder: Path, step: int, keep: int) -> None:
     """Removes what this checkpoint supersedes; what cannot be removed now is tried again at the next one.
 
-    Parts of later steps may be under way already: they stay.
+    Parts of later steps may be under way already: they stay. So does a folder without a manifest: what it holds was a
+    checkpoint once, and somebody may mend it.
     """
-    complete = [path for of, path in complete_folders(folder).items() if of <= step]
-    for path, of, _ in _listed(folder):
-        if of <= step and path not in complete[-max(keep, 1) :]:
+    kept = [path for of, path in complete_folders(folder).items() if of <= step][-max(keep, 1) :]
+    for path, of, state in _listed(folder):
+        superseded = state == ".partial" or (path / MANIFEST).is_file()
+        if of <= step and superseded and path not in kept:
             _remove(path)
 
 

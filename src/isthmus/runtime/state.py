@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isthmus.runtime.buckets import Bucket
 from isthmus.runtime.checkpoint import Checkpoint
-from isthmus.runtime.manifest import Quantity
+from isthmus.runtime.manifest import Quantity, quantities_of
 from isthmus.runtime.saving import Piece
 from isthmus.runtime.worker import Worker
 
@@ -53,13 +53,15 @@ def _pieces(worker: Worker, bucket: Bucket) -> Iterator[Piece]:
 
 
 def load_state(worker: Worker, checkpoint: Checkpoint, updates: int) -> None:
-    """Weights, moments and buffers from a checkpoint, whoever saved them; `updates` were made before it.
+    """Loads weights, moments and buffers from a checkpoint, whoever saved them; `updates` were made before it.
 
-    The factor on the loss too, where this run uses one: the checkpoint may be of a run in another precision.
+    The factor on the loss too, where this run uses one: the checkpoint may be of a run in another precision. Of moments
+    only those that this run's optimizer keeps: the checkpoint may be of a run with momentum, and this one without.
     """
     scale = checkpoint.manifest.loss_scale
     if scale is not None and worker.scale.used:
         worker.scale.value, worker.scale.good = scale.value, scale.steps
+    kept = quantities_of(worker.updater.settings)
     for bucket in worker.buckets:
         if bucket.resident:
             with torch.no_grad():
@@ -70,11 +72,13 @@ def load_state(worker: Worker, checkpoint: Checkpoint, updates: int) -> None:
             state = {
                 name: _read(bucket, checkpoint, quantity, bucket.bounds)
                 for name, quantity in _QUANTITIES.items()
-                if bucket.names[0] in checkpoint.names(quantity)
+                if quantity in kept and bucket.names[0] in checkpoint.names(quantity)
             }
             worker.updater.load(bucket, state, updates)
+    saved = set(checkpoint.names("buffer"))
     for name, buffer in worker.all_buffers().items():
-        buffer.copy_(checkpoint.read(name, "buffer").view(buffer.shape))
+        if name in saved:  # a new one keeps its first value
+            buffer.copy_(checkpoint.read(name, "buffer").view(buffer.shape))
 
 
 def _read(bucket: Bucket, checkpoint: Checkpoint, quantity: Quantity, bounds: tuple[int, int]) -> Tensor:

@@ -27,6 +27,7 @@ __all__ = [
     "DTYPES",
     "Entry",
     "Written",
+    "check_run",
     "hash_files",
     "open_tensors",
     "run_metadata",
@@ -112,8 +113,8 @@ def open_tensors(path: Path, entries: Mapping[str, Entry], run: str | None = Non
         writer = (file.metadata() or {}).get(_RUN, "")
     except (SafetensorError, OSError) as problem:
         raise _damaged(path, "this is not a safetensors file", found=str(problem)[:200]) from None
-    if run is not None and writer != run:
-        raise _damaged(path, "another run wrote this file", found=_named(writer), expected=_named(run))
+    if run is not None:
+        _check_writer(path, writer, run)
     if odd := sorted(found.keys() ^ entries.keys()):
         how = "lacks" if odd[0] in entries else "has an unknown tensor"
         raise _damaged(path, f"the file {how} {odd[0][:200]!r}", expected=f"{len(entries)} tensors")
@@ -137,6 +138,16 @@ def run_of(path: Path) -> str:
             return str((file.metadata() or {}).get(_RUN, ""))
     except (SafetensorError, OSError) as problem:
         raise _damaged(path, "this is not a safetensors file", found=str(problem)[:200]) from None
+
+
+def check_run(path: Path, run: str) -> None:
+    """Raises if another run wrote this part."""
+    _check_writer(path, run_of(path), run)
+
+
+def _check_writer(path: Path, writer: str, run: str) -> None:
+    if writer != run:
+        raise _damaged(path, "another run wrote this file", found=_named(writer), expected=_named(run))
 
 
 def _named(run: str) -> str:
