@@ -311,4 +311,4 @@ def test_code_that_a_plan_names_must_be_named_again() -> None:
     with pytest.raises(PlanError, match="no reason to run code") as caught:
         isthmus.train(two_stages())
     assert caught.value.found == f"{MODEL}, {DATA}"
-    assert caught.value.next is not None and f"--model {MODEL} --model {DATA}" in caught.value.next
+    assert caught.value.next is not None and f'trusted=["{MODEL}", "{DATA}"]' in caught.value.next
