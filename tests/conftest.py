@@ -1,6 +1,7 @@
 """What all tests share: where things lie, and steady hypothesis settings."""
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -11,6 +12,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # Two test processes on two cores: one thread each. Captured models are kept between runs (keyed by their source).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("ISTHMUS_CACHE", str(ROOT / "build" / "test-cache"))
+
+# What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every machine and run, so that a red test is red again; no time limit on a busy machine.
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None, database=None)
