@@ -97,7 +97,7 @@ class Simulated:
 
     @cached_property
     def orders(self) -> str:
-        """What every device of a pipeline does in which order, a line each: `va1/A100-40GB/0 | 0F0 0F1 0B0 ...`."""
+        """Return every device's actions of a pipeline in order, a line each: `va1/A100-40GB/0 | 0F0 0F1 0B0 ...`."""
         net = self._simulator.fabric(self.plan)
         parts = [self._simulator.prepare(part, net) for part in self.plan.parts if isinstance(part, Pipeline)]
         texts = [render_orders(p.orders, p.runs, list(net.devices)) for p in parts if isinstance(p, Prepared)]
@@ -105,7 +105,7 @@ class Simulated:
 
     @cached_property
     def times(self) -> TimesUsed:
-        """How many of its times were measured, interpolated, or taken from the catalog."""
+        """Return how many of the plan's times were measured, interpolated, or taken from the catalog."""
         return times_used(self._simulator, self.plan)
 
     @cached_property
@@ -136,7 +136,7 @@ def emulated_profile(
     samples: Collection[int] | None = None,
     listen: Callable[[str, int], None] = lambda block, samples: None,
 ) -> Profile:
-    """What a model takes on the devices of a cluster as they are emulated on this machine; runs the code it names.
+    """Return a model's profile on a cluster's devices as emulated on this machine; runs the code that `model` names.
 
     One core is measured, and slowed down as each kind of device will be.
     """
@@ -473,7 +473,7 @@ def _plan_file(given: object) -> PlanFile:
 
 
 def names_plan(what: object) -> bool:
-    """Whether it is a plan or the path of one, and nothing that must be planned first."""
+    """Return whether an object is a plan or the path of one, and not something that must be planned first."""
     if isinstance(what, (str, Path)):
         return str(what).endswith((".json", ".plan", ".txt")) and not str(what).startswith("hf:")
     return isinstance(what, Plan | PlanFile)

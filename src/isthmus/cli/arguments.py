@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     """Argparse, with errors of our own that propose the nearest right word."""
 
     def error(self, message: str) -> NoReturn:
-        """What argparse objects to, as a UsageError."""
+        """Raise a UsageError that says what argparse objects to."""
         match = _CHOICE.match(message)
         if match:
             raise unknown(f"no {match['what'].lower()}", match["word"], self._words(), self.prog)

@@ -124,7 +124,7 @@ def _place(args: argparse.Namespace, cluster: Cluster) -> tuple[str, int]:
 
 
 def _unspecified(host: str) -> bool:
-    """Whether this means every address of a machine: `0.0.0.0`, `0`, `::`."""
+    """Return whether a host stands for every address of a machine: `0.0.0.0`, `0`, `::`."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):  # a name

@@ -59,7 +59,7 @@ def check_checkpoints(path: str | None) -> None:
 
 
 def hung_up() -> bool:
-    """Whether nobody reads standard output or standard error any more; what is still in them then goes nowhere.
+    """Return whether standard output or standard error has lost its reader; discard what is still written to it then.
 
     A pipe that broke elsewhere, to a worker say, is another matter.
     """
@@ -129,7 +129,7 @@ class Progress:
             self._live.stop()
 
     def detail(self, text: str) -> None:
-        """How the present phase goes on."""
+        """Show how the present phase is progressing."""
         if self._live is not None:
             self._show(f"{self._phase}: {text}")
         elif time.monotonic() - self._told > _QUIET:

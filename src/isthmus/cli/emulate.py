@@ -226,7 +226,7 @@ class _Commands:
 
 
 def _environment(world: World, rank: int, port: int) -> dict[str, str]:
-    """What torch.distributed reads."""
+    """Return the environment variables of one rank: those that torch.distributed reads, and its host."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(len(world.hosts)),

@@ -14,7 +14,7 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """What a model costs, block by block."""
+    """Return what a model costs, block by block, and save its graph where that was asked for."""
     kind = source.parse(args.model)
     check_folder(args.save)
     captured: list[bool] = []

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 
 
 def _slower(args: argparse.Namespace) -> dict[str, float]:
-    """How much slower than a core each kind is acted out; none where this machine itself is meant."""
+    """Return how many times slower than one core each device kind is emulated; empty without --emulate."""
     if args.emulate is None:
         return {}
     for option in ("device", "threads"):

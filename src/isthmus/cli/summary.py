@@ -21,7 +21,7 @@ __all__ = ["facts_of", "price_values", "remarks_on", "unused_in"]
 
 
 def remarks_on(file: PlanFile, result: Simulated) -> list[Remark]:
-    """What to beware of in a plan that was priced again."""
+    """Return remarks on what to beware of in a plan that was priced again."""
     return remarks(file, result.cluster, result.price, result.timeline, result.inputs_match)
 
 

@@ -150,7 +150,7 @@ def _emulated(progress: Progress, job: Job, cluster: Cluster, precision: Precisi
 def _trained(
     args: argparse.Namespace, progress: Progress, priced: Simulated, trusted: list[str]
 ) -> tuple[RunResult, bool | None]:
-    """What came of it, and whether links were as in the cluster (None: that was not asked for)."""
+    """Train the plan; return the result and whether links were as in the cluster (None: that was not asked for)."""
     from isthmus.runtime.checkpoint import latest
 
     (job,) = jobs_of_plan(priced.plan)[:1]

@@ -335,7 +335,7 @@ def _nic(document: Document, path: ValuePath, raw: _Host) -> dict[str, Any]:
 
 
 def _imputed(devices: list[tuple[DeviceKind, int]]) -> dict[str, Any]:
-    """What a host with these devices most likely has; see the head of this file."""
+    """Return what a host with these devices most likely has; see the head of this file."""
     return {
         "bandwidth": min((kind.peer for kind, _ in devices), default=_BUS),
         "latency": _LATENCY,

@@ -69,7 +69,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nic_in(self) -> BytesPerSecond:
-        """What its nic can receive from other hosts."""
+        """Return the rate at which the host's NIC can receive from other hosts, in bytes per second."""
         return self.nic if self.down is msgspec.UNSET else self.down
 
     @property

@@ -107,7 +107,7 @@ def _runs(hosts: Sequence[Host]) -> Iterator[tuple[str, Host]]:
 
 
 def _follows(first: Host, host: Host, steps: int) -> bool:
-    """Whether `host` is `first` again, its number greater by `steps`."""
+    """Return whether `host` equals `first` but for the number in its name, which is greater by `steps`."""
     match = _NUMBERED.fullmatch(first.name)
     if not match or first.address is not None or int(match["number"]) + steps > 999_999:
         return False

@@ -111,7 +111,7 @@ def steps_of_ring(
 
 @lean
 def fold_hops(wires: Wires, devices: Ints, chunk: float, together: float, last: int, after: Floats) -> None:
-    """What passes after each message that stands for `together` rounds: all hops then take equally long, alone."""
+    """Adjust `after` for messages that each stand for `together` rounds; alone, all hops then take equally long."""
     n = len(devices)
     mean_add = mean_pass = 0.0
     least_add = least_pass = np.inf

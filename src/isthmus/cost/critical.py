@@ -49,7 +49,7 @@ class Leg(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Return the length of the leg in seconds."""
         return self.end - self.start
 
 
@@ -89,7 +89,7 @@ class _Chain:
         return first, order
 
     def before(self, task: int) -> tuple[int, bool]:
-        """What ended (True) or left the lane (False) at the moment when the task began; -1 where that is 0."""
+        """Return the task that ended (True) or left the lane (False) when this task began; -1 if it began at 0."""
         began, lane = self.times.start[task], self.tasks.lane[task]
         if began <= 0.0:
             return -1, True
@@ -118,7 +118,7 @@ class _Chain:
             yield Leg("adding", kind, self._receiver(route), there, end)
 
     def _fixed(self, task: int, number: int) -> tuple[What, str, str]:
-        """What is done, of which kind, and where, in a task that sends nothing."""
+        """Return what a task that sends nothing does, the task's kind, and where it does it."""
         if number == GATE:  # weights are asked for: as long as it takes until the farthest knows
             follow = self.tasks.after[self.tasks.before == task]
             routes = self.tasks.route[follow][self.tasks.route[follow] >= 0]
@@ -152,7 +152,7 @@ class _Chain:
         return self.names[self._row(route)[-1]].removesuffix(" in").removesuffix(" nic")
 
     def _tightest(self, task: int, route: int, start: float, sent: float) -> str:
-        """What held a message back: the fullest of its resources while it was sent; of equal ones no nic or way out."""
+        """Return the fullest resource while a message was sent; if several are, not a nic or a way out if possible."""
         row, size = self._row(route), float(self.tasks.bytes[task])
         if not row:
             return ""

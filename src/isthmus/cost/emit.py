@@ -62,7 +62,7 @@ class TaskList(NamedTuple):
 
     @property
     def kind(self) -> Ints:
-        """What each task is: a number in KINDS."""
+        """Return the kind of each task as an index into KINDS."""
         return self.ints[KIND, : self.size[0]]
 
     @property
@@ -87,11 +87,11 @@ class TaskList(NamedTuple):
 
     @property
     def short(self) -> bool:
-        """Whether more was written than there is room for."""
+        """Return whether more was written than there is room for."""
         return bool(self.size[0] > self.ints.shape[1] or self.size[1] > self.edges.shape[1])
 
     def tasks(self) -> Tasks:
-        """What was written, as the engine takes it."""
+        """Return the tasks that were written, in the form that the engine takes."""
         n, e = self.size[0], self.size[1]
         return Tasks(
             lane=self.ints[LANE, :n],

@@ -182,7 +182,7 @@ def _named(pipeline: Pipeline) -> frozenset[str]:
 
 
 def _finals(pipeline: Pipeline, table: ModelTable) -> set[int]:
-    """Where gathered parts are cut: the lowest block of each bucket in each sharded-all stage."""
+    """Return the blocks at which gathered parts are cut: the lowest of each bucket in each sharded-all stage."""
     stages = [stage for stage in pipeline.stages if stage.state == "sharded-all"]
     found: set[int] = set()
     for sync in pipeline.syncs if stages else ():
@@ -209,7 +209,7 @@ class _StageFacts:
         self.known: dict[tuple[int, bool], tuple[float, float, float, float, float]] = {}
 
     def sizes(self, degree: int, wide: bool) -> tuple[float, float, float, float, float]:
-        """Of replicas alike: state on the device and on the host, saved and transient bytes, trained elements."""
+        """Return the sizes of equal replicas: state on device and host, saved and transient bytes, trained elements."""
         if (degree, wide) not in self.known:
             activations = self.saved(degree, wide), self.transient(wide)
             self.known[degree, wide] = (*self.state(degree, wide), *activations, self.elements(degree))
@@ -343,7 +343,7 @@ def _measured(
 
 
 def _replicated(pipeline: Pipeline, table: ModelTable, bucket: Bucket) -> bool:
-    """Whether every participant holds and updates all of a bucket."""
+    """Return whether every participant holds and updates all of a bucket."""
     return all(stage.state == "replicated" for stage in _stages(pipeline, table, bucket))
 
 
@@ -354,7 +354,7 @@ def _stages(pipeline: Pipeline, table: ModelTable, bucket: Bucket) -> list[Stage
 
 
 def _layout(pipeline: Pipeline, table: ModelTable, bucket: Bucket) -> int:
-    """Which part of a bucket's gradient its participants need for their updates."""
+    """Return which part of a bucket's gradient its participants need for their updates."""
     states = {stage.state for stage in _stages(pipeline, table, bucket)}
     if "sharded-optimizer" not in states:
         return WHOLE

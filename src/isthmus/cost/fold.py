@@ -150,7 +150,7 @@ class Folder:
         return own, homes
 
     def _pairs_correspond(self, hosts: Ints) -> bool:
-        """Whether links between two hosts are inside a copy, and every copy has the same."""
+        """Return whether links between two of the hosts are inside a copy, and every copy has the same ones."""
         count = hosts.shape[1]
         place = np.full(len(self.hosts), -1)
         place[hosts] = np.arange(hosts.size).reshape(hosts.shape)

@@ -142,7 +142,7 @@ def _trunks(cluster: Cluster) -> Floats:
 
 
 def _capacity(hosts: Sequence[Host], host_of: Ints, bandwidth: Floats, trunks: Floats) -> Floats:
-    """Of all resources, in their order."""
+    """Return the capacity of every resource, in the order of the resources."""
     nics = [np.array([getattr(host, way) for host in hosts], np.float64) for way in ("nic", "nic_in")]
     inner = np.array([host.bandwidth for host in hosts], np.float64)[host_of]
     bus = np.array([host.bus for host in hosts], np.float64)[host_of]
@@ -156,7 +156,7 @@ def _rates(network: Network) -> Floats:
 
 
 def _names(hosts: Sequence[str], devices: Sequence[str], cluster: Cluster) -> tuple[str, ...]:
-    """What each resource is, for people."""
+    """Return a name for people of each resource."""
     ends = [f"{host} nic {way}" for way in ("out", "in") for host in hosts]
     ends += [f"{device} {way}" for way in ("out", "in", "bus in", "bus out") for device in devices]
     pairs = [f"{a} to {b}" for a in hosts for b in hosts]

@@ -370,9 +370,9 @@ def gathers(
 
 @compiled
 def senders(wires: Wires, shape: Shape, s: int) -> Floats:
-    """How many pieces each replica of a stage sends to other hosts at once: its own.
+    """Return how many pieces each replica of a stage sends to other hosts at once: its own.
 
-    Of a folded plan the first replica of each host sends those of all its replicas: they pass the same links.
+    In a folded plan the first replica of each host sends the pieces of all its replicas: they pass the same links.
     """
     a, b = shape.replicas[s], shape.replicas[s + 1]
     together = np.ones(b - a)

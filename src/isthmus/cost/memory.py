@@ -127,7 +127,7 @@ def activation_peaks(
 
 @compiled
 def messages(runs: Runs, edges: Edges, e: int) -> tuple[int, float]:
-    """How many go from one run to another in each micro-batch, and their bytes."""
+    """Return the number of messages from one run to another in each micro-batch, and their total bytes."""
     u, v = edges.source[e], edges.target[e]
     count, size = 0, 0.0
     for k in range(runs.slices[u]):
@@ -162,7 +162,7 @@ def scratch_bytes(syncs: Syncs, wires: Wires) -> Floats:
 
 @compiled
 def alike(syncs: Syncs, b: int, c: int) -> bool:
-    """Whether two syncs go the same ways."""
+    """Return whether two syncs go the same ways: by the same method, with the same root and devices."""
     n = syncs.first[b + 1] - syncs.first[b]
     if syncs.how[b] != syncs.how[c] or syncs.root[b] != syncs.root[c] or syncs.first[c + 1] - syncs.first[c] != n:
         return False

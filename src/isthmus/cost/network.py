@@ -139,7 +139,7 @@ class Fabric(NamedTuple):
         return LANE_KINDS * len(self.devices) + 2 * len(self.hosts)
 
     def lane_name(self, lane: int) -> tuple[str, str]:
-        """Whose lane it is and what it does."""
+        """Return the device or host that the lane belongs to, and what the lane does."""
         kinds = ("compute", "send", "sync", "load", "store")
         if lane < LANE_KINDS * len(self.devices):
             return self.devices[lane % len(self.devices)], kinds[lane // len(self.devices)]
@@ -280,7 +280,7 @@ def fabric(
 
 
 def device_overheads(kinds: Sequence[str], costs: Mapping[str, DeviceCosts]) -> Floats:
-    """Of each device, by its kind: rows ACTION, STEP and ADDING."""
+    """Return the overheads of each device, by its kind, in the rows ACTION, STEP and ADDING."""
     found = np.zeros((3, len(kinds)))
     for d, kind in enumerate(kinds):
         if (own := costs.get(kind)) is not None:

@@ -84,12 +84,12 @@ class Profiled:
         return {kind for kind, _ in self._points}
 
     def _known(self, kind: str, group: Group) -> Known:
-        """What was measured of such a group."""
+        """Return the measured block times of such a group; empty if there are none."""
         inside = group[0] == 1 or group[1:] in self._links[kind]
         return self._points.get((kind, group[0]), {}) if inside else {}
 
     def _alone(self, kind: str, group: Group) -> Known:
-        """What was measured of one device, and not of a group like this one."""
+        """Return the block times measured of one device alone and not of a group like this one."""
         own = self._known(kind, group)
         return {first: known for first, known in self._points.get((kind, 1), {}).items() if first not in own}
 
@@ -126,7 +126,7 @@ class Profiled:
         return np.asarray(ratio * np.array([[forward], [backward]]))
 
     def sources(self, kind: str, group: Group, samples: int) -> Ints:
-        """Of each block: MEASURED, INTERPOLATED or ESTIMATED."""
+        """Return for each block where its times come from: MEASURED, INTERPOLATED or ESTIMATED."""
         marks = np.full(self._blocks, ESTIMATED, np.int32)
         for blocks, _ in self._alone(kind, group).values():
             marks[blocks] = INTERPOLATED

@@ -149,7 +149,7 @@ def _check_side_by_side(resolved: Resolved, part: ResolvedPipeline, simulator: S
 def _walks(
     resolved: Resolved, part: ResolvedPipeline, simulator: Simulator
 ) -> Iterator[tuple[tuple[int, int], tuple[tuple[int, bool], ...]]]:
-    """Of every (stage, replica) the micro-batches in its order, forward and backward."""
+    """Yield every (stage, replica) with the micro-batches in its order, forward and backward."""
     prepared = simulator.prepare(part.pipeline, simulator.fabric(resolved.plan))
     assert isinstance(prepared, Prepared)
     orders = prepared.orders

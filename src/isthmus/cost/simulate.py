@@ -68,7 +68,7 @@ class Price(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether the plan can run, and every device and host can hold its part."""
+        """Return whether the plan can run, and every device and host can hold its part."""
         return not self.shortages and not self.impossible
 
 
@@ -355,7 +355,7 @@ def _senders(parts: Sequence[Prepared | PreparedPool]) -> npt.NDArray[np.int32]:
 
 
 def _labels(part: Pipeline | Pool, prepared: Prepared | PreparedPool) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """What people call the runs and buckets of a part, job by job."""
+    """Return names for people of the runs and buckets of a part, job by job."""
     if isinstance(part, Pool):
         return [(tuple(f"shard {s.first}..{s.last}" for s in job.shards), ()) for job in part.jobs]
     assert isinstance(prepared, Prepared)

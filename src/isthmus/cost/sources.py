@@ -47,7 +47,7 @@ class TimesUsed(NamedTuple):
 
 
 def times_used(simulator: Simulator, plan: Plan) -> TimesUsed:
-    """Where all times come from with which the simulator prices a plan."""
+    """Return the sources of all times with which the simulator prices a plan."""
     blocks: list[Ints] = [np.empty(0, np.int32)]
     syncs: list[Ints] = [np.empty(0, np.int32)]
     played: Counter[str] = Counter()
@@ -86,7 +86,7 @@ def _played(pipeline: Pipeline, flat: Flat, fabric: Fabric) -> Iterator[str]:
 
 
 def _overheads(simulator: Simulator, plan: Plan) -> Iterator[str]:
-    """What of the plan the profile has constants for."""
+    """Yield the device kinds of the plan, and "messages", if the profile has constants for them."""
     if simulator.profile is None:
         return
     used = dict.fromkeys(device for part in plan.parts for device in _devices(part))

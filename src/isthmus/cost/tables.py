@@ -157,7 +157,7 @@ class ModelTable:
         return self._roofline(kind, group, samples)
 
     def sources(self, row: int) -> Ints:
-        """Where each block's seconds in a row of `times` come from (`cost.profiled`)."""
+        """Return where each block's seconds in a row of `times` come from (see `cost.profiled`)."""
         if self.profiled is not None:
             return self.profiled.sources(*list(self._rows)[row])
         return np.full(len(self.graph.blocks), ESTIMATED, np.int32)
@@ -190,7 +190,7 @@ class ModelTable:
     def _profiled(
         self, profile: Profile, cluster: Cluster, computed: Mapping[str, Precision | None]
     ) -> Profiled | None:
-        """What the profile says of this model here; None where that is nothing."""
+        """Return what the profile says of this model on this cluster; None if that is nothing."""
         columns = {
             width: block_arrays(msgspec.structs.replace(self.graph, outputs=0.0), width) for width in self._columns
         }
@@ -285,7 +285,7 @@ class ModelTable:
 
     @cached_property
     def largest_factors(self) -> list[float]:
-        """Of each block, bytes per sample of the inputs and output gradients of one of its linear weights."""
+        """Return for each block the most bytes per sample of inputs and output gradients of one linear weight."""
         rows = [[self._facts[name][4] for name in block.parameters] for block in self.graph.blocks]
         return [max(row, default=0.0) * self.width for row in rows]
 
@@ -296,7 +296,7 @@ class ModelTable:
 
     @cached_property
     def _facts(self) -> Mapping[str, tuple[float, ...]]:
-        """Of each parameter what `Bucket` adds up, factors as elements."""
+        """Return for each parameter the figures that `Bucket` adds up, with factors counted in elements."""
         found = {}
         for p in self.graph.parameters:
             x, split = p.linear, p.name in self.split

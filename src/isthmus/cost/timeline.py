@@ -82,7 +82,7 @@ class _Activities(Sequence[Activity]):
 
 
 def timeline(played: Played) -> Timeline:
-    """What happens in a played step."""
+    """Return the timeline of a played step: its length, the use of devices and links, and the activities."""
     step = float(played.times.end.max(initial=0.0))
     return Timeline(step, _devices(played, step), _links(played, step), _Activities(played))
 

@@ -30,7 +30,7 @@ def note(out: TaskList, wires: Wires, ready: int, source: int, target: int, turn
 def totals(
     out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs, state: State, micro_batches: int
 ) -> None:
-    """What all must know before they update: the number of losses, and the length of the gradient where it counts."""
+    """Write the tasks that tell all, before they update, the number of losses and, if it counts, the gradient norm."""
     s = len(shape.first) - 1
     first, judges = shape.replicas[s], 1 if shape.duplicate[s] else shape.replicas[s + 1] - shape.replicas[s]
     leader = shape.device[first]

@@ -85,7 +85,7 @@ class _Problem(Exception):
 
 
 def usual_sets(cluster: Cluster, hosts: Collection[str]) -> list[Hosts]:
-    """Of these hosts: all, those of each region, those of each two regions; regions one after the other."""
+    """Return these sets: all hosts, those of each region, those of each two regions; hosts are ordered by region."""
     regions = {region: [name for name in hosts if cluster.hosts[name].region == region] for region in cluster.regions}
     groups = [tuple(regions), *((one,) for one in regions), *itertools.combinations(regions, 2)]
     sets = [tuple(host for region in group for host in regions[region]) for group in groups]
@@ -93,7 +93,7 @@ def usual_sets(cluster: Cluster, hosts: Collection[str]) -> list[Hosts]:
 
 
 def measurements(cluster: Cluster, sets: Iterable[Hosts]) -> list[Measurement]:
-    """What to measure among these sets, in a cluster whose links were measured."""
+    """Return the measurements to make among these sets, in a cluster whose links were measured."""
     return [_measurement(cluster, how, hosts) for hosts in sets for how in HOW]
 
 
@@ -133,7 +133,7 @@ def _around(hosts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _neighbours(cluster: Cluster, how: Collective, hosts: Hosts) -> list[tuple[str, str]]:
-    """Who sends to whom."""
+    """Return the pairs of hosts between which the collective sends."""
     if how == "ring":
         return _around(hosts)
     if how == "server":
@@ -168,7 +168,7 @@ def expected_seconds(cluster: Cluster, how: Collective, hosts: Hosts, size: floa
 
 
 def _pass(cluster: Cluster, pairs: Sequence[tuple[str, str]], size: float) -> float:
-    """What it takes to send something along a chain, in parts that are passed on as they come."""
+    """Return the seconds it takes to send `size` bytes along a chain, in parts that are passed on as they come."""
     hops = [hop for pair in pairs if (hop := _hop(cluster, *pair)) is not None]
     return sum(hop[0] for hop in hops) + size / min(hop[1] for hop in hops) if hops else 0.0
 
@@ -292,7 +292,7 @@ class _Run:
         self._probers.tell(host, Pass(slot=slot, order=order))
 
     def _hear(self, group: _Group, kind: type[M], patience: float) -> dict[str, M]:
-        """What each of them answers."""
+        """Wait at most `patience` seconds for an answer of every member, and return the answers by name."""
         names = {place: name for name, place in group.members.items()}
         answers: dict[str, M] = {}
         end = time.monotonic() + patience
@@ -315,7 +315,7 @@ class _Run:
             answers[member] = said
 
     def _next(self, group: _Group, end: float) -> tuple[str, Told]:
-        """What somebody tells who is not gone."""
+        """Return the next message of a host; raise _Problem if one of the group is gone or no message came."""
         if gone := [host for host in group.hosts if host in self._lost]:
             raise _Problem(f"{gone[0]} is gone")
         host, told = self._probers.next(end - time.monotonic()) or ("", None)

@@ -58,7 +58,7 @@ class Company:
             self._lines[host].send(order)
 
     def next(self, timeout: float) -> tuple[str, Told | None] | None:
-        """What any of them told."""
+        """Return a host and what it told; None if nothing came in `timeout` seconds."""
         try:
             return self._told.get(timeout=max(0.0, timeout))
         except Empty:
@@ -171,7 +171,7 @@ def _take_part_here(connection: socket.socket, token: bytes, me: tuple[str, str]
 
 
 def _let_in(company: Company, came: Sealed | OSError, hosts: Collection[str], sockets: contextlib.ExitStack) -> str:
-    """What came of one who came."""
+    """Admit or refuse a host that connected, and return a line for people that says which."""
     try:
         if isinstance(came, OSError):
             raise came

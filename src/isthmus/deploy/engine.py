@@ -129,4 +129,4 @@ class Engine(Protocol):
         """Starts a worker for each device."""
 
     def describe(self, workers: int) -> str:
-        """Where they run, in a line for people."""
+        """Return a line for people that says where the workers run."""

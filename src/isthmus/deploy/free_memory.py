@@ -68,7 +68,7 @@ def _available(meminfo: Path) -> Iterator[Free]:
 
 
 def _left_by_groups(system: Path) -> Iterator[Free]:
-    """What the limits of this process's control group, and of those above it, leave."""
+    """Yield what the limits of this process's control group, and of those above it, leave free."""
     for line in _text(system / "proc/self/cgroup").splitlines():
         _, controllers, name = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):

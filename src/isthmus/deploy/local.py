@@ -54,10 +54,10 @@ class Setting(Protocol):
         """The command that runs `argv` where the worker of a device belongs."""
 
     def slower(self, device: str) -> float:
-        """How many times slower than this machine the device computes."""
+        """Return how many times slower than this machine the device computes."""
 
     def describe(self) -> str:
-        """Where they run, for people: what follows `2 devices of the plan,`."""
+        """Return where the devices run, for people: the text that follows `2 devices of the plan,`."""
 
     def check(self) -> None:
         """RunError if it is not there any more: workers that wait for each other would not notice."""
@@ -99,7 +99,7 @@ class LocalEngine:
         return _Processes(folder, orders, named, self._command, check, self._silence)
 
     def describe(self, workers: int) -> str:
-        """Where they run."""
+        """Return a line for people that says where the workers run."""
         if self._setting is not None:
             return f"{workers} device{'s' * (workers > 1)} of the plan, {self._setting.describe()}"
         count, cores = _accelerators(), _cores()
@@ -283,9 +283,10 @@ class _Process:
             self._popen.stdin.close()
 
     def computes(self, every: float) -> bool:
-        """Whether it used a processor since this was last asked, `every` seconds ago or more: it holds Python's lock.
+        """Return whether the process used a processor since it was last asked: it holds Python's lock.
 
-        One that waits while it holds the lock uses next to nothing. Where the system does not say, it does not.
+        The answer is no where it was asked less than `every` seconds ago, and where the system does not say. A process
+        that waits while it holds the lock uses next to nothing.
         """
         now = time.monotonic()
         if now < self._asked + every:
@@ -302,11 +303,11 @@ class _Process:
             return None
 
     def _stat(self) -> list[str]:
-        """What Linux says of the process, from its state on."""
+        """Return the fields of the process in Linux's /proc/PID/stat, from its state on."""
         return Path(f"/proc/{self._popen.pid}/stat").read_text().rpartition(")")[2].split()
 
     def state(self) -> str:
-        """What the system says of the process, for people."""
+        """Return what the system says of the process, for people."""
         try:
             letter = self._stat()[0]
         except (OSError, IndexError):

@@ -43,7 +43,7 @@ class _Board(Store):
         self._participant.say(Entry(key=key, value=bytes(value)))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """What is there, or `expected`: channels only ask, and never change an entry (see `runtime.channel`)."""
+        """Return the entry, or `expected`: channels only ask, and never change an entry (see `runtime.channel`)."""
         return self.entries.get(key, expected.encode())
 
 

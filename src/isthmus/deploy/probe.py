@@ -57,13 +57,13 @@ class Probers(Protocol):
 
     @property
     def addresses(self) -> Mapping[str, str]:
-        """Where each of them listens."""
+        """Return the address at which each host listens."""
 
     def tell(self, host: str, order: Order) -> None:
         """Tells one of them; one that is gone does not hear it."""
 
     def next(self, timeout: float) -> tuple[str, Told | None] | None:
-        """Who told what; None for what: it is gone. None at all: nothing came in `timeout` seconds."""
+        """Return a host and what it told (None: it is gone); None alone if nothing came in `timeout` seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class PairFound:
 
     @property
     def lower(self) -> BytesPerSecond:
-        """Of both ways."""
+        """Return the lower bandwidth of the two directions."""
         return min(self.bandwidth)
 
 
@@ -147,7 +147,7 @@ def _tournament(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def _between(cluster: Cluster, pair: Pair) -> list[frozenset[str]]:
-    """What a pair may share with other pairs on the way: the path between two regions, or a region's trunk."""
+    """Return what a pair may share with other pairs on the way: the path between regions, or a region's trunk."""
     a, b = (cluster.hosts[host].region for host in pair)
     return [frozenset((a, b))] if a != b or cluster.trunk(a, b) is not None else []
 

@@ -123,7 +123,7 @@ def _host(host: Host, found: Found) -> Host:
 
 
 def _notes(cluster: Cluster, found: Found) -> Iterator[str]:
-    """What differs by way, was unsteady, or was not measured and why."""
+    """Yield notes on what differs by direction, was unsteady, or was not measured and why."""
     for (a, b), pair in found.pairs.items():
         if max(pair.bandwidth) > (1 + _ALIKE) * pair.lower:
             there, back = map(format_bandwidth, pair.bandwidth)

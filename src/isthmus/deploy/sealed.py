@@ -136,7 +136,7 @@ class Sealed:
         return _decoded(text, kind)
 
     def rest(self) -> bytes:
-        """What came after the last line that was received; it is then forgotten here."""
+        """Return the bytes that came after the last line that was received, and forget them here."""
         rest = bytes(self._lines.rest)
         self._lines.rest.clear()
         return rest

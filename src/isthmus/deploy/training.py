@@ -65,12 +65,12 @@ class RunResult:
 
     @property
     def steps(self) -> int:
-        """How many steps this run made."""
+        """Return how many steps this run made."""
         return len(self.losses)
 
     @property
     def loss(self) -> float | None:
-        """Of the last step."""
+        """Return the loss of the last step; None if there was no step or the loss was not a finite number."""
         return self.losses[-1] if self.losses else None
 
     @property
@@ -226,7 +226,7 @@ def _check_same_job(checkpoint: Checkpoint, job: Job) -> None:
 
 
 def _what_is_trained(job: Job) -> dict[str, object]:
-    """What a training keeps from its first step to its last; rates, steps and the plan may change."""
+    """Return the settings that a training keeps from first to last step; rates, steps and the plan may change."""
     fields = ("batch", "sequence", "seed", "data", "loss", "sparsity")
     return {field: getattr(job, field) for field in fields} | {"optimizer": job.optimizer.name}
 
@@ -342,7 +342,7 @@ class _Run:
         return self._error(best)
 
     def _hear_out(self, running: Running, worker: str) -> None:
-        """What a worker that failed still says until it ends."""
+        """Listen to what a worker that failed still says until it ends, for at most _LAST_WORDS seconds."""
         deadline = time.monotonic() + _LAST_WORDS
         while (left := deadline - time.monotonic()) > 0:
             notice = running.next(timeout=left)
@@ -397,7 +397,7 @@ class _Run:
         return _where(self._programs[worker], self._steps[-1].step + 1 if self._steps else None)
 
     def result(self, first: int) -> RunResult:
-        """What came of it."""
+        """Return the result of the run."""
         spans = {worker: done.spans for worker, done in self._done.items() if done.spans}
         steps = self._steps[-1].step + 1 if self._steps else first
         return RunResult(
@@ -414,7 +414,7 @@ class _Run:
 
 
 def failure(program: Program, news: Failed) -> RunError:
-    """What a worker says of its end, with who and where it is."""
+    """Return the error that a worker reported as it ended, with which worker it is and where."""
     what = f"{news.where}: {news.what}" if news.where else news.what
     where = _where(program, news.step)
     return RunError(what, where=where, found=news.found, expected=news.expected, next=news.next)
@@ -428,7 +428,7 @@ def _where(program: Program, step: int | None) -> str:
 
 
 def _rank(notice: Notice) -> int:
-    """How good a reason is; less is better."""
+    """Return how good a notice is as the reason of a failure; less is better."""
     if isinstance(notice.news, Ended):
         return 0 if notice.news.signal else 1
     return 2 if isinstance(notice.news, Failed) and notice.news.lost else 1

@@ -44,7 +44,7 @@ class Emulation:
 
     @property
     def interface(self) -> str:
-        """Where workers listen; none: loopback."""
+        """Return the network interface on which workers listen; empty for loopback."""
         return self.world.interface if self.world.shaped else ""
 
     def command(self, device: str, argv: Sequence[str]) -> list[str]:
@@ -52,7 +52,7 @@ class Emulation:
         return self.world.command(self._cluster.devices[device].host, argv)
 
     def slower(self, device: str) -> float:
-        """How many times slower than a core of this machine a device computes."""
+        """Return how many times slower than a core of this machine a device computes."""
         return self._paces[self._cluster.devices[device].kind]
 
     def check(self) -> None:
@@ -60,7 +60,7 @@ class Emulation:
         self.world.check()
 
     def describe(self) -> str:
-        """How and where devices run, for people: what becomes of `2 devices of the plan`."""
+        """Return how and where devices run, for people: the text that follows `2 devices of the plan,`."""
         slowest, fastest = max(self._paces.values()), min(self._paces.values())
         speed = f"1/{fastest:.3g}" if slowest == fastest else f"1/{fastest:.3g} to 1/{slowest:.3g}"
         hosts = len(self.world.hosts)
@@ -69,7 +69,7 @@ class Emulation:
 
 
 def paces(cluster: Cluster, cores: float = 1.0) -> dict[str, float]:
-    """How many times slower than a core of this machine each kind of device is acted out."""
+    """Return for each kind of device how many times slower than a core of this machine it is emulated."""
     kinds = {name: cluster.kinds[name] for host in cluster.hosts.values() for name in host.devices}
     rates = {name: _rate(kind) for name, kind in kinds.items()}
     fastest = max(rates.values())

@@ -79,7 +79,7 @@ class Links:
             self._mend(pair)
 
     def reach(self, a: str, b: str) -> BytesPerSecond:
-        """What one pair of hosts can reach when nobody else sends."""
+        """Return the bandwidth that one pair of hosts can reach when nobody else sends."""
         trunk = self._trunk(a, b)
         nics = (self._cluster.hosts[a].nic, self._cluster.hosts[b].nic_in)
         return BytesPerSecond(min(self._routes[a, b].bandwidth, *nics, *([trunk] if trunk is not None else [])))

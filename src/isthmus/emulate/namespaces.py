@@ -60,7 +60,7 @@ _worlds = itertools.count()
 
 
 def missing() -> str | None:
-    """What this machine lacks for namespaces with shaped links, as far as can be seen without making one."""
+    """Return what this machine lacks for namespaces with shaped links, as far as can be seen without making one."""
     if not sys.platform.startswith("linux"):
         return "emulated links need Linux"
     if os.geteuid() != 0:
@@ -132,12 +132,12 @@ def open_tun(name: str) -> int:
 
 
 def set_segments(tun: int, *, whole: bool) -> None:
-    """Whether TCP hands over many packets as one."""
+    """Set whether TCP hands over many packets as one."""
     fcntl.ioctl(tun, _TUNSETOFFLOAD, _TUN_F_CSUM | (_TUN_F_TSO4 if whole else 0))
 
 
 def set_buffers(name: str, size: int) -> None:
-    """How much a connection may have on its way, from its first byte on."""
+    """Set how many bytes a connection may have in flight, from its first byte on."""
     with entered(name):
         for setting in ("tcp_rmem", "tcp_wmem"):
             _set(setting, f"4096 {size} {size}")

@@ -69,7 +69,7 @@ class Route:
 
 
 def wire_bytes(data: bytes) -> int:
-    """What a packet, or a run of packets handed over as one, takes on a wire."""
+    """Return the bytes that a packet, or a run of packets handed over as one, takes on a wire."""
     whole = len(data) - FLAGS
     segment = data[4] | data[5] << 8  # payload of each packet of the run; 0: it is one packet
     if data[1] == 0 or segment == 0 or whole <= _HEADERS:

@@ -72,7 +72,7 @@ class World:
 
     @property
     def shaped(self) -> bool:
-        """Whether links are as in the cluster."""
+        """Return whether the links are shaped as in the cluster."""
         return self.reason is None
 
     @property
@@ -82,7 +82,7 @@ class World:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What people should know of this world."""
+        """Return what people should know of this emulated world."""
         if self.reason is not None:
             return (self.reason,)
         apart = [f"{a} and {b}" for a in self.hosts for b in self.hosts if a < b and (a, b) not in self._links]
@@ -247,7 +247,7 @@ class _Router:
         return fault
 
     def ended(self) -> str | None:
-        """How it ended, if it did."""
+        """Return how the router process ended; None while it runs."""
         return None if self._popen.poll() is None else self._last_words()
 
     def end(self) -> None:
@@ -274,7 +274,7 @@ class _Router:
 
 
 def unable() -> str | None:
-    """What keeps this machine from emulating hosts, found by trying one; None: nothing."""
+    """Return what keeps this machine from emulating hosts, found by trying one; None if nothing does."""
     figures = dict.fromkeys(("bandwidth", "latency", "nic", "bus", "memory"), 1.0)
     host = msgspec.convert({"name": "trial", "region": "here", "devices": {}, "cores": 1, **figures}, Host)
     try:

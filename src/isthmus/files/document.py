@@ -195,12 +195,12 @@ def read_text(path: str | Path, limit: int, error: type[FileError]) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a cluster, host, region, device kind or job may be named so (`NAME_RULE`)."""
+    """Return whether a cluster, host, region, device kind or job may have this name (`NAME_RULE`)."""
     return _NAME.fullmatch(text) is not None
 
 
 def check_text(text: str) -> str | None:
-    """What makes a string unusable as text anywhere (NUL, half of a surrogate pair), or None."""
+    """Return what makes a string unusable as text anywhere (NUL, half of a surrogate pair), or None."""
     if "\0" in text:
         return "a NUL character"
     if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):

@@ -26,7 +26,7 @@ _MOST_ROUNDS = 60
 
 
 def build_or_every_fault(document: Document, build: Callable[[Document], T]) -> T:
-    """What `build` makes of the document; where it cannot, the error of the first line, with all `others`."""
+    """Return what `build` makes of the document; if it fails, raise the error of the first line, with all `others`."""
     try:
         return build(document)
     except FileError as error:
@@ -80,7 +80,7 @@ class _Mending:
         return self._removed(path) if path else None
 
     def explains(self, error: FileError) -> bool:
-        """Whether the fault may come from what was taken out or put in."""
+        """Return whether the fault may come from what was taken out of the document or put in."""
         fault = error.fault
         if not isinstance(fault, Fault):
             return True
@@ -131,7 +131,7 @@ def _target(fault: Fault) -> ValuePath:
 
 
 def _may_name(path: ValuePath, pattern: ValuePath) -> bool:
-    """Whether a name that the pattern allows may have stood at `path`, or below it."""
+    """Return whether a name that the pattern allows may have stood at `path`, or below it."""
     return len(path) <= len(pattern) and all(wanted in ("*", part) for part, wanted in zip(path, pattern, strict=False))
 
 

@@ -202,7 +202,7 @@ class _Builder:
 
 
 def _remedy(key: str) -> str:
-    """What to write in place of a key without a value: for `4x RTX-3090`, `{RTX-3090: 4}`."""
+    """Return what to write in place of a key without a value: for `4x RTX-3090`, `{RTX-3090: 4}`."""
     if match := _COUNTED.fullmatch(key):
         return f"Write it like {{{match['name']}: {match['count']}}}"
     return "Write it, or leave the field out"

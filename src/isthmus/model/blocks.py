@@ -125,7 +125,7 @@ def _allowed(joins: list[list[int]], order: list[int]) -> npt.NDArray[np.bool_]:
 
 
 def _depth(left: str, right: str) -> int:
-    """How many modules two neighbours have in common."""
+    """Return how many leading modules the names of two neighbours have in common."""
     count = 0
     for a, b in zip(left.split("."), right.split("."), strict=False):
         if a != b or not a:
@@ -135,7 +135,7 @@ def _depth(left: str, right: str) -> int:
 
 
 def _widths(crossing: Floats) -> Floats:
-    """What crosses each place, relative to the narrowest place on the wider of its two sides; at least 1, at most 3."""
+    """Return what crosses each place over the larger of the minima on its two sides, clipped to between 1 and 3."""
     if crossing.size == 0:
         return crossing
     left = np.concatenate(([np.inf], np.minimum.accumulate(crossing)[:-1]))
@@ -206,7 +206,7 @@ def _other_orders(items: Sequence[Item], joins: list[list[int]], parts: int) -> 
 
 
 def _depth_first(items: Sequence[Item]) -> list[int]:
-    """What can go on from the item before goes on; of several the first."""
+    """Return the depth-first order: next comes what can go on from the item before, and of several the first."""
     readers: list[list[int]] = [[] for _ in items]
     waiting = [len(set(item.reads)) for item in items]
     for index, item in enumerate(items):
@@ -246,7 +246,7 @@ def _metis_order(items: Sequence[Item], group: list[int], parts: int) -> list[in
 
 
 def _branchy(items: Sequence[Item], group: list[int]) -> bool:
-    """Whether heavy groups stand beside each other: many read nothing from the heavy group in front of them."""
+    """Return whether heavy groups stand beside each other: many read nothing from the heavy group in front of them."""
     behind: list[frozenset[int]] = []  # the nearest heavy groups that each item depends on
     beside, heavy, previous = 0, 0, -1
     for index, item in enumerate(items):

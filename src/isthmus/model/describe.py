@@ -25,7 +25,7 @@ __all__ = ["describe", "parameters_of", "tensor_names"]
 
 
 def describe(model: nn.Module, cut: Sections, *, name: str, sequence: int | None) -> BlockGraph:
-    """What every block costs, and what flows between them."""
+    """Return the block graph: what every block costs, and what flows between the blocks."""
     names = _block_names(cut)
     kept = _kept_by_section(cut)
     blocks = tuple(_block(cut, section, names[i], kept[i]) for i, section in enumerate(cut.sections))
@@ -104,7 +104,7 @@ def _block(cut: Sections, section: Section, name: str, kept: dict[fx.Node, float
 
 
 def _mixing(cut: Sections, section: Section) -> tuple[str, ...]:
-    """What mixes samples here or is not proven not to, and tensors to or from other blocks that no plan can cut."""
+    """Return what mixes samples in this section or is not proven not to, and boundary tensors that no plan can cut."""
     flow = cut.flow
     found = [flow.mixing[op.node] for op in section.local if op.node in flow.mixing]
     for node in (*section.incoming, *section.outgoing):

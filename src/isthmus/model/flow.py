@@ -75,7 +75,7 @@ def alias(trace: Trace, flow: Flow, op: Op) -> None:
 
 
 def is_view(trace: Trace, flow: Flow, op: Op) -> bool:
-    """Whether an operation only looks at its first input's memory in another way."""
+    """Return whether an operation only looks at its first input's memory in another way."""
     source = op.node.args[0] if op.node.args else None
     if not isinstance(source, fx.Node) or source not in trace.values:
         return False
@@ -114,7 +114,7 @@ def _needs_grad(trace: Trace, flow: Flow, op: Op) -> bool:
 
 
 def _join(trace: Trace, flow: Flow, op: Op) -> None:
-    """How the parts of a split batch become this operation's whole result."""
+    """Record how the parts of a split batch become this operation's whole result."""
     sources = [node for node in op.node.all_input_nodes if node in trace.values and op.kind not in _FORMS]
     splits = {flow.split[node] for node in sources if node not in trace.attributes}
     if any(value.batch_dims for value in op.values):
@@ -126,7 +126,7 @@ def _join(trace: Trace, flow: Flow, op: Op) -> None:
 
 
 def _sums(op: Op) -> bool:
-    """Whether an operation that loses the batch dimension adds the samples up."""
+    """Return whether an operation that loses the batch dimension adds the samples up."""
     reduction = op.node.kwargs.get("reduction", op.node.args[3] if len(op.node.args) > 3 else None)
     return op.kind == "sum" or (op.kind in ("cross_entropy_loss", "nll_loss") and bool(reduction == 2))
 

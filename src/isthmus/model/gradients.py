@@ -83,7 +83,7 @@ class _Context:
 
 
 def _adds_nothing(apply: Any, function: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a function of the model's has the results and gradients of its operations, on random numbers."""
+    """Return whether a function of the model's has the results and gradients of its operations, on random numbers."""
     try:
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.enable_grad(), torch.random.fork_rng():
             plain = partial(function.forward, _Context())

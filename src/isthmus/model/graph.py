@@ -74,7 +74,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def statistics(self) -> bool:
-        """Whether it takes statistics over the batch, which replicas can add up."""
+        """Return whether the block takes statistics over the batch, which replicas can add up."""
         return any(operation in NORMS for operation in self.mixes_samples)
 
     @property

@@ -50,7 +50,7 @@ class _Value:
         return cls(value, None if found is None else tuple((k, cls.of(part, depth - 1)) for k, part in found))
 
     def same(self, now: Any) -> bool:
-        """Whether a value is still the same, or an equal number or text."""
+        """Return whether a value is still the same, or an equal number or text."""
         if now is self.value and self.parts is None:
             return True
         if self.parts is None or type(now) is not type(self.value):
@@ -63,7 +63,7 @@ class _Value:
 
 
 def _parts(value: Any) -> tuple[tuple[Any, Any], ...] | None:
-    """What a container holds, each with its key or place; None for what is no container."""
+    """Return what a container holds, each item with its key or place, or None if the value is no container."""
     if isinstance(value, dict):
         return tuple(dict.items(value))
     if isinstance(value, (list, tuple, deque)):

@@ -222,7 +222,7 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _otherwise(whole: _Run, parts: Sequence[_Run]) -> str | None:
-    """What differs although the results are the same."""
+    """Return how the parts differ from the whole although the results are the same, or None if they do not."""
     if not _all_alike(whole.backward, [part.backward for part in parts]):
         return "give other gradients"
     size = max((float(gradient.double().norm()) for gradient in whole.gradients.values()), default=0.0)
@@ -252,7 +252,7 @@ def _all_alike(whole: Sequence[Tensor], parts: Sequence[Sequence[Tensor]]) -> bo
 
 
 def _alike(whole: Tensor, parts: Sequence[Tensor]) -> bool:
-    """Whether the parts together are the whole: |whole - parts| / |whole| in the L2 norm, sample by sample."""
+    """Return whether the parts together match the whole: |whole - parts| / |whole| in the L2 norm, sample by sample."""
     if whole.ndim == 0:
         return len(parts) == 1 and _alike(whole[None], [parts[0][None]])
     joined = torch.cat(list(parts))
@@ -269,7 +269,7 @@ def _alike(whole: Tensor, parts: Sequence[Tensor]) -> bool:
 
 
 def _adds_up(whole: Tensor, parts: Sequence[Tensor], largest: float) -> bool:
-    """Whether a parameter's gradients are those of the whole; `largest`: the length of the longest of all."""
+    """Return whether a parameter's gradients add up to the whole's; `largest`: the length of the longest of all."""
     a, b = _wide(whole), _wide(torch.stack(list(parts))).sum(0)
     if not torch.isfinite(a).all():
         return True  # nothing can be told

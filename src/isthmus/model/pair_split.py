@@ -56,7 +56,7 @@ def split_pairs(trace: Trace, flow: Flow, pairs: Sequence[Pair]) -> list[PairSpl
 
 
 def split_pair(trace: Trace, flow: Flow, pair: Pair) -> PairSplit:
-    """How the pair is divided; a ModelError names the operation that cannot be.
+    """Return how the pair is divided, or raise a ModelError that names the operation that cannot be.
 
     A column layer is one section, unless what reads it takes its result apart: then those pieces are the sections.
     """
@@ -70,7 +70,7 @@ def split_pair(trace: Trace, flow: Flow, pair: Pair) -> PairSplit:
 
 
 def _agreed(flow: Flow, pair: Pair, low: Rules, high: Rules) -> PairSplit:
-    """What holds at both probes; sections may differ in number where a batch of equal ones was merged."""
+    """Return the split that holds at both probes; section counts may differ where a batch of equal ones was merged."""
     for node, parts in low.parts.items():
         for part, other in zip(parts, high.parts[node], strict=True):
             alike = part.sections == other.sections or len({*part.sections, *other.sections}) == 1
@@ -87,7 +87,7 @@ def _agreed(flow: Flow, pair: Pair, low: Rules, high: Rules) -> PairSplit:
 
 
 def _draws(flow: Flow, op: Op) -> bool:
-    """Whether an operation draws random numbers; dropout that drops nothing counts as a view."""
+    """Return whether an operation draws random numbers; dropout that drops nothing counts as a view."""
     seeded = torch.Tag.nondeterministic_seeded in getattr(op.node.target, "tags", ())
     if op.kind != "scaled_dot_product_attention":
         return seeded and op.node not in flow.views

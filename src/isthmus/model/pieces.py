@@ -163,15 +163,15 @@ class Builder:
         return fx.GraphModule(self.contents, self.graph)
 
     def operation(self, op: Op) -> fx.Node:
-        """What stands for an operation here."""
+        """Return the node that stands for an operation in this graph."""
         return self.graph.node_copy(op.node, self.copy)
 
     def content(self, node: fx.Node) -> Any:
-        """What a node that reads by name finds here."""
+        """Return what a node that reads by name finds in this graph."""
         return self.trace.attributes[node].content
 
     def copy(self, node: fx.Node) -> Any:
-        """What stands for a node of the whole graph here."""
+        """Return what stands in this graph for a node of the whole graph."""
         if node not in self.copies:
             self.copies[node] = self._scalar(node) if node in self.trace.scalars else self._attribute(node)
         return self.copies[node]

@@ -119,7 +119,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @cached_property
     def device_costs(self) -> dict[str, DeviceCosts]:
-        """What is known of device kinds, by kind."""
+        """Return what is known of device kinds, by kind."""
         return {costs.device: costs for costs in self.devices}
 
     @cached_property
@@ -159,7 +159,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @lru_cache(maxsize=4096)
 def _among(how: str, hosts: tuple[str, ...], root: str | None) -> tuple[str, tuple[str, ...], str | None]:
-    """What is equal for collectives that are: of all ways to write the same ring, the first in order."""
+    """Return a key that is the same for equal collectives: of all ways to write the same ring, the first in order."""
     if how == "ring":
         ways = [way[i:] + way[:i] for way in (hosts, hosts[::-1]) for i in range(len(hosts))]
         return how, min(ways, default=()), root
@@ -229,7 +229,7 @@ def profile_digest(profile: Profile) -> str:
 
 
 def _faults(profile: Profile, document: Document, seen: Seen) -> Iterator[ProfileError]:
-    """What no measurement gives, in the order of the file; `seen` has the points of other files."""
+    """Yield an error for each value that no measurement gives, in file order; `seen` has the points of other files."""
     if not _readable(profile.origin):
         yield _fault(document, ("origin",), profile.origin, _READABLE)
     for index, time in enumerate(profile.blocks):
@@ -321,7 +321,7 @@ def _root_faults(document: Document, path: tuple[str | int, ...], time: Collecti
 
 
 def _block_key(time: BlockTime) -> tuple[str, str, str, int, int]:
-    """What a block's point is of."""
+    """Return the key of a block's point: block digest, device kind, precision, tensor degree and samples."""
     return time.block, time.device, time.precision, time.tensor, time.samples
 
 

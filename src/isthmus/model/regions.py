@@ -72,7 +72,7 @@ class _Region:
 
 
 def _region(module: fx.GraphModule, node: fx.Node, autocast: bool) -> _Region | None:
-    """What a node stands for; None for what is no region to open."""
+    """Return the region that a node stands for, or None if it is no region to open."""
     if node.target is wrap_with_set_grad_enabled:
         enabled, graph, *taken = node.args
     elif node.target is wrap_with_autocast and not node.args[2] and not autocast:
@@ -132,7 +132,7 @@ class _Copier:
                 self._written[made] = source
 
     def outside(self, node: fx.Node) -> fx.Node:
-        """What stands for a node where gradients flow: of a tensor that was written into, the tensor itself."""
+        """Return what stands for a node where gradients flow: for a tensor that was written into, the tensor itself."""
         found: fx.Node = self.copies[node]
         return self._written.get(found, found)
 
@@ -158,7 +158,7 @@ class _Copier:
 
 
 def _may_have_gradient(node: fx.Node) -> bool:
-    """Whether it is one tensor of reals that is no buffer."""
+    """Return whether a node gives one floating-point or complex tensor that is no buffer or constant."""
     value = node.meta.get("val")
     real = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
     return real and not node.name.startswith(("b_", "c_")) if node.op == "placeholder" else real

@@ -57,7 +57,7 @@ def _same(call: Call) -> State | list[State]:
 
 
 def _keeps(state: State, dtype: torch.dtype) -> bool:
-    """Whether a cast keeps every number of a row: those of a bool or of bytes would be others; keys may be few."""
+    """Return whether a cast keeps every row number: int32 and int64 do, float32 and float64 for keys below 2**24."""
     few = isinstance(state, Sorted) and state.below is not None and state.below < _EXACT
     return dtype in (torch.int32, torch.int64) or (few and dtype in (torch.float32, torch.float64))
 
@@ -186,7 +186,7 @@ def _sliced(call: Call) -> State:
 
 
 def _to_end(call: Call, source: fx.Node) -> bool:
-    """Whether a slice goes to the end whatever the batch: its end is not given, beyond all tensors, or the size."""
+    """Return whether a slice goes to the end at any batch: its end is not given, beyond all tensors, or the size."""
     end = call.args.get("end")
     if end is None or (isinstance(end, int) and end >= 2**62):
         return True
@@ -376,7 +376,7 @@ def _shuffled(call: Call) -> State:
 
 
 def _made(call: Call) -> State:
-    """Of a given size, filled with what is alike everywhere, or drawn for each sample."""
+    """Return the state of a tensor of a given size, filled with what is alike everywhere or drawn for each sample."""
     others = [value for name, value in call.args.items() if name not in ("self", "size", "input")]
     if any(call.batch_scalar(value) or not isinstance(call.state(value), Free) for value in others):
         raise Unproven
@@ -409,7 +409,7 @@ def _share(call: Call) -> State:
 
 
 def _histogram(call: Call) -> State:
-    """How many keys have each value 0, 1, ..., n - 1: `histc` with n bins from 0 to n - 1, or `bincount`."""
+    """Return the state of counts of keys 0, 1, ..., n - 1: `histc` with n bins from 0 to n - 1, or `bincount`."""
     state = call.state(call.tensors[0])
     if not isinstance(state, Sorted) or state.below is None or call.args.get("weights") is not None:
         raise Unproven

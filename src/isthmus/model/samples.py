@@ -155,7 +155,7 @@ class Samples:
 
 
 def is_apart(states: Sequence[State]) -> bool:
-    """Whether tensors may be cut between samples: their rows lie sample after sample, or have no samples."""
+    """Return whether tensors may be cut between samples: their rows lie sample after sample, or have no samples."""
     return all(isinstance(s, Free) or (isinstance(s, Rows) and s.order is None and s.outer == 1) for s in states)
 
 
@@ -194,7 +194,7 @@ def nested(call: Call, graph: fx.GraphModule, given: Sequence[Any], rules: Mappi
 
 
 def _keeps_statistics(node: fx.Node) -> bool:
-    """Whether a nested operation is a batch norm in training: nobody would make its statistics whole."""
+    """Return whether a nested operation is a batch norm in training: nothing would make its statistics whole."""
     return kind_of(node.target) in NORMS and bool(node.args[5])
 
 
@@ -233,7 +233,7 @@ def _judged(call: Call, rules: Mapping[str, Rule]) -> tuple[State, ...]:
 
 
 def _assumed(trace: Trace, value: Value) -> State:
-    """What an unproven operation gives is taken as rows where its shape says so: the operation itself is refused."""
+    """Return rows for an unproven operation's result where its shape says so; the operation itself is refused."""
     dims = value.batch_dims
     if len(dims) == 1 and (per := rows_per_sample(trace, value, dims[0])):
         return Rows(dims[0], per)
@@ -241,7 +241,7 @@ def _assumed(trace: Trace, value: Value) -> State:
 
 
 def rows_per_sample(trace: Trace, value: Value, dim: int) -> int | None:
-    """How many rows of a dimension a sample has; None where the dimension is no multiple of the batch."""
+    """Return how many rows of a dimension a sample has, or None if the dimension is no multiple of the batch."""
     (low, high), (p, q) = (shape[dim] for shape in value.shapes), trace.probes
     return low // p if low % p == 0 and low // p * q == high and low >= p else None
 
@@ -268,7 +268,7 @@ def _write(trace: Trace, samples: Samples, target: fx.Node, result: State) -> No
 
 
 def _overlaps(value: Value) -> bool:
-    """Whether several elements lie in one place, as in a tensor that was expanded: all would be written at once."""
+    """Return whether several elements share a place, as in an expanded tensor: all would be written at once."""
     return any(size > 1 and step == 0 for size, step in zip(value.shapes[0], value.stride, strict=True))
 
 
@@ -314,7 +314,7 @@ class Call:
 
     @property
     def pointwise(self) -> bool:
-        """Whether torch itself says that every element of the result depends on the same element of the arguments."""
+        """Return whether torch says that each element of the result depends on the same element of the arguments."""
         return torch.Tag.pointwise in getattr(self.node.target, "tags", ())
 
     @property
@@ -370,28 +370,28 @@ class Call:
             raise Unproven
 
     def is_free(self) -> bool:
-        """Whether nothing that comes in depends on the batch, and nothing that goes out has its size."""
+        """Return whether no input depends on the batch, and no output has its size."""
         states = (state for node in self.tensors for state in self.samples.states[node])
         sizes = any(map(self.batch_scalar, self.node.all_input_nodes)) or any(v.batch_dims for v in self.values)
         return not sizes and all(isinstance(s, Free) for s in states)
 
     def odd_scalars(self) -> bool:
-        """Whether a number is used that depends on data, or on the batch in another way than as a multiple of it."""
+        """Return whether a number is used that depends on data, or on the batch but not as a multiple of it."""
         return any(self.trace.scalars[n] is None for n in self.node.all_input_nodes if n in self.trace.scalars)
 
     def batch_scalar(self, argument: Any) -> bool:
-        """Whether a number depends on the batch."""
+        """Return whether a number depends on the batch."""
         numbers = self.trace.scalars.get(argument) if isinstance(argument, fx.Node) else None
         return numbers is not None and numbers[0] != numbers[1]
 
     def counts_samples(self) -> bool:
-        """Whether the size of the batch is an argument that is no size: it would be a number like any other."""
+        """Return whether the batch size is an argument that is no size: it would be a number like any other."""
         size = _SIZES.get(self.kind)
         others = [value for name, value in self.args.items() if name != size]
         return size != "*" and any(map(self.batch_scalar, pytree.tree_leaves(others)))
 
     def draws(self) -> bool:
-        """Whether random numbers are drawn; dropout of nothing draws none."""
+        """Return whether the operation draws random numbers; dropout of nothing draws none."""
         rate = self.args.get("p", self.args.get("dropout_p"))
         off = self.args.get("train", True) is False or (isinstance(rate, (int, float)) and rate == 0)
         return torch.Tag.nondeterministic_seeded in getattr(self.node.target, "tags", ()) and not off

@@ -92,7 +92,7 @@ def _owned(trace: Trace, main: list[Op]) -> dict[fx.Node, float]:
 
 
 def _joins(trace: Trace, flow: Flow, pairs: list[Pair], splits: list[PairSplit]) -> list[list[fx.Node]]:
-    """What no cut may separate.
+    """Return the groups of nodes that no cut may separate.
 
     Layer pairs and their weights, tuples and their items, memory and what writes it, and tensors whose samples do not
     lie one after another with all that reads them.
@@ -107,7 +107,7 @@ def _joins(trace: Trace, flow: Flow, pairs: list[Pair], splits: list[PairSplit])
 
 
 def _stays_whole(states: tuple[State, ...]) -> bool:
-    """Whether tensors with known samples cannot be cut between them; unproven ones are refused anyway."""
+    """Return whether tensors with known samples cannot be cut between them; unproven ones are refused anyway."""
     return not is_apart(states) and not any(isinstance(state, Mixed) for state in states)
 
 
@@ -179,7 +179,7 @@ def _constants(trace: Trace, flow: Flow, wanted: list[fx.Node]) -> list[Op]:
 
 
 def _needs_batch(trace: Trace, ops: list[Op]) -> bool:
-    """Whether an operation takes a number that depends on the batch."""
+    """Return whether one of the operations takes a number that depends on the batch."""
     scalars = [trace.scalars[node] for op in ops for node in op.node.all_input_nodes if node in trace.scalars]
     return any(scalar is None or scalar[0] != scalar[1] for scalar in scalars)
 

@@ -88,7 +88,7 @@ class _Blank(fx.Interpreter):
         return torch.empty(content.shape, dtype=self.widths[str(target)].dtype, device=content.device)
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """What would be sent keeps its shape."""
+        """Run a module, or return the input where a tensor would be sent: sending keeps its shape."""
         if isinstance(self.fetch_attr(target), Enter | Leave):
             return args[0]
         return super().call_module(target, args, kwargs)

@@ -65,7 +65,7 @@ Source = Zoo | Config | Function | Saved
 
 
 def parse(spec: str) -> Source:
-    """What a model's name says; nothing is imported, read or built yet, but a zoo name must exist."""
+    """Parse a model's name; nothing is imported, read or built yet, but a zoo name must exist."""
     kind, _, rest = spec.partition(":")
     if kind == "zoo":
         zoo.sequence_of(rest)

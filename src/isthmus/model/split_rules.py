@@ -218,7 +218,7 @@ class Rules:
 
 
 def reshaped(part: Part, old: Sequence[int], new: Sequence[int]) -> Part | None:
-    """How a tensor of shape `old` is divided when it is seen as `new`; None where no dimension shows it.
+    """Return how a tensor of shape `old` is divided when it is seen as `new`, or None if no dimension shows it.
 
     In the flattened tensor equal sections of L indices, I elements each, repeat with the period P = L * I: element e
     has index (e mod P) / I. A dimension of `new` with stride s and size z shows that if s divides P and P divides

@@ -55,7 +55,7 @@ class Pair:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """What is divided: the columns' weights and biases, the row's weight (its bias is added once, after)."""
+        """Return what is divided: columns' weights and biases, the row's weight (its bias is added once, after)."""
         columns = [name for use in self.columns for name in (use.weight, use.bias) if name is not None]
         return (*columns, self.row.weight)
 
@@ -115,7 +115,7 @@ def find_pairs(trace: Trace, flow: Flow, uses: dict[fx.Node, LinearUse]) -> list
 
 
 def _readers(trace: Trace) -> dict[fx.Node, list[fx.Node]]:
-    """Who reads each node; a model output reads as well ."""
+    """Return the readers of each node; a model output reads as well."""
     readers: dict[fx.Node, list[fx.Node]] = {}
     for op in trace.ops:
         for source in op.reads:

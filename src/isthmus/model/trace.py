@@ -46,7 +46,7 @@ class Value:
 
     @property
     def floating(self) -> bool:
-        """Whether gradients can flow through it."""
+        """Return whether gradients can flow through the value."""
         return self.dtype.is_floating_point or self.dtype.is_complex
 
     @property
@@ -219,7 +219,7 @@ class _Reader:
         self.ops.append(op)
 
     def _changes(self, node: fx.Node) -> tuple[fx.Node, ...]:
-        """What a nested graph writes into that comes from outside: buffers, of which nobody keeps another name."""
+        """Return the buffers from outside that a nested graph writes into; nobody keeps another name of them."""
         places = [place for place, leaf in enumerate(node.args) if isinstance(leaf, fx.Node) and leaf.op == "get_attr"]
         contents = [self.attributes[node.args[place]].content for place in places]  # type: ignore[index]
         graphs = [content for content in contents if isinstance(content, fx.GraphModule)]
@@ -360,7 +360,7 @@ def _shared(node: fx.Node) -> fx.Node | None:
 
 
 def _looks(target: Any) -> bool:
-    """Whether torch says that a result may be a view of the first argument."""
+    """Return whether torch says that a result may be a view of the first argument."""
     schema = getattr(target, "_schema", None)
     return schema is not None and bool(schema.arguments) and schema.arguments[0].alias_info is not None
 

@@ -108,7 +108,7 @@ def _amount(items: list[Move | Drop]) -> str:
 
 
 def diff(old: Plan, new: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> Diff:
-    """What must be done to go from one plan to the other on the cluster as it is now.
+    """Return what must be done to go from one plan to the other on the cluster as it is now.
 
     Devices of the old plan that the cluster no longer has are lost with all they held. `models` has the block graph of
     each job of either plan by the job's name.
@@ -187,7 +187,7 @@ def _changes(old: Plan, new: Plan) -> Iterator[Change]:
 
 
 def _settings(plan: Plan) -> dict[tuple[str, str], str]:
-    """What people would compare, by job and by what it is."""
+    """Return the settings of the plan that people would compare, by job and name of the setting."""
     found: dict[tuple[str, str], str] = {}
     for part in plan.parts:
         if isinstance(part, Pipeline):

@@ -55,7 +55,7 @@ def check_data(plan: Plan, file: Path) -> None:
 
 
 def _folders(file: Path) -> tuple[Path, ...]:
-    """Where a file lies, without symlinks, and where it is named, if that is a link."""
+    """Return the folder where a file lies, without symlinks, and the one where it is named, if that is a link."""
     return Path(os.path.realpath(file)).parent, file.parent
 
 

@@ -59,7 +59,7 @@ def element_weight(job: Job, precision: Precision, kept: float | None = None) ->
 
 
 def weights_of(plan: Plan, models: Mapping[str, BlockGraph]) -> dict[tuple[str, str], Weight]:
-    """What an element of each (job, parameter) weighs; of pruned stages only the linear weights are pruned."""
+    """Return the weight of an element of each (job, parameter); in pruned stages only linear weights are pruned."""
     found: dict[tuple[str, str], Weight] = {}
     for job, precision, kept, names in _runs(plan, models):
         dense, pruned = element_weight(job, precision), element_weight(job, precision, kept)
@@ -86,7 +86,7 @@ def _parameters(graph: BlockGraph, first: str, last: str) -> dict[str, None]:
 
 
 def held_pieces(plan: Plan, models: Mapping[str, BlockGraph]) -> Pieces:
-    """What each device holds."""
+    """Return the pieces that each device holds."""
     pieces: Pieces = {}
     for part in plan.parts:
         if isinstance(part, Pool):

@@ -140,7 +140,7 @@ def resolve(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> R
 
 
 def is_duplicate(stage: Stage, micro_batch: int) -> bool:
-    """Whether every replica computes all samples: at least two replicas, each with the whole micro-batch."""
+    """Return whether every replica computes all samples: two replicas or more, each with the whole micro-batch."""
     return len(stage.replicas) > 1 and all(replica.share == micro_batch for replica in stage.replicas)
 
 

@@ -21,7 +21,7 @@ FAR = 0.002  # seconds there and back beyond which, of two participants, a round
 
 
 def goes_whole(count: int, size: float, round_trip: float) -> bool:
-    """Whether, to be added up, a tensor of `size` bytes goes around whole in n - 1 rounds.
+    """Return whether, to be added up, a tensor of `size` bytes goes around whole in n - 1 rounds.
 
     Else it is cut into n pieces: n - 1 rounds add them up, n - 1 more spread the sums. `round_trip`: seconds there and
     back between two participants; where they are more it does not matter. Two that swap all they have send as many

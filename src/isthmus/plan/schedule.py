@@ -223,7 +223,7 @@ def twice(array: Any) -> Any:
 
 @compiled
 def first_rows(runs: Runs, devices: int, micro_batches: int) -> Ints:
-    """Where each device's operations start."""
+    """Return the row at which each device's operations start."""
     first = np.zeros(devices + 1, np.int32)
     for u in range(len(runs.device)):
         first[runs.device[u] + 1] += 2 * micro_batches
@@ -248,7 +248,7 @@ def depths(runs: int, forward: Edges) -> Ints:
 
 @compiled
 def far_edges(shape: Shape, runs: Runs, edges: Edges) -> Bools:
-    """Which edges leave a region or, where all runs are in one, a host."""
+    """Return which edges leave a region or, where all runs are in one, a host."""
     where = shape.host_of
     for u in range(1, len(runs.device)):
         if shape.region_of[runs.device[u]] != shape.region_of[runs.device[0]]:
@@ -294,7 +294,7 @@ def make_orders(
 
 @compiled
 def distance(runs: Runs, depth: Ints, devices: int) -> int:
-    """How many runs lie between two runs of a device, if that is the same everywhere and all have as many; else 0."""
+    """Return how many runs lie between two of a device if that is the same everywhere and all have as many, else 0."""
     last, count = np.zeros(devices, np.int32), np.zeros(devices, np.int32)
     apart = 0
     for u in range(len(runs.device)):
@@ -346,7 +346,7 @@ def looped_orders(runs: Runs, depth: Ints, devices: int, micro_batches: int, apa
 
 @compiled
 def completes(orders: Orders, runs: Runs, forward: Edges, backward: Edges, devices: int) -> bool:
-    """Whether the orders can be played to their end: no device waits for one that waits for it."""
+    """Return whether the orders can be played to their end: no device waits for one that waits for it."""
     done = np.zeros((2, len(runs.device)), np.int32)
     at = orders.first[:-1].copy()
     progress = True

@@ -51,7 +51,7 @@ class Line:
         return self._tokens[self._next] if self._next < len(self._tokens) else None
 
     def accept(self, word: str) -> bool:
-        """Whether the present word is `word`, which is then passed."""
+        """Return whether the present word is `word`, and move past it if so."""
         if self.peek() != word:
             return False
         self._next += 1

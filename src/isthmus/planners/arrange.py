@@ -68,7 +68,7 @@ class Solved(NamedTuple):
 
     @property
     def depths(self) -> list[int]:
-        """That are possible."""
+        """Return the depths at which an arrangement is possible."""
         return [depth for depth in range(1, len(self.slowest)) if self.slowest[depth] < np.inf]
 
 
@@ -170,7 +170,7 @@ class Arranger:
         return Arranged(stages, tuple(firsts.tolist()), tuple(again.tolist()), 0.0) if len(firsts) else None
 
     def _row(self, groups: Groups, samples: int, held: Way, others: int) -> tuple[Floats, Shorts, tuple[float, float]]:
-        """Of a stage: seconds before each block, micro-batches that fit, and what its sync takes."""
+        """Return a stage's seconds before each block, the micro-batches that fit, and the times of its sync."""
         key = (groups, samples, held, others if held.state != "replicated" else min(others, 1))
         if key not in self._rows:
             shared = self.sharing.of(groups, samples)
@@ -322,9 +322,9 @@ def settled_cut(
 def rests(
     best: Floats, link: Floats, trunk: Floats, passed: Floats, widest: int, samples: float, last: bool
 ) -> tuple[Floats, Ints]:
-    """What comes after a stage that ends before bundle j and block b, [its hosts, j, b], and the bundle it starts with.
+    """Return the seconds of the slowest part after a stage that ends before bundle j and block b, and its first bundle.
 
-    `last`: nothing does.
+    Both are indexed [hosts of the stage, j, b]. `last`: nothing follows.
     """
     bundles, blocks = len(link), len(passed) - 1
     rest = np.full((widest + 1, bundles + 1, blocks + 1), np.inf)

@@ -48,7 +48,7 @@ def auto(problem: Problem, room: Room, search: Search, given: Sequence[Candidate
 
 
 def _proposals() -> Proposals | None:
-    """What the network likes; None where there is no network."""
+    """Return the function that proposes what the network likes; None where there is no network."""
     prior = shipped_prior()
     return partial(propose, prior) if prior is not even else None
 
@@ -60,7 +60,7 @@ def exact(problem: Problem, room: Room, search: Search, given: Sequence[Candidat
 
 
 def search(problem: Problem, room: Room, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """Who works with whom and at what pace, by a tree search that knows nothing beforehand."""
+    """Search for who works with whom and at what pace, by a tree search that knows nothing beforehand."""
     return tree_search(problem, Lanes(problem, room), search, given)
 
 

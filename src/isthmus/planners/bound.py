@@ -68,7 +68,7 @@ def lower_bound(problem: Problem) -> float:
 
 
 def worth_of(problem: Problem) -> Worth | None:
-    """What computing earns; None where some kind takes no time at all."""
+    """Return what a sample, and a second of each kind, is worth; None where some kind takes no time at all."""
     kinds = dict.fromkeys(problem.cluster.devices[name].kind for name in problem.usable)
     least = {kind: problem.table.least(kind, problem.job.batch) for kind in kinds}
     totals = {kind: float(seconds.sum()) for kind, seconds in least.items()}
@@ -92,7 +92,7 @@ def _islands(problem: Problem, worth: Worth, *, by_region: bool) -> _Islands:
 
 
 def _region_borders(cluster: Cluster) -> dict[str, tuple[float, float]]:
-    """Of every region the bytes a second that leave it at most, and the least latency."""
+    """Return for every region the most bytes a second that can leave it, and the least latency."""
     hosts: dict[str, list[str]] = {}
     for host in cluster.hosts.values():
         hosts.setdefault(host.region, []).append(host.name)
@@ -132,7 +132,7 @@ def _pairs(
 
 
 def _gradient_bytes(problem: Problem) -> float:
-    """That pass in and out together, at least, where both sides have samples of every weight."""
+    """Return the least gradient bytes that pass in and out together, where both sides have samples of every weight."""
     batch, kept, elements = problem.job.batch, problem.kept or 1.0, 0.0
     for parameter in problem.graph.parameters:
         whole, linear = 2.0 * parameter.elements * kept, parameter.linear

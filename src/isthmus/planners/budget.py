@@ -34,7 +34,7 @@ class Limits(NamedTuple):
 
 
 def usual_effort(devices: int) -> float:
-    """What a search for so many devices may take where nobody says: seconds on a usual machine.
+    """Return the default limit of a search for so many devices, in seconds on a usual machine.
 
     With 5 instead of 1.6 steps of small clusters are 1 % shorter, those of 128 devices sometimes half as long.
     """
@@ -68,7 +68,7 @@ class Search:
         self.cut_short = False  # some part of the search was ended by its part of the budget
 
     def ended(self, find: Callable[[], Candidate | None]) -> Candidate | None:
-        """What is found; where somebody interrupts it (Ctrl-C), or nothing is left, the best so far."""
+        """Return what `find` finds; where somebody interrupts it (Ctrl-C), or nothing is left, the best so far."""
         self.best = None
         try:
             return find()
@@ -82,7 +82,7 @@ class Search:
             return self.best
 
     def spent(self) -> bool:
-        """Whether nothing is left of this search's limits; raises SearchEnded at the end of the whole."""
+        """Return whether nothing is left of this search's limits; raise SearchEnded at the end of the whole search."""
         if self.problem.stop is not None and not self.interrupted:
             self.problem.stop.check()
         return self._over()
@@ -157,7 +157,7 @@ class Search:
 
 
 def sound(problem: Problem, plan: Plan) -> bool:
-    """Whether a plan keeps every rule, and can be run."""
+    """Return whether a plan keeps every rule and can be run."""
     return flaw(problem, plan) is None
 
 

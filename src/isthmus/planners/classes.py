@@ -87,7 +87,7 @@ def _even(rows: list[Floats], way: object) -> list[Floats]:
 
 
 def _layers(problem: Problem) -> Floats:
-    """What is to be even: blocks that come more than once, or all blocks, by their work; or their number."""
+    """Return what stages should share evenly: the work of repeated blocks, else of all blocks, else their number."""
     rows = (even_layers(problem), np.array([block.forward_flops for block in problem.graph.blocks]))
     return next((row for row in rows if row.any()), np.ones(len(problem.graph.blocks)))
 
@@ -190,7 +190,7 @@ def _busiest(per_weight: Sequence[float], weight: float, stages: Sequence[int], 
 
 
 def _spreads(problem: Problem, subset: Sequence[_Class], caps: Sequence[int], blocks: int) -> Iterator[tuple[int, ...]]:
-    """How many stages each class has: all ways or, for usual depths, most for the quickest or for the roomiest."""
+    """Yield how many stages each class has: all ways or, for usual depths, most for the quickest or the roomiest."""
     ways = prod(caps)
     if ways <= _ALL_SPREADS:
         yield from (way for way in product(*(range(1, cap + 1) for cap in caps)) if sum(way) <= blocks)

@@ -70,7 +70,7 @@ class _Copied(Problem):
 
     @property
     def price_effort(self) -> float:
-        """Of pricing one plan, beside what its tasks take."""
+        """Return the seconds to price one plan, besides what its tasks take."""
         return _PRICE
 
     def price(self, plan: Plan) -> Candidate:
@@ -83,7 +83,7 @@ class _Copied(Problem):
 
 
 def _hows(plan: Plan) -> tuple[How, ...]:
-    """How gradients of copies become equal: as those of the small plan do, or either way where it has no syncs."""
+    """Return how to sync the gradients of copies: as the small plan does, or either way where it has no syncs."""
     syncs = only_pipeline(plan).syncs
     if not syncs:
         return COPIED
@@ -118,7 +118,7 @@ def _classes(problem: Problem) -> list[list[str]]:
 
 
 def _rating(problem: Problem, classes: list[list[str]], count: int) -> float:
-    """How much of the cluster so many copies use, and how small they are."""
+    """Return a score for so many copies: higher the more of the cluster they use and the smaller they are."""
     used, whole, devices = 0.0, 0.0, 0
     for members in classes:
         kinds = problem.cluster.hosts[members[0]].devices

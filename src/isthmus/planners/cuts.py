@@ -137,7 +137,7 @@ class Parts(NamedTuple):
 
 @compiled
 def pipeline_times(parts: Parts, bare: Floats, gathers: Bools, micro_batches: int) -> tuple[float, float]:
-    """What a pipeline needs at least (`staged` says why); and what it takes, about: no bound, but near.
+    """Return a lower bound of a pipeline's seconds (`staged` says why), and an estimate that is near but no bound.
 
     `bare`: `ends` as far as the bound knows them; `gathers`: stages whose weights are gathered after their update.
 
@@ -173,7 +173,7 @@ def pipeline_times(parts: Parts, bare: Floats, gathers: Bools, micro_batches: in
 
 @compiled
 def least_time(parts: Parts, ends: Floats, gathers: Bools, micro_batches: int) -> float:
-    """What a pipeline needs at least."""
+    """Return a lower bound of the seconds that a pipeline takes."""
     m, stages, seconds, serial = micro_batches, len(parts.most), 0.0, True
     for s in range(stages):
         least, sending, travel, update = parts.least[s], ends[s, 0], ends[s, 1], ends[s, 2]
@@ -193,7 +193,7 @@ def least_time(parts: Parts, ends: Floats, gathers: Bools, micro_batches: int) -
 
 @compiled
 def pipeline_seconds(most: Floats, least: Floats, hops: Floats, flights: Ints, micro_batches: int) -> float:
-    """What computing and messages to the next stage and back need at least, by 1f1b (`staged` says why).
+    """Return the least seconds of computing and of messages to the next stage and back, by 1f1b (`staged` says why).
 
     `most` and `least` are the seconds of each stage's slowest and quickest replica for a micro-batch, both ways; `hops`
     those of messages to the next stage and back.

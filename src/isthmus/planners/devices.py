@@ -13,7 +13,7 @@ __all__ = ["best_link", "device_sets", "fastest", "largest_host", "tensor_groups
 
 
 def device_sets(problem: Problem) -> list[tuple[str, ...]]:
-    """What a user would try: all devices; the fastest 1, 2, 4, ... hosts; each region, host and kind; one of a kind.
+    """Return the device sets to try: all; the fastest 1, 2, 4, ... hosts; each region, host and kind; one of a kind.
 
     Of hosts that are equal in all but their name the first stands for all. Devices keep the order of the cluster file.
     """
@@ -36,7 +36,7 @@ def device_sets(problem: Problem) -> list[tuple[str, ...]]:
 
 
 def _shape(problem: Problem, host: str) -> tuple[object, ...]:
-    """What tells a host alone from another host alone."""
+    """Return what distinguishes a host from another one where each is looked at alone."""
     places = tuple(target for _, target, _ in problem.places if target == host)
     return (*problem.cluster.hosts[host].shape, places)
 
@@ -75,6 +75,6 @@ def tensor_groups(problem: Problem, devices: Sequence[str], degree: int) -> list
 
 
 def _joined(problem: Problem, group: Sequence[str]) -> bool:
-    """Whether all hosts of a group can talk directly."""
+    """Return whether all hosts of a group can talk directly."""
     hosts = dict.fromkeys(problem.cluster.devices[device].host for device in group)
     return all(problem.cluster.link(a, b) is not None for a, b in combinations(hosts, 2))

@@ -61,12 +61,12 @@ class Draft(NamedTuple):
 
     @property
     def lanes(self) -> int:
-        """That others may join."""
+        """Return the number of lanes that others may join."""
         return max((0, *(role + 1 for role in self.roles)))
 
     @property
     def whole(self) -> bool:
-        """Whether all is chosen."""
+        """Return whether every choice has been made."""
         return self.state >= 0
 
 
@@ -97,7 +97,7 @@ class Drafts:
         return self._sorts[degree]
 
     def _same(self, a: Sort, b: Sort) -> bool:
-        """Whether two sorts can be swapped: each alone on its host, equal in numbers, links and what may be there."""
+        """Return whether two sorts can be swapped: each alone on its host, with equal numbers, links and places."""
         cluster, problem = self.problem.cluster, self.problem
         here, there = cluster.hosts[a[0].host], cluster.hosts[b[0].host]
         shapes = [(s[0].kind, s[0].region, [(len(g.groups), g.hosts) for g in s]) for s in (a, b)]
@@ -107,7 +107,7 @@ class Drafts:
         return all(cluster.link(here.name, other) == cluster.link(there.name, other) for other in others)
 
     def actions(self, draft: Draft) -> list[Action]:
-        """What can be chosen next; nothing once all is chosen, or where too few samples are left for so many lanes."""
+        """Return the next choices; none once all is chosen, or where too few samples are left for so many lanes."""
         if draft.degree < 0:
             return [Action("degree", degree) for degree in self.degrees]
         if len(draft.roles) < len(self.sorts(draft.degree)):
@@ -151,7 +151,7 @@ class Drafts:
         return (*(tuple(lane) for lane in joined), *apart)
 
     def setting(self, draft: Draft) -> Setting:
-        """What a whole draft says."""
+        """Return the setting that a complete draft describes."""
         return Setting(self.parts(draft), Pace(draft.micro_batches, draft.ahead, STATES[draft.state]))
 
     def draft_of(self, setting: Setting) -> Draft | None:
@@ -236,7 +236,7 @@ def path_to(drafts: Drafts, target: Draft) -> Sequence[tuple[Draft, Action]]:
 
 
 def _leads(draft: Draft, target: Draft) -> bool:
-    """Whether all choices so far are the target's."""
+    """Return whether all choices that a draft has made so far are the target's."""
     fields = zip(draft, target, strict=True)
     return all(
         target.roles[: len(draft.roles)] == draft.roles if i == 1 else mine in (-1, its)

@@ -44,7 +44,7 @@ def with_duplicates(problem: Problem, plan: Plan) -> Iterator[Plan]:
 
 
 def could_duplicate(problem: Problem) -> bool:
-    """Whether an end of the whole model could be worth it."""
+    """Return whether duplicating an end of the whole model could be worth it."""
     return any(True for _ in _ends(problem, 0, len(problem.graph.blocks)))
 
 

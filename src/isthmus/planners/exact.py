@@ -130,7 +130,7 @@ class _Branches:
                 self._price(shapes, parts, Pace(count, ahead, state))
 
     def _aheads(self, parts: Sequence[Part], count: int) -> list[int]:
-        """How many more micro-batches may be in flight: none where no link is far, and not more than there are."""
+        """Return how many more micro-batches may be in flight: fewer than `count`, and only 0 where no link is far."""
 
         def most(ahead: int) -> list[list[int]]:
             stages = (tuple(tuple((b.groups[0], 1) for b in stage) for stage in part) for part in parts)
@@ -176,7 +176,7 @@ class _Branches:
         return 0.0 if bare is None else bare.price.step_seconds
 
     def _samples(self, shapes: Sequence[Shape], parts: Sequence[Part], pace: Pace) -> list[int]:
-        """Of every lane, as many as let all be done together; nothing where some lane cannot hold the model."""
+        """Return each lane's samples, so that all finish together; none where some lane cannot hold the model."""
         samples = self.problem.job.batch // pace.micro_batches
         if len(parts) == 1:
             return [samples]

@@ -86,7 +86,7 @@ class SchemeBinding(NamedTuple):
 
 
 def explain(given: Setting, listen: Listener = lambda text: None) -> Explanation:
-    """What binds a plan, and what would help."""
+    """Explain what limits the step time of a plan, and what would help."""
     price, played = given.price(), given.simulator.play(given.plan)
     parts = _parts(given, played)
     tried = list(_machines(given, price, played, parts, listen)) if price.fits else []
@@ -102,7 +102,7 @@ def explain(given: Setting, listen: Listener = lambda text: None) -> Explanation
 def explain_schemes(
     problem: Problem, budget: float | None, listen: Listener, names: Collection[str] = tuple(SCHEMES)
 ) -> dict[str, SchemeBinding]:
-    """What binds the best plan of every scheme, found anew within `budget` seconds each."""
+    """Explain what limits the best plan of every scheme, found anew within `budget` seconds each."""
     return {name: _scheme(problem, name, budget, listen) for name in names}
 
 

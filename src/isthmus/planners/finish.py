@@ -28,7 +28,7 @@ _NEAR = 1.1  # times the best: plans with duplicates whose syncs are chosen
 
 
 def resync(pool: Pool, count: int = _SYNCED) -> None:
-    """How each bucket is synchronised, for the best few plans: an integer programme. Copies are synced all alike.
+    """Choose by an integer programme how the best few plans sync each bucket. Copies are left, as they sync all alike.
 
     Plans that gather sharded state leave little to choose, so that the best ones with whole state are looked at too.
     """

@@ -52,7 +52,7 @@ class Sorts:
 
     @cached_property
     def rates(self) -> list[Floats]:
-        """Of each sort: samples a second on blocks a .. b - 1, at most, [a, b]."""
+        """Return for each sort the most samples a second on blocks a .. b - 1, indexed [a, b]."""
         batch, found = self.problem.job.batch, []
         for members in self.sorts:
             fact = self.problem.fact(members[0].groups[0])
@@ -113,7 +113,7 @@ class Sorts:
         return seconds
 
     def hosts(self, shape: Shape) -> frozenset[str]:
-        """That a lane is on."""
+        """Return the hosts that a lane uses."""
         return frozenset(self.sorts[sort][0].host for stage in shape for sort, n in enumerate(stage) if n)
 
 

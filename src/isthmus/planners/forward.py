@@ -62,7 +62,7 @@ def log_likely(weights: Weights, looked: Sequence[Looked]) -> list[Array]:
 
 
 def _scores(weights: Weights, one: Looked, sorts: Array, shared: Array) -> Array:
-    """Of the actions of one draft."""
+    """Return the log-probabilities of the actions of one draft."""
     actions, width = len(one.actions), sorts.shape[1]
     current = sorts[one.current] if one.current >= 0 else np.zeros(width, np.float32)
     joined = one.lanes.astype(np.float32)

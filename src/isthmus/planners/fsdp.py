@@ -117,7 +117,7 @@ def _exchange(problem: Problem, devices: Sequence[str], count: int, unit: float)
 
 
 def _passed(cluster: Cluster, a: str, b: str) -> Iterator[tuple[tuple[str, ...], float]]:
-    """What messages between two hosts pass, each with its bytes a second: 0 where they cannot talk."""
+    """Yield what messages between two hosts pass, each with its bytes a second: 0 where they cannot talk."""
     link, here, there = cluster.link(a, b), cluster.hosts[a], cluster.hosts[b]
     yield ("pair", a, b), 0.0 if link is None else link.bandwidth
     yield ("out", a), here.nic

@@ -124,7 +124,7 @@ def _tensor_degrees(problem: Problem, fix: Fix) -> list[int]:
 
 
 def divides_heads(problem: Problem, tp: int) -> bool:
-    """Whether every block that can be split can be split so many ways, and there is one."""
+    """Return whether some block can be split, and every block that can be split can be split `tp` ways."""
     heads = {block.tensor.heads for block in problem.graph.blocks if block.tensor is not None}
     return bool(heads) and all(head % tp == 0 for head in heads)
 
@@ -182,7 +182,7 @@ def _slow_links(problem: Problem, layout: _Layout) -> float:
 
 
 def ways_of(dp: int) -> list[Way]:
-    """How so many equal replicas may hold their state."""
+    """Return the ways in which so many equal replicas may hold their state."""
     ways = [Way(recompute=recompute) for recompute in (False, True)]
     sharded = [Way(way.recompute, "sharded-optimizer") for way in ways] if dp > 1 else []
     return [*ways, *sharded]
@@ -202,7 +202,7 @@ def _versions(problem: Problem, room: Room, layout: _Layout, fix: Fix) -> list[V
 
 
 def even_layers(problem: Problem) -> Floats:
-    """What Megatron counts: work that comes more than once, block by block. All 0 where none does.
+    """Return the forward FLOPs of blocks whose work recurs, as Megatron counts layers; 0 for all other blocks.
 
     By FLOPs, not by digest: the last layer has the model's last norm in it and is a layer all the same.
     """
@@ -212,7 +212,7 @@ def even_layers(problem: Problem) -> Floats:
 
 
 def _weights(problem: Problem, layout: _Layout, fix: Fix) -> list[Floats]:
-    """What is to be even: layers, as Megatron cuts and, if all is free, times."""
+    """Return what stages should share evenly: layers, if there are any, as Megatron cuts; times too if all is free."""
     layers = even_layers(problem)
     times = problem.block_seconds(*layout.facts[0], 1).sum(axis=0)
     if not layers.any():
@@ -221,7 +221,7 @@ def _weights(problem: Problem, layout: _Layout, fix: Fix) -> list[Floats]:
 
 
 def cannot_have(problem: Problem, fix: Fix) -> NoPlanError:
-    """Which of the pinned degrees cannot be had, and which could."""
+    """Return the error that says which of the pinned degrees cannot be had, and which could."""
     tp, pp, dp, batch = fix.tp or 1, fix.pp or 1, fix.dp or 1, problem.job.batch
     most = max(Counter(problem.cluster.devices[device].kind for device in problem.usable).values())
     groups = len(tensor_groups(problem, problem.usable, tp))

@@ -29,7 +29,7 @@ class Talk(NamedTuple):
 
 
 def talk_of(given: Setting, device: str) -> Talk | None:
-    """Of the tensor group whose first device this is; None where it is none."""
+    """Return how much messages slow the tensor group whose first device this is, and where; None where it is none."""
     found = [(part, stage, replica) for part, stage, replica in _replicas(given) if replica.devices[0] == device]
     if not found or len(found[0][2].devices) == 1:
         return None

@@ -175,7 +175,7 @@ def _climb(pool: Pool) -> None:
 
 
 def _made(pool: Pool, settings: Iterable[Setting]) -> list[tuple[Setting, Layout]]:
-    """What settings become, as far as there is time for it."""
+    """Return settings with the layouts that they become, as far as there is time for it."""
     with pool.search.within(_MADE_PART):
         return pool.completed(settings)
 
@@ -237,7 +237,7 @@ def _shapes(pool: Pool, found: Found) -> Iterator[Layout]:
 
 
 def _fresh(seen: set[object], staged: Sequence[Stages], pace: Pace) -> bool:
-    """Whether stages of these sorts of devices were not looked at before; they are now."""
+    """Return whether stages of these sorts of devices are new at this pace, and remember them."""
     key = (
         pace,
         frozenset(

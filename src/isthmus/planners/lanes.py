@@ -48,7 +48,7 @@ class Pace(NamedTuple):
 
     @property
     def held(self) -> Way:
-        """How a stage is held that does not recompute."""
+        """Return how a stage that does not recompute holds its state."""
         return Way(False, self.state, self.spill)
 
 
@@ -63,7 +63,7 @@ class Lane(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Of a micro-batch."""
+        """Return the number of samples in a micro-batch of this lane."""
         return sum(share for _, share in self.stages[0])
 
 
@@ -152,7 +152,7 @@ class Lanes:
         return self.timed(lane._replace(stages=stages), pace)
 
     def timed(self, lane: Lane, pace: Pace, *, alone: bool = False) -> Lane:
-        """With what it needs at least, and what it takes. `alone`: there is no other lane."""
+        """Return the lane with its lower bound and its estimated time, in seconds. `alone`: there is no other lane."""
         key = (lane.stages, lane.firsts, lane.recompute, pace, alone)
         if key not in self._seconds:
             self.problem.effort += _TIMED

@@ -49,7 +49,7 @@ def _shipped() -> Weights | None:
 
 
 def _stamp() -> dict[str, str]:
-    """What must agree for a network to be of use."""
+    """Return the versions and sizes that must agree for a network to be of use."""
     sizes = {"block": BLOCK, "sort": SORT, "whole": WHOLE, "action": ACTION, **EDGE}
     return {"cost_model": str(COST_MODEL), "scene": str(SCENE), "features": json.dumps(sizes)}
 
@@ -83,7 +83,7 @@ class NetworkPrior:
         self._told: tuple[Candidate | None, Feedback | None] = (None, None)
 
     def __call__(self, pool: Pool, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
-        """How likely each action is the best one."""
+        """Return for each draft how likely each of its actions is the best one."""
         if self._look is None or self._look.drafts is not drafts:
             self._look = Look(pool.problem, drafts, self.blind)
         if pool.best is not self._told[0]:

@@ -152,7 +152,7 @@ class _Layer(nn.Module):
         self.after = nn.ModuleDict({name: _two(2 * width, width, width) for name in (_BLOCKS, _SORTS)})
 
     def forward(self, nodes: dict[str, Tensor], edges: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-        """What the nodes are after it."""
+        """Return the features of the nodes after this layer."""
         known = {name: self.norms[name](x) for name, x in nodes.items()}
         messages = {name: torch.zeros_like(x) for name, x in nodes.items()}
         for name, attention in self.kinds.items():
@@ -195,7 +195,7 @@ class Network(nn.Module):
 
 
 def _means(x: Tensor, at: Tensor, count: int) -> Tensor:
-    """Of the rows that belong to each of so many; 0 where there is none."""
+    """Return the mean of the rows that belong to each of `count` groups; 0 where there is none."""
     total = x.new_zeros(count, x.shape[1]).index_add_(0, at, x)
     rows = x.new_zeros(count).index_add_(0, at, torch.ones_like(at, dtype=x.dtype))
     return total / rows.clamp(min=1.0)[:, None]

@@ -38,8 +38,10 @@ def notes_on(
     usual: bool = False,
     interrupted: bool = False,
 ) -> tuple[str, ...]:
-    """What the plan rests on. `spent`: the budget, or somebody, ended the search; `usual`: nobody gave one; `crowded`:
-    size of a ring that was passed over.
+    """Return notes on what the plan rests on.
+
+    `spent`: the budget, or somebody, ended the search; `usual`: nobody gave a budget; `crowded`: size of a ring that
+    was passed over.
     """
     notes = [f"{kind} is left out: it {why_left_out(problem, kind)}" for kind in problem.left_out]
     notes.extend(note for note in (islands_note(problem.cluster),) if note is not None)
@@ -63,14 +65,14 @@ def notes_on(
 
 
 def assumed(cluster: Cluster, timeline: Timeline) -> Iterator[str]:
-    """What nobody gave and the step time rests on: a figure of the busiest link."""
+    """Yield a note where the step time rests on a figure of the busiest link that nobody gave."""
     busiest = max(timeline.links, key=lambda link: link.load, default=None)
     if busiest is not None and (guess := _guess(cluster, busiest)):
         yield f"{busiest.name} is the busiest link; its {guess} is assumed, not given"
 
 
 def _crowded(plan: Plan, passed_over: int) -> Iterator[str]:
-    """Where the search was cut short because rings of n devices have 2 n^2 messages."""
+    """Yield notes on where the search was cut short because rings of n devices have 2 n^2 messages."""
     rings = [len(sync.participants) for part in plan.parts if isinstance(part, Pipeline) for sync in part.syncs]
     largest = max(rings, default=0)
     if largest > ONE_BUCKET:
@@ -95,7 +97,7 @@ def _guess(cluster: Cluster, used: LinkUse) -> str:
 
 
 def _mixed(problem: Problem) -> Iterator[str]:
-    """What may mix samples: it keeps the batch whole, or the user answers for it."""
+    """Yield notes on what may mix samples: it keeps the batch whole, or the user answers for it."""
     unproven = dict.fromkeys(operation for block in problem.graph.blocks for operation in block.unproven)
     if not unproven:
         return

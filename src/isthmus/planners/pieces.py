@@ -144,7 +144,7 @@ def build_stages(problem: Problem, firsts: Sequence[int], replicas: Members, way
 
 
 def _rounds(gathers: int) -> int:
-    """How often a ring of n goes round, in n - 1 steps: to reduce and to gather or, each time, to gather twice too."""
+    """Return how often a ring of n goes round, in n - 1 steps: 2, or 3 for each of `gathers` (reduce, gather twice)."""
     return 3 * gathers or 2
 
 
@@ -196,10 +196,11 @@ class Ring(NamedTuple):
 def least_ring(
     problem: Problem, members: Sequence[str], elements: float, rings: int = 1, last: float | None = None
 ) -> Ring:
-    """Of n members each passes 2 (n - 1) n-th parts of all bytes to the next; a part passes 2 (n - 1) members.
+    """Return the least seconds of sending and of latency in a ring of n members.
 
-    Between two hosts they pass a link and both nics, which all `rings` of equal tensor groups share. Infinite where two
-    hosts cannot talk. Nothing where collectives were measured: those may take any time. `last`: bytes of the bucket
+    Each member passes 2 (n - 1) n-th parts of all bytes to the next; a part passes 2 (n - 1) members. Between two hosts
+    they pass a link and both nics, which all `rings` of equal tensor groups share. Infinite where two hosts cannot
+    talk. Nothing where collectives were measured: those may take any time. `last`: bytes of the bucket
     that comes last, at least; if it may go around whole, it passes n - 1 members only. None: state is sharded, and
     everything goes in pieces.
     """

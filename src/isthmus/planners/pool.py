@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of one step."""
+        """Return the seconds of one step."""
         return self.candidate.price.step_seconds
 
 
@@ -119,7 +119,7 @@ class Pool:
         self.found.append(Found(Setting((used,), layout.pace), (*used, *rest), layout, how, BUCKETS[-1], candidate))
 
     def keep(self, candidate: Candidate) -> bool:
-        """Whether it fits; makes it the best so far if it is, and keeps every rule."""
+        """Return whether a candidate fits; keep it if it is the best so far, or return False if it breaks a rule."""
         if not candidate.price.fits:
             return False
         if candidate.price.step_seconds < self.limit:
@@ -138,7 +138,7 @@ def distinct(found: Sequence[Found], most: int) -> list[Found]:
 
 
 def ways(problem: Problem, layout: Layout) -> list[tuple[How, int]]:
-    """How gradients are synced first, and in how many buckets: around rings; where regions share them, by trees too."""
+    """Return the first ways to sync gradients and their buckets: rings; where regions share gradients, trees too."""
     regions = {
         problem.cluster.host_of(group[0]).region for lane in layout.lanes for stage in lane.stages for group, _ in stage
     }
@@ -149,5 +149,5 @@ def ways(problem: Problem, layout: Layout) -> list[tuple[How, int]]:
 
 
 def replicated(layout: Layout) -> bool:
-    """Whether any block is on several replicas."""
+    """Return whether any block is on several replicas."""
     return len(layout.lanes) > 1 or any(len(stage) > 1 for stage in layout.lanes[0].stages)

@@ -143,7 +143,7 @@ class Problem:
 
     @cached_property
     def serial(self) -> bool:
-        """Whether every block feeds the next and gets a gradient back: then no two stages are ever independent."""
+        """Return whether every block feeds the next and gets a gradient back: then no two stages are independent."""
         tensors = [tensor for tensor in self.graph.tensors if tensor.grad and tensor.elements]
         steps = {(tensor.source, target) for tensor in tensors for target in tensor.targets}
         return all((b, b + 1) in steps for b in range(len(self.graph.blocks) - 1))
@@ -204,7 +204,7 @@ class Problem:
         return self._whole[key]
 
     def allowed(self, device: str) -> Bools:
-        """Which blocks the job's places let be on a device."""
+        """Return which blocks the job's places let be on a device."""
         host = self.cluster.host_of(device)
         allowed = np.ones(len(self.graph.blocks), np.bool_)
         for _, target, blocks in self.places:
@@ -213,13 +213,13 @@ class Problem:
         return allowed
 
     def may_slice(self, blocks: Iterable[Block]) -> bool:
-        """Whether these blocks give the same for parts of a micro-batch: they take no statistics and mix no samples."""
+        """Return whether these blocks can work on parts of a micro-batch: they take no statistics, mix no samples."""
         trusted = self.job.trust_independent_samples
         return not any(block.statistics or (block.unproven and not trusted) for block in blocks)
 
     @property
     def price_effort(self) -> float:
-        """Of pricing one plan, beside what its tasks take."""
+        """Return the seconds to price one plan, besides what its tasks take."""
         return _PRICE + _PRICE_DEVICE * len(self.usable)
 
     def price(self, plan: Plan) -> Candidate:

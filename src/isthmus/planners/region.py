@@ -73,7 +73,7 @@ def _chains(problem: Problem) -> Iterator[tuple[str, ...]]:
 
 
 def _mixes(problem: Problem, regions: int) -> Iterator[tuple[_Rows, ...]]:
-    """How each region stands: all alike or, where that is not too much, each as it likes."""
+    """Yield how to arrange the regions: all alike or, where that is not too much, each in one of the usual ways."""
     largest = max(max(host.devices.values(), default=0) for host in problem.cluster.hosts.values())
     degrees = [1, *(t for t in range(2, largest + 1) if divides_heads(problem, t))]
     for strongest, degree in product((False, True), degrees):

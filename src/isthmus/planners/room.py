@@ -77,7 +77,7 @@ class Room:
         return fits
 
     def flights(self, need: Need, way: Way) -> Floats:
-        """How many micro-batches may be in flight, for each run of blocks; 0 where the stage does not fit at all.
+        """Return the most micro-batches in flight for each run of blocks; 0 where the stage does not fit at all.
 
         `need.devices` names a kind; places are left to `allowed`.
         """
@@ -95,14 +95,14 @@ class Room:
         return np.where(self.allowed(need.devices) & self.splits(need.degree), np.max(parts, axis=0), np.inf)
 
     def splits(self, degree: int) -> Bools:
-        """Which runs of blocks have something that a tensor group can split; one device can have any."""
+        """Return which runs of blocks have something that a tensor group can split; one device can have any."""
         if degree == 1:
             return self.ordered
         sums = np.concatenate(([0], np.cumsum([block.tensor is not None for block in self.problem.graph.blocks])))
         return np.asarray(sums[None, :] > sums[:-1, None])
 
     def allowed(self, devices: Sequence[str]) -> Bools:
-        """Which runs of blocks the job's places let be on all these devices."""
+        """Return which runs of blocks the job's places let be on all these devices."""
         if not self.problem.places:
             return self.ordered.copy()
         blocks = np.all([self.problem.allowed(device) for device in devices], axis=0)

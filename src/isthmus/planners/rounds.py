@@ -208,7 +208,7 @@ class Rounds:
 
 
 def _nearest(search: Search, ideas: Iterable[Idea], *, first: bool) -> Candidate | None:
-    """Of plans that do not fit, the one that misses least: most memory and smallest micro-batches are tried first.
+    """Return the plan that misses least of those that do not fit; most memory and smallest micro-batches go first.
 
     `first`: the first of them is enough.
     """

@@ -50,7 +50,7 @@ class SchemeSearch:
 
     @property
     def ended(self) -> bool:
-        """Whether no plan of the scheme that it may still try can be faster than its best."""
+        """Return whether no plan of the scheme that it may still try can be faster than its best."""
         waiting = self._tried < MOST_IDEAS and any(self._promises(idea) for idea in self._left)
         twin = self.problem.copied and self.best is not self._treed
         return self._coming is None and not waiting and not twin and not any(map(self._promises, self._passed))

@@ -61,7 +61,7 @@ def data(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
 
 
 def _whole_seconds(problem: Problem, kind: str, samples: int) -> float:
-    """Of the whole model on one device."""
+    """Return the seconds of the whole model on one device."""
     return float(problem.table.seconds(kind, ALONE, samples)[:, -1].sum()) if samples else 0.0
 
 
@@ -109,7 +109,7 @@ def replicated(
 
 
 def _least(rows: Sequence[Floats], count: int, way: Way, ring: Ring) -> float:
-    """What replicas need at least: the slowest computes, or the quickest has come to its last gradients and syncs."""
+    """Return the replicas' least seconds: the slowest computes, or the quickest syncs after its last gradients."""
     both = [float(way_seconds(row, way)) for row in rows]
     first = min((count - 1) * whole + float(row[0]) for whole, row in zip(both, rows, strict=True))
     return max(count * max(both), first + ring.sending, count * min(both) + ring.travel)

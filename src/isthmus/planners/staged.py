@@ -142,7 +142,7 @@ def nearest(problem: Problem, room: Room, staged: Staged, way: Way) -> Plan | No
 
 
 def own_times(problem: Problem, stages: Sequence[Stage]) -> Cut:
-    """What a block weighs on a stage is the time of the stage's slowest replica."""
+    """Return a function that weighs each block of a stage by its time on the stage's slowest replica."""
 
     def weights(way: Way) -> list[Floats]:
         facts = [_facts(problem, stage) for stage in stages]
@@ -158,13 +158,13 @@ def way_seconds(seconds: Floats, way: Way) -> Floats:
 
 
 def least_seconds(problem: Problem, staged: Staged, borders: Sequence[int] = ()) -> float:
-    """What the pipeline needs at least, however it is cut: evenly divided work, or round trips of all blocks."""
+    """Return the pipeline's least seconds, however it is cut: evenly divided work, or round trips of all blocks."""
     seconds, around = _floor(problem, staged, borders)
     return max(seconds, _round_trips(problem, staged, around))
 
 
 def _floor(problem: Problem, staged: Staged, borders: Sequence[int]) -> tuple[float, float]:
-    """What it needs whatever is in flight, and the seconds of one micro-batch's round trip, at least."""
+    """Return the least seconds whatever is in flight, and the least seconds of one micro-batch's round trip."""
     slowest, quickest, counts = dict[_Timed, Floats](), dict[_Timed, Floats](), dict[_Timed, int]()
     for stage in staged.stages:
         facts = _facts(problem, stage)
@@ -198,7 +198,7 @@ def _tied_ends(problem: Problem, staged: Staged) -> float:
 
 
 def _facts(problem: Problem, stage: Stage) -> list[_Timed]:
-    """What tells the stage's replicas apart, as far as time goes."""
+    """Return what distinguishes the stage's replicas, as far as time goes."""
     return list(dict.fromkeys((*problem.fact(devices), share) for devices, share in stage))
 
 
@@ -242,7 +242,7 @@ def staged_plan(problem: Problem, staged: Staged, firsts: Sequence[int], way: Wa
 def cut_times(
     problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[Way], *, rings: bool = True
 ) -> tuple[float, float]:
-    """What the pipeline needs at least with this cut, each stage held in its own way; and what it takes, about.
+    """Return the pipeline's least and estimated seconds with this cut, where each stage is held in its own way.
 
     `rings`: gradients go around the replicas of a stage and nobody else. Else the bound knows nothing of syncs, nor of
     updates that others have a part of.
@@ -256,10 +256,11 @@ def cut_times(
 def cut_bounds(
     problem: Problem, room: Room, staged: Staged, held: Way, firsts: npt.NDArray[np.intp]
 ) -> tuple[Floats, Bools, Floats]:
-    """Of many cuts, [cuts, stages]: what the pipeline needs at least, which stages must recompute to fit at all, and
-    the seconds of the quickest stage for a micro-batch.
+    """Return bounds for many cuts, [cuts, stages].
 
-    Infinite where they do not fit even so. Syncs and updates are not counted, of messages those between neighbours.
+    They are the pipeline's least seconds, which stages must recompute to fit at all, and the seconds of the quickest
+    stage for a micro-batch. Infinite where they do not fit even so. Syncs and updates are not counted, of messages
+    those between neighbours.
     """
     count, blocks = staged.micro_batches, len(problem.graph.blocks)
     ends = np.column_stack((firsts[:, 1:], np.full(len(firsts), blocks)))
@@ -320,7 +321,7 @@ def _crossings(problem: Problem, stages: Sequence[Stage]) -> Floats:
 def _ends(
     problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[Way]
 ) -> Iterator[tuple[float, float, float]]:
-    """Of each stage the ring of gradients and the seconds of the update; each is looked up once."""
+    """Yield for each stage the times of its ring of gradients and the seconds of its update; each is looked up once."""
     spans = pairwise((*firsts, len(problem.graph.blocks)))
     for stage, (a, b), way in zip(staged.stages, spans, ways, strict=True):
         key = (tuple(devices for devices, _ in stage), a, b, way.state, way.spill, len(firsts) > 1)
@@ -348,7 +349,7 @@ def _end(
 
 
 def _spans(problem: Problem, devices: Sequence[str]) -> bool:
-    """Whether a tensor group is on several hosts."""
+    """Return whether a tensor group is on several hosts."""
     return len(devices) > 1 and len({problem.cluster.devices[device].host for device in devices}) > 1
 
 

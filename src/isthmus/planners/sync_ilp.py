@@ -128,7 +128,7 @@ class _Search:
             self.finish, self.gap = solution.finish, solution.gap
 
     def price(self, offers: Offers, programme: Programme, ways: list[str]) -> bool:
-        """Whether these ways are better than the best so far, and so become it."""
+        """Return whether these ways are better than the best so far, and keep them as the best if they are."""
         candidate = self.problem.price(offers.planned(ways))
         better = _rank(candidate) < _rank(self.best) and sound(self.problem, candidate.plan)
         if better:
@@ -179,7 +179,7 @@ def _rank(candidate: Candidate) -> tuple[bool, float]:
 
 
 def objective(programme: Programme, chosen: Sequence[int]) -> float:
-    """What is minimised."""
+    """Return the value that the integer programme minimises."""
     return programme.finish(chosen) + _SMALL * float(programme.alone[list(chosen)].mean())
 
 

@@ -96,7 +96,7 @@ def make_programme(problem: Problem, offers: Offers) -> Programme | None:
 def _constraints(
     played: Played, names: dict[str, int], reads: dict[str, _Read], pairs: list[tuple[int, str]]
 ) -> tuple[Floats, Floats]:
-    """What each choice needs of each resource at or after each moment, and what is there without it."""
+    """Return what each choice needs of each resource at or after each moment, and what is there without it."""
     column = {pair: c for c, pair in enumerate(pairs)}
     loads = [_columns(read, way, column) for way, read in reads.items()]
     choice, resource, seconds, release = (np.concatenate(part) for part in zip(*loads, strict=True))
@@ -160,7 +160,7 @@ def _undominated(rows: Floats) -> Ints:
 
 
 def _labels(played: Played, names: dict[str, int]) -> Ints:
-    """Of each task its bucket, -1 where it is of none; -2: of a sync that is not offered."""
+    """Return the bucket of each task; -1 where it belongs to none, -2 where its sync is not offered."""
     kind, owner = played.tasks.kind, played.tasks.owner
     syncing = (kind == SYNCING) | (kind == REBUILD)
     found = np.full(len(kind), -1)
@@ -271,7 +271,7 @@ def _alone(played: Played, task: Ints, known: dict[tuple[bytes, ...], float]) ->
 
 
 def _others(played: Played, names: dict[str, int], loaded: Ints) -> tuple[Ints, Floats, Floats, Floats]:
-    """What is sent and computed besides, before the updates: resource, seconds, start and end."""
+    """Return what else is sent and computed before the updates: resource, seconds, start and end."""
     labels, kind, times = _labels(played, names), played.tasks.kind, played.times
     late = np.isin(kind, (UPDATE, HOST_UPDATE, TOTALS))
     task = np.flatnonzero((labels < 0) & ~late & (times.sent > times.start))

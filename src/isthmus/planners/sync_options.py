@@ -135,7 +135,7 @@ def _expanded(problem: Problem, sync: Sync, named: set[str]) -> Iterator[str]:
 
 
 def _left(problem: Problem, word: str, named: set[str]) -> bool:
-    """Whether a word of a bucket still means something."""
+    """Return whether a word of a bucket still stands for anything without the `named` parameters."""
     if word[0] != "[":
         return True
     block = problem.graph.blocks[problem.graph.by_name[word[1:-1]]]
@@ -143,7 +143,7 @@ def _left(problem: Problem, word: str, named: set[str]) -> bool:
 
 
 def _by_factors(problem: Problem, part: Pipeline, name: str) -> bool:
-    """Whether a weight is linear, untied, held alike by all replicas, and its factors are not too much."""
+    """Return whether a weight is linear, untied, held alike by all replicas, and its factors are not too much."""
     parameter, users = problem.graph.parameter[name], problem.table.users[name]
     linear = parameter.linear
     if linear is None or parameter.ties or len(users) != 1:
@@ -209,16 +209,16 @@ class _Ways:
         self.roots = self._roots(size) if len(members) > 2 else ()
 
     def affordable(self, rounds: int) -> bool:
-        """Whether so many rounds of messages, of all to all, are not too many to play."""
+        """Return whether so many rounds of all-to-all messages are not too many to play."""
         n = len(self.members)
         return rounds * n * (n - 1) * self.buckets <= _MOST_MESSAGES
 
     def around(self, order: Sequence[str]) -> bool:
-        """Whether a ring in this order can be."""
+        """Return whether every member can send to the next one around a ring in this order."""
         return self._all(pairwise((*order, order[0])))
 
     def climbs(self) -> bool:
-        """Whether there are ways along the chains of all regions, and around their leaders."""
+        """Return whether messages can pass both ways along the chains of all regions, and around their leaders."""
         regions: dict[int, list[str]] = {}
         for name in self.order:
             regions.setdefault(int(self.net.wires.region_of[self.net.number[name]]), []).append(name)
@@ -227,7 +227,7 @@ class _Ways:
         return self._all([*hops, *((b, a) for a, b in hops), *pairwise((*leaders, leaders[0]))])
 
     def meet(self) -> bool:
-        """Whether everyone can send to everyone."""
+        """Return whether everyone can send to everyone."""
         return self._all((a, b) for a in self.members for b in self.members)
 
     def _all(self, pairs: Iterable[tuple[str, str]]) -> bool:

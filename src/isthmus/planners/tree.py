@@ -88,7 +88,7 @@ class _Node:
         return action
 
     def _unknown(self) -> float:
-        """What an action is worth that was never taken: as much as all others on average."""
+        """Return the value of an action that was never taken: the average of all others."""
         taken = float(self.taken.sum())
         return float(self.total.sum()) / taken if taken else 0.0
 

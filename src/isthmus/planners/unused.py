@@ -33,7 +33,7 @@ class Idle(NamedTuple):
 
     @property
     def them(self) -> str:
-        """How a sentence names the devices again."""
+        """Return the pronoun by which a sentence names the devices again."""
         return "it" if len(self.devices) == 1 else "them"
 
 

@@ -63,7 +63,7 @@ class Setting(NamedTuple):
         return Simulator(self.cluster, self.models, profile=self.profile)
 
     def price(self) -> Price:
-        """What the plan costs here."""
+        """Return the price of the plan on this cluster."""
         return self.simulator.price(self.plan)
 
 
@@ -76,7 +76,7 @@ class Change(NamedTuple):
 
 
 def ladders(given: Setting, place: Place, what: Collection[str], members: Sequence[str]) -> Iterator[list[Change]]:
-    """What may help at a place where the step does `what`; `members`: its devices and all that act as one with them."""
+    """Yield what may help where the step does `what`; `members`: its devices and all that act as one with them."""
     if place.sort == "device":
         yield _faster_devices(given, place, members)
         yield _fastest_kind(given, place, members)

@@ -49,7 +49,7 @@ def groups_of(plan: Plan) -> dict[str, tuple[str, ...]]:
 
 
 def memory_limits(plan: Plan, cluster: Cluster) -> dict[str, float]:
-    """What each device may use: its memory, or the cap of its pool."""
+    """Return the bytes of memory that each device may use: its own memory, or the cap of its pool."""
     limits: dict[str, float] = {name: cluster.kind_of(name).memory for name in cluster.devices}
     for part in plan.parts:
         if isinstance(part, Pool):
@@ -58,7 +58,7 @@ def memory_limits(plan: Plan, cluster: Cluster) -> dict[str, float]:
 
 
 def spent_time(timeline: Timeline, groups: Mapping[str, tuple[str, ...]]) -> dict[str, Spent]:
-    """How each device spends the step: the union of what it computes and sends, less what it computes, is sending."""
+    """Return how each device spends the step; sending is the union of what it computes and sends, less computing."""
     first = {member: devices[0] for devices in groups.values() for member in devices}
     computed: dict[str, list[tuple[float, float]]] = {}
     sent: dict[str, list[tuple[float, float]]] = {}

@@ -38,7 +38,7 @@ def cluster_text(cluster: Cluster) -> str:
 
 
 def cluster_notes(cluster: Cluster) -> list[str]:
-    """What a reader should know of it: hosts that no link joins, and links that a nic holds back."""
+    """Return notes for readers of a cluster: hosts that no link joins, and links that a nic holds back."""
     slow = [note for link in cluster.links if (note := _held_back(cluster, link)) is not None]
     more = [f"{len(slow) - _MOST_NOTES} more links are faster than a nic"] if len(slow) > _MOST_NOTES else []
     note = islands_note(cluster)
@@ -165,7 +165,7 @@ def _host_line(group: HostClass) -> str:
 
 
 def import_text(imported: Imported, file: str) -> str:
-    """What was imported and written where, and what the importer found."""
+    """Return a text on what was imported and written where, and what the importer found."""
     cluster = imported.cluster
     counts = (_count(len(cluster.devices), "device"), _count(len(cluster.hosts), "host"))
     head = f"{', '.join(counts)} and {_count(len(cluster.links), 'link')} from {imported.source}"

@@ -53,7 +53,7 @@ def _predicted(jobs: tuple[Job, ...], price: Price) -> list[Markup]:
 
 
 def _measured(run: RunRecord, jobs: tuple[Job, ...], price: Price) -> list[Markup]:
-    """What the run took; the prediction stands beside it."""
+    """Return the figures that the run measured, with the prediction beside them."""
     median, predicted = run.step_seconds, run.predicted or price.step_seconds
     ratio = f"the run takes {times(median / predicted)}" if run.compares else "for other devices"
     samples = rate(sum(job.batch for job in jobs) / median)

@@ -61,7 +61,7 @@ class Subject:
 
     @property
     def compares(self) -> bool:
-        """Whether what the file predicts was found under the same conditions."""
+        """Return whether the file's own prediction was made under the same conditions as this one."""
         return self.same and self.match is not False
 
 

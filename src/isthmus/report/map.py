@@ -51,7 +51,7 @@ class Edge(NamedTuple):
 
     @property
     def load(self) -> float:
-        """Of the busier way."""
+        """Return the load of the busier direction."""
         return max(way.load for way in self.ways)
 
     @property
@@ -89,7 +89,7 @@ def _links(
 
 
 def _ways(timeline: Timeline, of_host: Mapping[str, int], of_region: Mapping[str, int]) -> dict[tuple[int, int], Way]:
-    """What flows from card to card: bytes of all pairs of hosts, the highest load of a pair or of the trunk."""
+    """Return what flows from card to card: bytes of all pairs of hosts, the highest load of a pair or of the trunk."""
     found: dict[tuple[int, int], Way] = {}
     for use in timeline.links:
         source, _, target = use.name.partition(" to ")
@@ -159,7 +159,7 @@ def _load(edge: Edge | None) -> float:
 
 
 def _points(cards: Sequence[Card], edges: Sequence[Edge]) -> Floats:
-    """Where the cards want to be: as on the globe if every one is a known place, else by latency."""
+    """Return where the cards would best lie: as on the globe if every one is a known place, else by latency."""
     places = [find_place(card.name) for card in cards]
     known = [(place.latitude, place.longitude) for place in places if place is not None]
     if len(known) == len(cards):

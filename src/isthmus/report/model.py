@@ -53,7 +53,7 @@ def repeats(digests: Sequence[str]) -> list[Repeat]:
 
 
 def _times(digests: Sequence[str], start: int, period: int) -> int:
-    """How often the `period` digests from `start` follow each other."""
+    """Return how many times the `period` digests from `start` follow each other."""
     end = start + period
     while end < len(digests) and digests[end] == digests[end - period]:
         end += 1
@@ -61,7 +61,7 @@ def _times(digests: Sequence[str], start: int, period: int) -> int:
 
 
 def tensor_split(graph: BlockGraph) -> TensorPart:
-    """What all blocks together would let a tensor group divide."""
+    """Return the part of all blocks together that a tensor group could divide."""
     splits = [block.tensor for block in graph.blocks if block.tensor is not None]
     named = {name for split in splits for name in split.parameters}
     elements = sum(graph.parameter[name].elements for name in named)

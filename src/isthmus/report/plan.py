@@ -114,13 +114,13 @@ def _gathered(lines: list[str]) -> Iterator[str]:
 
 
 def _word(line: str) -> str:
-    """What a line of a plan's text is about; a replica's begins with its device."""
+    """Return what a line of a plan's text is about; the line of a replica begins with its device."""
     word = line.split(maxsplit=1)[0]
     return "replica" if line.startswith("    ") and word not in ("shard", "job") else word
 
 
 def shortage_line(price: Price) -> str:
-    """What does not fit, in one line."""
+    """Return one line that says what does not fit."""
     parts = [
         f"{s.where} needs {format_bytes(s.needed)} and has {format_bytes(s.available)}" for s in price.shortages[:3]
     ]

@@ -27,7 +27,7 @@ class Remark(NamedTuple):
 def remarks(
     file: PlanFile, cluster: Cluster, price: Price, timeline: Timeline, match: bool | None = None
 ) -> list[Remark]:
-    """What the file itself predicts where that is something else, what it was made from, what was assumed.
+    """Return remarks: what the file itself predicts if that differs, what it was made from, what was assumed.
 
     `match`: whether the plan was made from just what it is priced with. What does not fit is not among them: that is
     a failure.

@@ -72,12 +72,12 @@ class RunRecord:
 
     @property
     def middle(self) -> str:
-        """Which steps that is the median of, in words."""
+        """Return in words which steps `step_seconds` is the median of."""
         return f"median of steps {self.steps[1]} to {self.steps[-1]}" if len(self.steps) > 1 else "one step"
 
     @property
     def compares(self) -> bool:
-        """Whether the prediction is for what the run was made on: the cluster was emulated, links included."""
+        """Return whether the prediction is for what the run was made on: the cluster was emulated, links included."""
         return self.shaped is True
 
 
@@ -140,7 +140,7 @@ def _named(what: str, value: object) -> str:
 
 
 def run_section(run: RunRecord | None, predicted: float) -> Markup:
-    """What was measured, step by step, beside the prediction where the two compare; nothing where there was no run."""
+    """Return what was measured, step by step, beside the prediction if the two compare; empty if there was no run."""
     if run is None:
         return Markup()
     priced, predicted = predicted, run.predicted or predicted

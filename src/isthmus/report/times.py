@@ -56,7 +56,7 @@ def _why(used: TimesUsed) -> str:
 
 
 def _contents(profile: Profile) -> str:
-    """What a profile knows, in a few words."""
+    """Return in a few words what a profile knows."""
     if not profile.blocks and not profile.collectives and not profile.devices:
         return "it has no points"
     blocks = len({time.block for time in profile.blocks})

@@ -24,7 +24,7 @@ _OTHERWISE = {
 
 
 def remedy(each: WhyUnused, step: float) -> str:
-    """What would make the devices useful, in words."""
+    """Return in words what would make the devices useful."""
     if each.useful is not None:
         saves = percent(1.0 - each.useful.step_seconds / step)
         return f"{each.useful.change}: {format_seconds(each.useful.step_seconds)} a step, {saves} less"

@@ -54,7 +54,7 @@ class ApartCheck:
         self._seen: set[int] = set()
 
     def wanted(self, run: Run, block: int, samples: int) -> bool:
-        """Whether to measure a block: once, if its batch is split and nobody answers for it."""
+        """Return whether to measure a block: once, if its batch is split and the job does not vouch for its samples."""
         program = self._program
         whole = program.micro_batches == 1 and samples == program.micro_batch
         if block in self._seen or whole or samples < 1 or len(run.group) > 1:
@@ -88,7 +88,7 @@ class ApartCheck:
             raise self._refused(block, wrong)
 
     def _of_many(self, trial: _Trial, total: int) -> str | None:
-        """What is different where there are as many samples as the whole micro-batch has."""
+        """Return what differs with as many samples as the whole micro-batch has; None: nothing, or no room to try."""
         rows = [number % total for number in range(self._program.micro_batch)]
         few = trial.run(range(total), backward=False)
         try:
@@ -178,7 +178,7 @@ class _Trial:
     # -- comparing
 
     def difference(self, whole: _Run, parts: Sequence[_Run]) -> str | None:
-        """What is not alike for the whole and for parts of it."""
+        """Return what differs between a run on all samples and runs on parts of them, or None if nothing does."""
         for number, name in enumerate(self._names):
             if not _same(whole.results[number], [part.results[number] for part in parts], self._out_dims[number]):
                 return f"other numbers in {name}"
@@ -215,7 +215,7 @@ class _Trial:
         return None
 
     def repeated(self, many: _Run, few: _Run, rows: Sequence[int]) -> str | None:
-        """What is not alike for samples that are there several times."""
+        """Return what differs if samples are there several times, or None if nothing does."""
         for name, dim, more, less in zip(self._names, self._out_dims, many.results, few.results, strict=True):
             for tensor, other in zip(tensors_of(more), tensors_of(less), strict=True):
                 wanted = other if dim < 0 or other.ndim <= dim else self._picked(other, dim, rows)
@@ -225,7 +225,7 @@ class _Trial:
 
 
 def _same(whole: Any, parts: Sequence[Any], dim: int) -> bool:
-    """Whether parts joined along `dim` are the whole; what has no batch dimension must be the same in each part."""
+    """Return whether parts joined along `dim` equal the whole; where there is no batch dimension, each part must."""
     leaves = [tensors_of(one) for one in (whole, *parts)]
     for tensor, *others in zip(*leaves, strict=True):
         joined = others if dim < 0 or tensor.ndim <= dim else [torch.cat(others, dim)]

@@ -111,7 +111,7 @@ class Bucket:
                 yield self.gradient[lo:hi]
 
     def held(self, name: str) -> tuple[int, int]:
-        """Where a parameter lies in the flat tensor, as far as it belongs to the piece that is updated here."""
+        """Return the range [lo, hi) of a parameter in the flat tensor, limited to the piece that is updated here."""
         lo, hi = self.ranges[name]
         return max(lo, self.bounds[0]), max(min(hi, self.bounds[1]), max(lo, self.bounds[0]))
 

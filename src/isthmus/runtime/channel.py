@@ -402,7 +402,7 @@ def _relayed(name: str, a: str, b: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """What Gloo says, without the place in its source and its advice."""
+    """Return a message of Gloo without the place in its source and its advice."""
     return text.split("] ", 1)[-1].split(". This is", 1)[0] if text.startswith("[") else text
 
 

@@ -218,7 +218,7 @@ class Checkpoint:
         return tuple(notes)
 
     def differences(self, graph: BlockGraph, precision: Precision, optimizer: Optimizer) -> tuple[str, ...]:
-        """What a run that goes on from here may do otherwise than the one that saved, for people."""
+        """Return notes for people on what a run that resumes from here may do differently from the one that saved."""
         saved, notes = self.manifest, []
         if saved.digest is None:
             notes.append("the checkpoint is of an older Isthmus, whose manifests have no digest: edits would go unseen")
@@ -256,7 +256,7 @@ class Checkpoint:
     def _sources(
         self, pieces: list[tuple[str, PieceInfo]], shape: Shape, wanted: Extent
     ) -> Iterator[tuple[Tensor, Overlap]]:
-        """What to copy from where; a file is touched only if it has some of it."""
+        """Yield each tensor to copy from, with the overlap to copy; open a file only if it has some of it."""
         for file, piece in pieces:
             found = list(overlaps(shape, wanted, piece.extent))
             if found:
@@ -323,7 +323,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _regular(path: Path) -> os.stat_result:
-    """What the system says of a plain file; a link, a pipe or a folder is refused unopened."""
+    """Return the file status of a plain file; refuse a link, a pipe or a folder without opening it."""
     try:
         found = path.lstat()
     except OSError as problem:

@@ -37,7 +37,7 @@ class Samples(Protocol):
 
     @property
     def count(self) -> int | None:
-        """How many there are: numbers 0 .. count - 1."""
+        """Return the number of samples, which are numbered 0 .. count - 1; None if they never end."""
 
     def get(self, numbers: Sequence[int]) -> tuple[Example, Tensor | None]:
         """Inputs of these samples as the model takes them, batch first, and their targets; on the CPU."""

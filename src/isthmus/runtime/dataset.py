@@ -130,7 +130,7 @@ class Dataset:
 
 
 def _has_count(given: Any) -> bool:
-    """Whether there is a count, even one that fails when it is asked."""
+    """Return whether an object has a `count`, even one that fails when it is read."""
     try:
         return hasattr(type(given), "count") or hasattr(given, "count")
     except (Exception, SystemExit):  # of a property

@@ -63,12 +63,12 @@ def draws_of(pieces: Pieces, example: Example) -> tuple[tuple[Draw, ...], ...]:
 
 
 def draws_itself(target: Any) -> bool:
-    """Whether an operation takes numbers from a device's generator."""
+    """Return whether an operation takes random numbers from a device's generator."""
     return _SEEDED in getattr(target, "tags", ())
 
 
 def active(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether it does so with these arguments: dropout of 0 or 1, or outside of training, draws nothing."""
+    """Return whether a random operation draws with these arguments: not at dropout 0 or 1, or outside training."""
     given = bound(target, args, kwargs)
     if given.get("train", True) is False or given.get("training", True) is False or given.get("num_layers") == 1:
         return False
@@ -154,7 +154,7 @@ def _watched(pieces: Pieces, example: Example) -> tuple[tuple[Draw, ...], ...]:
 
 
 def _run(pieces: Pieces, example: Example, batch: int) -> list[_Recording]:
-    """What each block draws for a batch."""
+    """Return a recording of what each block draws at random for a batch of this size."""
     recorded = []
     device = next((p.device for block in pieces.blocks for p in block.parameters()), torch.device("cpu"))
     with kept_state(*pieces.blocks), FakeTensorMode(allow_non_fake_inputs=True):

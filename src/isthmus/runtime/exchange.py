@@ -98,7 +98,7 @@ class FactorExchange:
 
     @property
     def bytes(self) -> int:
-        """Of all rows of a micro-batch, once `expect` was called."""
+        """Return the bytes of the factors of all rows of a micro-batch, which are known once `expect` was called."""
         return sum(map(sum, self._rows)) * sum(self.weight.shape) * self.weight.element_size()
 
     def expect(self) -> None:
@@ -195,7 +195,7 @@ class Line:
         self._sent.put(None)
 
     def _finish_next(self) -> bool:
-        """What has been sent to all is held no longer."""
+        """Wait until the next factors have been sent to all, and release them; return False once closed."""
         if (job := self._sent.get()) is None:
             return False
         weight, sent = job

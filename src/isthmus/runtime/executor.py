@@ -46,7 +46,7 @@ class Watch(Protocol):
         """The last backward of a run in this step begins, or has ended."""
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in memory that goes when its stretch's weights do."""
+        """Return whether a tensor lies in memory that is released with its stretch's weights."""
 
 
 @dataclass
@@ -219,7 +219,7 @@ class Executor:
         return choices[self.inbox.first_ready([self._keys(todo[i], whole=i > 0) for i in choices])]
 
     def _keys(self, action: Action, *, whole: bool) -> list[Key]:
-        """What an action waits for before it begins: its first slice or, where it overtakes another, all of them."""
+        """Return the keys an action waits for: of its first slice or, where it overtakes another, of all slices."""
         run = self._tools[action.run].run
         return [(run.number, action.backward, action.micro_batch, k) for k in range(run.slices if whole else 1)]
 
@@ -401,7 +401,7 @@ class _Sums:
         self._losses: list[tuple[Tensor, Tensor]] = []
 
     def add(self, total: Tensor, count: Tensor) -> None:
-        """Of one slice; nothing is copied from the device before the last."""
+        """Add the loss sum and count of one slice; nothing is copied from the device before the last slice."""
         self._losses.append((total.detach(), count.detach()))
         self._missing -= 1
         if self._missing == 0:

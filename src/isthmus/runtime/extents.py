@@ -44,7 +44,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return ParameterSlice(dim=self.dim, sections=self.sections, member=self.member, members=self.members)
 
     def fits(self, shape: Shape) -> bool:
-        """Whether a tensor of this shape can be cut so."""
+        """Return whether a tensor of this shape can be cut this way."""
         even = all(section % self.members == 0 for section in self.sections)
         inside = self.dim < len(shape) and sum(self.sections) == shape[self.dim]
         return even and inside and self.member < self.members
@@ -92,7 +92,7 @@ class _Box(NamedTuple):
 
 
 def part_elements(shape: Shape, cut: Cut | None) -> int:
-    """How many elements a part has."""
+    """Return the number of elements of a part of a tensor, which is all of it if there is no cut."""
     return math.prod(shape) // (cut.members if cut else 1)
 
 

@@ -71,14 +71,14 @@ class Form:
         return Form(samples, [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors], dims)
 
     def shapes(self, samples: int) -> list[tuple[int, ...]]:
-        """Of each tensor for another number of samples."""
+        """Return the shape of each tensor for another number of samples."""
         return [
             shape if dim < 0 else (*shape[:dim], shape[dim] // self.samples * samples, *shape[dim + 1 :])
             for (_, shape), dim in zip(self.tensors, self.dims, strict=True)
         ]
 
     def bytes(self, samples: int) -> int:
-        """Of a message."""
+        """Return the size in bytes of a message with this number of samples."""
         sizes = (torch.Size(shape).numel() for shape in self.shapes(samples))
         return sum(size * dtype.itemsize for size, (dtype, _) in zip(sizes, self.tensors, strict=True))
 
@@ -97,12 +97,12 @@ class Form:
 
     @staticmethod
     def room(tensors: int) -> Tensor:
-        """Where a header of so many tensors is received."""
+        """Return an empty tensor that receives a header for this number of tensors."""
         return torch.empty(1 + tensors * (2 + _DIMS), dtype=torch.int64)
 
     @staticmethod
     def read(header: Tensor, dims: Sequence[int]) -> Form:
-        """What `header` wrote."""
+        """Return the form that a header made by `header` describes."""
         samples, *numbers = header.tolist()
         tensors = []
         for at in range(0, len(numbers), 2 + _DIMS):
@@ -111,7 +111,7 @@ class Form:
         return Form(samples, tensors, dims)
 
     def like(self, other: Form) -> bool:
-        """Whether both are one form, for different numbers of samples perhaps."""
+        """Return whether both forms are the same, apart perhaps from their number of samples."""
         dtypes = [[dtype for dtype, _ in form.tensors] for form in (self, other)]
         return dtypes[0] == dtypes[1] and self.shapes(self.samples) == other.shapes(self.samples)
 
@@ -206,7 +206,7 @@ class Outflow:
         self._pending: deque[Work] = deque()
 
     def send(self, micro_batch: int, k: int, tensors: Sequence[Tensor], lo: int, hi: int) -> None:
-        """What slice k has to send of tensors that hold the samples [lo, hi)."""
+        """Send the messages of slice k, cut from tensors that hold the samples [lo, hi)."""
         form = Form.of(tensors, self.dims, hi - lo)
         self._form = self._form or form
         if not self._form.like(form):

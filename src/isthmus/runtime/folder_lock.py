@@ -126,7 +126,7 @@ def _write(handle: int, data: bytes, path: Path) -> None:
 
 
 def _owner(handle: int) -> _Owner | None:
-    """Whom the file names, if it names anybody."""
+    """Return the owner that the lock file names, or None if it names nobody."""
     try:
         return msgspec.json.decode(os.pread(handle, _LARGEST, 0), type=_Owner)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -134,7 +134,7 @@ def _owner(handle: int) -> _Owner | None:
 
 
 def _gone(owner: _Owner) -> bool:
-    """Whether it is certain that the owner has ended."""
+    """Return whether it is certain that the lock's owner has ended."""
     if owner.host != socket.gethostname() or owner.process == os.getpid():
         return False
     try:

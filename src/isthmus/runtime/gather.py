@@ -65,7 +65,7 @@ class Gatherer:
         }
 
     def _coming(self, at: int) -> list[int]:
-        """What must be fetched for a turn: what the turn before it does not use."""
+        """Return the numbers of the buckets to fetch for a turn: those that the turn before it does not use."""
         here = self._order[at] if at < len(self._order) else []
         return [number for number in here if at == 0 or number not in self._order[at - 1]]
 
@@ -97,7 +97,7 @@ class Gatherer:
                     self._sets[number].bucket.release()
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in fetched weights."""
+        """Return whether a tensor lies in fetched weights."""
         return any(
             tensor.untyped_storage().data_ptr() == one.bucket.weights.untyped_storage().data_ptr()
             for one in self._sets.values()
@@ -106,7 +106,7 @@ class Gatherer:
 
     @property
     def failure(self) -> BaseException | None:
-        """What went wrong while pieces were pushed."""
+        """Return an error that occurred while pieces were pushed, or None if there was none."""
         return next((one.failures[0] for one in self._sets.values() if one.failures), None)
 
     def wait(self) -> None:

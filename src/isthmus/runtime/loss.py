@@ -97,7 +97,7 @@ class CheckedLoss:
                     )
 
     def _tried(self, output: Any, target: Tensor | None) -> tuple[Tensor, Any]:
-        """What the function gives, if it is a sum and a count."""
+        """Call the loss function and return its sum and count; raise an error if it fails or gives anything else."""
         try:
             result = self._function(output, target)
         except (IsthmusError, torch.OutOfMemoryError):

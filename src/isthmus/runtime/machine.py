@@ -88,7 +88,7 @@ def _processor() -> str:
 
 
 def _system_says(file: str, pattern: str) -> str | None:
-    """What stands in a file of Linux; other systems have none."""
+    """Return what the pattern's group matches in a file under Linux's /proc; None if nothing, as on other systems."""
     try:
         found = re.search(pattern, (Path("/proc") / file).read_text("utf-8"), re.MULTILINE)
     except OSError:

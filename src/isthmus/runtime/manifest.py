@@ -160,7 +160,7 @@ class Manifest(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def quantities_of(optimizer: Optimizer) -> tuple[Quantity, ...]:
-    """What is kept for each parameter, from the first update on; before it, the weight alone may be."""
+    """Return the quantities kept for each parameter from the first update on; before it, perhaps only the weight."""
     if optimizer.name == "sgd":
         return ("weight", "momentum") if optimizer.momentum else ("weight",)
     return ("weight", "exp_avg", "exp_avg_sq")

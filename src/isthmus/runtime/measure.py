@@ -236,7 +236,7 @@ class _Meter:
         return Timed(index, walk.samples, median(forward), median(backward))
 
     def _tried(self, work: Callable[[], T], index: int, walk: _Walk) -> T | None:
-        """What it gives; None where there is no room for it. A block may fail in other ways, being anyone's code."""
+        """Return the result of `work`, or None if memory is short; raise ModelError if the block fails otherwise."""
         block = self._pieces.graph.blocks[index]
         if self._device.type == "cpu" and walk.samples * (block.saved + block.workspace) * self._width > self._room():
             return None

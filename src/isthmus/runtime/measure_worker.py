@@ -37,7 +37,7 @@ _ENOUGH, _MOST = 32e6, 10_000  # bytes of activations that tell something; sampl
 
 
 def device_costs(machine: Machine, spec: str, sequence: int | None) -> DeviceCosts:
-    """Of a processor that trains a model; an accelerator's are as the catalog says."""
+    """Return the measured costs of a CPU that trains a model; those of an accelerator are left to the catalog."""
     if machine.device.type != "cpu":
         return DeviceCosts(device=machine.kind)
     held = _held(spec, sequence)
@@ -52,7 +52,7 @@ def device_costs(machine: Machine, spec: str, sequence: int | None) -> DeviceCos
 
 
 def _update_seconds() -> float:
-    """Of what a worker does in a step for each element: the gradient is zeroed and scaled, the weight updated."""
+    """Return the seconds of a worker's update of `_ELEMENTS` elements: zero and scale gradients, update weights."""
     weights = nn.Parameter(torch.zeros(_ELEMENTS))
     gradient = torch.zeros(_ELEMENTS)
     optimizer = torch.optim.AdamW([weights], fused=True)
@@ -88,7 +88,7 @@ class _Held(NamedTuple):
 
 
 def _held(spec: str, sequence: int | None) -> _Held | None:
-    """Of a fresh process that builds and cuts the model, then computes; None where the system does not say."""
+    """Return the memory held by a fresh process that builds, cuts and computes the model; None if it is unknown."""
     command = [sys.executable, "-P", "-m", "isthmus.runtime.measure_worker", spec, str(sequence or 0)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False, text=True)
     found = done.stdout.split()[-3:]
@@ -96,7 +96,7 @@ def _held(spec: str, sequence: int | None) -> _Held | None:
 
 
 def main() -> None:
-    """What `_held` runs.
+    """Measure the memory that this process holds for a model, and print it for `_held`.
 
     With a bytes of activations per sample (those that the block graph counts), w of weights, the process peaks at
     context + 2 w + ratio a s where it computes s samples, forward and backward. One sample gives the context, the last

@@ -40,7 +40,7 @@ def keep_freed_memory() -> None:
 
 
 def start_peak(device: torch.device) -> None:
-    """What `peak_bytes` says counts from now on; what building the model took is given back first."""
+    """Restart the count of `peak_bytes` from now on, after giving back the memory that building the model took."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

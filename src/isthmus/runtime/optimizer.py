@@ -64,7 +64,7 @@ class Updater:
         return found
 
     def load(self, bucket: Bucket, state: dict[str, Tensor], steps: int) -> None:
-        """What `state` gave, after so many updates."""
+        """Load into a bucket's piece what `state` returned after this number of updates."""
         index = next(i for i, other in enumerate(self.buckets) if other is bucket)
         target = self.targets[index]
         with torch.no_grad():
@@ -81,7 +81,7 @@ class Updater:
 
 
 def _master(bucket: Bucket) -> Tensor:
-    """What the optimizer works on: the weights themselves, or an fp32 copy, in host memory where spilled."""
+    """Return the tensor that the optimizer updates: the weights, or an fp32 copy, in host memory where spilled."""
     piece = bucket.piece if bucket.exact is None else bucket.exact
     bucket.exact = None
     home = torch.device("cpu") if bucket.spec.spill != "none" else piece.device

@@ -158,7 +158,7 @@ def _late(programs: Mapping[str, Program]) -> dict[str, Program]:
 
 
 def _carried(ways: Mapping[tuple[str, str], tuple[str, ...]]) -> dict[str, dict[str, None]]:
-    """Of each relay: its neighbours on all ways over it."""
+    """Return the neighbours of each relay on all ways that lead over it."""
     found: dict[str, dict[str, None]] = {}
     for (one, other), way in ways.items():
         for before, relay, after in zip((one, *way), way, (*way[1:], other), strict=False):
@@ -278,7 +278,7 @@ class _Compiler:
         ]
 
     def _stretches(self, ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        """Where weights stream: each stage from the lowest block of a bucket to that of the next."""
+        """Split stages whose weights stream into stretches, each from a bucket's lowest block to that of the next."""
         found = []
         for first, last in ranges:
             seen: set[int] = set()
@@ -302,7 +302,7 @@ class _Compiler:
         return tuple(self.names[d] for d in self.part.replica(self.replicas_of[number][0]).devices)
 
     def _incoming(self, table: _Table, number: int, member: int) -> tuple[Flow, ...]:
-        """What the member gets: from member i mod n of each group that sends to its run."""
+        """Return the flows that member i receives: from member i mod n of each group of n that sends to its run."""
         return tuple(
             self._flow(source, group[member % len(group)], tensors)
             for (source, target), tensors in table.items()
@@ -311,7 +311,7 @@ class _Compiler:
         )
 
     def _outgoing(self, table: _Table, number: int, member: int) -> tuple[Flow, ...]:
-        """What the member sends: to every member i of a group that takes from it."""
+        """Return the flows that the member sends: to every member i of a group that receives from it."""
         size = len(self._group(number))
         return tuple(
             self._flow(target, peer, tensors)
@@ -429,7 +429,7 @@ class _Compiler:
         )
 
     def _synced(self, number: int, device: str) -> list[BucketSpec]:
-        """What the device has of a sync."""
+        """Return the buckets that the device has in a sync; none if it takes no part in it."""
         sync, plain = self.part.syncs[number], self.part.pipeline.syncs[number]
         groups = tuple(self._group_of(sync.parameters[0], lead, plain.bucket) for lead in sync.participants)
         root = None if sync.root is None else self.names[sync.root]
@@ -460,7 +460,7 @@ class _Compiler:
         return self._by_stage(whole) if whole.layout == "sharded-all" else [whole]
 
     def _by_stage(self, whole: BucketSpec) -> list[BucketSpec]:
-        """What is sharded whole is summed after each backward of its stage, so it is a bucket for each stage."""
+        """Split a `sharded-all` bucket into one for each stage, as it is summed after each backward of its stage."""
         homes = {name: self.part.holders[name][0][0] for name in whole.parameters}
         found: list[BucketSpec] = []
         for stage in dict.fromkeys(homes.values()):

@@ -44,7 +44,7 @@ class Randomness:
         self._followed = graph.how == "export"  # all that the blocks do is known; else they are watched always
 
     def needed(self, block: int) -> bool:
-        """Whether the block draws anything."""
+        """Return whether the block draws any random numbers."""
         return bool(self._draws[block])
 
     def at(self, step: int, block: int, samples: Sequence[int]) -> AbstractContextManager[None]:
@@ -163,7 +163,7 @@ def _empty(size: Sequence[int], form: dict[str, Any]) -> Tensor:
 
 
 def _given(form: dict[str, Any]) -> dict[str, Any]:
-    """What was given of a tensor's form: without absent values, and without dtypes that stand as numbers (defaults)."""
+    """Return the given arguments of a tensor's form, without None and without dtypes given as numbers (defaults)."""
     return {key: value for key, value in form.items() if value is not None and (key, type(value)) != ("dtype", int)}
 
 

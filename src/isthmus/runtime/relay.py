@@ -66,7 +66,7 @@ def _open(network: Network, name: str, path: Sequence[str]) -> None:
 
 
 def _coming(post: Callable[[], tuple[Tensor, Work]], ahead: int) -> Iterator[Tensor]:
-    """What comes, one after another, with so many receives posted ahead; ends by the error that a wait raises."""
+    """Yield messages as they come, with `ahead` receives posted in advance; end with the error that a wait raises."""
     posted = deque(post() for _ in range(ahead))
     while True:
         note, work = posted.popleft()

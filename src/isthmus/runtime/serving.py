@@ -244,7 +244,7 @@ def check_hooks(module: torch.nn.Module, why: str) -> None:
 
 
 def _splits(program: Program) -> bool:
-    """Whether a parameter's gradient is the sum of several."""
+    """Return whether the gradient of any parameter is the sum of several gradients."""
     parts = (run.slices > 1 or len(run.group) > 1 or run.hi - run.lo < program.micro_batch for run in program.runs)
     return program.micro_batches > 1 or any(parts)
 

@@ -154,7 +154,7 @@ class _Norm(torch.autograd.Function):
 
 
 def _pooled(x: Tensor, near: Tensor | None, reduce: Reduce) -> tuple[Tensor, Tensor, Tensor]:
-    """How many values a channel has on all replicas together, their mean and their variance."""
+    """Return the number of values of a channel on all replicas together, and the channels' means and variances."""
     var, mean = (s.double() for s in torch.var_mean(x, _dims(x), correction=0))
     base = torch.zeros_like(mean) if near is None else near.double()
     count, apart = mean.new_full((1,), x.numel() // x.shape[1]), mean - base
@@ -204,7 +204,7 @@ def _state_of(block: fx.GraphModule) -> list[Tensor]:
 
 
 def _changed(block: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
-    """What a node writes into."""
+    """Return the nodes whose values a node writes into."""
     called = block.get_submodule(str(node.target)) if node.op == "call_module" else None
     if _is_norm(node) or isinstance(called, SynchronisedNorm):
         return [source for source in node.args[3:5] if isinstance(source, fx.Node)]

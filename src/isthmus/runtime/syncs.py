@@ -41,7 +41,7 @@ class Sync(Protocol):
 
     @property
     def scatters(self) -> bool:
-        """Whether `reduce_scatter` is cheaper than `all_reduce`; where not, it is the same."""
+        """Return whether `reduce_scatter` is cheaper than `all_reduce`; where it is not, the two are the same."""
 
     def all_reduce(self, flat: Tensor) -> None:
         """Afterwards `flat` is the sum over all participants."""

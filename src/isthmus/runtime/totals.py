@@ -55,7 +55,7 @@ class Totals:
 
     @property
     def command(self) -> int:
-        """What the leader was asked for by the time the counts of the last step left; 0: nothing."""
+        """Return what the leader was asked to do by the time the counts of the last step left; 0: nothing."""
         return int(self._result[2])
 
     def counts(self) -> tuple[float, float]:

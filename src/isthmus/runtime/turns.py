@@ -51,7 +51,7 @@ def stretch_parameters(run: Run, graph: BlockGraph) -> list[list[str]]:
 
 
 def last_uses(uses: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Of what each stretch uses: what no stretch before it does. A backward, which goes downwards, ends with it."""
+    """Return what each stretch uses and none before it does: a backward, which goes downwards, uses it last there."""
     seen: set[int] = set()
     found = []
     for used in uses:
@@ -61,7 +61,7 @@ def last_uses(uses: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def can_play(programs: Mapping[str, Program], graph: BlockGraph) -> bool:
-    """Whether all workers get to the end of a step, or replicas of `sharded-all` stages wait for each other."""
+    """Return whether all workers finish a step; if not, replicas of `sharded-all` stages wait for each other."""
     done: set[_Pass] = set()
     come: Counter[_Sum] = Counter()
     players = [_Player(program, graph, done, come) for program in programs.values()]
@@ -95,7 +95,7 @@ class _Player:
         return len(self.left) < before
 
     def _come_in(self, turn: Turn) -> bool:
-        """Whether all that the first stretch of a pass begins with is there."""
+        """Return whether all that the first stretch of a pass needs has arrived; True for a later stretch."""
         run = self.program.runs[turn.run]
         if turn.stretch != (len(run.stretches) - 1 if turn.backward else 0):
             return True

@@ -179,7 +179,7 @@ class Worker:
         return value.to(self.device, self.dtype) if value.is_floating_point() else value.to(self.device)
 
     def all_buffers(self) -> dict[str, Tensor]:
-        """What this worker holds beside trained parameters that belongs into a checkpoint."""
+        """Return the tensors besides trained parameters that this worker holds and that belong in a checkpoint."""
         return self._rest | {
             name: tensor
             for modules in self._modules.values()
@@ -206,7 +206,7 @@ class Worker:
 
     @property
     def spans(self) -> list[Span]:
-        """What was done since `record`."""
+        """Return the spans of work done since `record` was called."""
         return [*(self.executor.spans or ()), *(self._syncs.spans or ())]
 
     @property
@@ -236,7 +236,7 @@ class Worker:
         self._syncs.final(run, begins)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in weights that will be dropped."""
+        """Return whether a tensor lies in weights that will be dropped."""
         return self._gatherer.holds(tensor)
 
     def close(self) -> None:
@@ -255,7 +255,7 @@ def _homes(pieces: Pieces, names: Sequence[str]) -> dict[str, int]:
 
 
 def meets(program: Program, pieces: Pieces) -> bool:
-    """Whether others go through the same actions side by side, and meet in the middle: nothing may overtake then."""
+    """Return whether others do the same actions side by side and meet midway, so that no action may overtake."""
     mixing = [index for index, block in enumerate(pieces.graph.blocks) if block.statistics]
     return any(
         len(run.group) > 1

@@ -24,7 +24,7 @@ _FARTHEST = 128  # all greater distances share one bucket
 
 
 def buckets(sequence: int, *, causal: bool, device: torch.device) -> Tensor:
-    """Which of 32 biases a query at position i adds for the key at position j: [i, j].
+    """Return which of 32 biases a query at position i adds for the key at position j: [i, j].
 
     Half of the buckets are for one distance each, the others for ranges that grow geometrically up to 128. Keys behind
     and ahead have 16 buckets each; where nothing ahead is seen all 32 are for keys behind.

@@ -203,5 +203,8 @@ def _ring(members: Sequence[int]) -> Iterator[Pair]:
 
 
 def _states(part: ResolvedPipeline, run: ResolvedSync) -> frozenset[Layout]:
-    """Of the stages that hold the bucket. Sharded state is gathered around the ring, however the gradient came."""
+    """Return the states of the stages that hold the bucket.
+
+    Sharded state is gathered around the ring, however the gradient came.
+    """
     return frozenset(part.pipeline.stages[stage].state for name in run.parameters for stage, _ in part.holders[name])
