@@ -11,11 +11,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.model.job import Job
-from isthmus.runtime.data import open_samples
-from isthmus.runtime.memory import keep_freed_memory
-from isthmus.runtime.order import Order
+from isthmus.runtime.data.sample_order import Order
+from isthmus.runtime.data.sources import open_samples
 from isthmus.runtime.pace import Pace
-from isthmus.runtime.serving import build_model
+from isthmus.runtime.process_memory import keep_freed_memory
+from isthmus.runtime.worker_run import build_model
 
 
 def main() -> None:

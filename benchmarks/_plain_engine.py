@@ -12,13 +12,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from isthmus.cost.engine import Network, Tasks, Times
+from isthmus.cost.event_engine import Network, Tasks, Times
 
 __all__ = ["run"]
 
 
 def run(tasks: Tasks, lanes: int, network: Network) -> Times:
-    """The same call as `isthmus.cost.engine.run`."""
+    """The same call as `isthmus.cost.event_engine.run`."""
     return _Engine(tasks, lanes, network).run()
 
 

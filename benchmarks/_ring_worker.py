@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from isthmus.runtime.channel import Network
-from isthmus.runtime.syncs import Ring
+from isthmus.runtime.comm.channel import Network
+from isthmus.runtime.comm.syncs import Ring
 
 
 def main() -> None:

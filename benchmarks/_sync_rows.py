@@ -6,11 +6,11 @@ from collections import Counter
 from typing import Any
 
 from isthmus.plan.types import Plan
-from isthmus.planners.pieces import only_pipeline
+from isthmus.planners.layout.build_plan import only_pipeline
 from isthmus.planners.problem import Problem
-from isthmus.planners.sync_ilp import best_syncs, greedy, solve
-from isthmus.planners.sync_loads import make_programme
-from isthmus.planners.sync_options import GIVEN, make_offers
+from isthmus.planners.syncs.sync_ilp import best_syncs, greedy, solve
+from isthmus.planners.syncs.sync_loads import make_programme
+from isthmus.planners.syncs.sync_options import GIVEN, make_offers
 
 __all__ = ["sync_rows"]
 

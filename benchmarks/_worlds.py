@@ -26,8 +26,8 @@ from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job, Optimizer
 from isthmus.model.profile import NetworkCosts, Profile
 from isthmus.plan.types import Pipeline, Plan, Replica, Stage, Sync
-from isthmus.planners.cuts import balanced_cut
-from isthmus.planners.shares import fair_shares
+from isthmus.planners.layout.cuts import balanced_cut
+from isthmus.planners.layout.shares import fair_shares
 
 __all__ = [
     "Case",
@@ -220,8 +220,8 @@ def _ties(graph: BlockGraph, ends: Sequence[tuple[int, int]], placed: Sequence[S
 @cache
 def measured_profile(model: Model) -> Profile:
     """Times of a model's blocks on one core of this machine."""
-    from isthmus.runtime.machine import find_machine
-    from isthmus.runtime.measure import profile_model
+    from isthmus.runtime.profiling.block_times import profile_model
+    from isthmus.runtime.profiling.machine import find_machine
 
     machine = find_machine("CPU", "fp32", 1)
     found = profile_model(model.spec, machine, sequence=model.sequence, samples=SAMPLES)

@@ -2,7 +2,7 @@
 
 Every network of build/learned is judged on the held-out cases, by 200 calls: those that the training command made
 there, under any name. One whose name ends in -feedback, -devices or -model was trained without that part (`python -m
-isthmus.planners.training build/learned --blind devices`), and is judged without it too.
+isthmus.planners.learned.training build/learned --blind devices`), and is judged without it too.
 
     python benchmarks/ablation.py --quick        four cases
 """
@@ -18,9 +18,9 @@ from pathlib import Path
 from _results import ROOT, Claim, at_least, finish, options, skip
 from learned import KNOWN, Key, Method, Row, Steps, Told, compared, known_of, mean_calls, summary, trace
 
-from isthmus.planners.learned import NetworkPrior, load_network
-from isthmus.planners.pool import Pool
-from isthmus.planners.tree import Tree
+from isthmus.planners.learned.prior import NetworkPrior, load_network
+from isthmus.planners.learned.tree_search import Tree
+from isthmus.planners.search.candidates import Pool
 
 CALLS = 200
 FOLDER = ROOT / "build" / "learned"

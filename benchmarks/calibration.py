@@ -21,7 +21,7 @@ import numpy as np
 from _results import ROOT, at_most, finish, options, skip
 
 from isthmus.cost.calibrate import LinkFit, fit_link
-from isthmus.cost.engine import WIDTH, Network, Tasks, run
+from isthmus.cost.event_engine import WIDTH, Network, Tasks, run
 
 DATA = ROOT.parent / "shared" / "data"
 MEGABYTE = 1e6

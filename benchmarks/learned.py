@@ -1,9 +1,10 @@
 """The network of `learned` against searches that know nothing, at equal numbers of simulator calls, on held-out cases.
 
 The cases are the group held of `_planner_cases`: families of models and kinds of topologies that no training problem
-has (`isthmus.planners.training.problems` says what it draws). All searches choose among the same drafts, completed by
-the same exact pieces. The schemes' plans are there before: the network sees what the simulator says of the best one,
-and annealing starts from it. The best known plan of a case is the best draft of all searches and of `auto`. All are
+has (`isthmus.planners.learned.training.problems` says what it draws). All searches choose among the same drafts,
+completed by the same exact pieces. The schemes' plans are there before: the network sees what the simulator says of the
+best one, and annealing starts from it. The best known plan of a case is the best draft of all searches and of `auto`.
+All are
 run from as many seeds as `SEEDS` says. Beside `search` (the same tree without a network) stand:
 
     ordered     the same, where actions that are alike are taken in their order, not by chance
@@ -34,14 +35,14 @@ from _results import Claim, Options, at_least, finish, options
 from _rows import rows_of
 
 from isthmus.planners.budget import Limits, Search
-from isthmus.planners.drafts import Action, Draft, Drafts, Leaves, path_to
-from isthmus.planners.improve import explore
-from isthmus.planners.lanes import Lanes
-from isthmus.planners.learned import shipped_prior
-from isthmus.planners.pool import Pool
+from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.layout.side_by_side import Lanes
+from isthmus.planners.learned.decisions import Action, Draft, Drafts, Leaves, path_to
+from isthmus.planners.learned.prior import shipped_prior
+from isthmus.planners.learned.tree_search import Tree, even
 from isthmus.planners.portfolio import scheme_plans
-from isthmus.planners.room import Room
-from isthmus.planners.tree import Tree, even
+from isthmus.planners.search.candidates import Pool
+from isthmus.planners.search.local_search import explore
 
 CALLS = (50, 200, 800)
 NEAR = 1.02  # times the best known

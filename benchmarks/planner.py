@@ -43,7 +43,7 @@ from isthmus.errors import NoPlanError
 from isthmus.model.source import load_graph
 from isthmus.plan.types import Outcome
 from isthmus.planners.portfolio import Choice, choose_plan
-from isthmus.planners.schemes import SCHEMES
+from isthmus.planners.schemes.all_schemes import SCHEMES
 
 JUDGED = tuple(group for group in GROUPS if group not in ("small", "held"))
 PARTS = ("scale", *JUDGED, "sync")  # scale first: a new process counts what its parent holds as its own
@@ -107,7 +107,7 @@ def judged(key: tuple[str, str, int, int]) -> Row:
     group, name, seed, calls = key
     case = case_named(group, name)
     made = {planner: attempt(case, seed, planner, calls) for planner in PLANNED}
-    with mock.patch("isthmus.planners.beyond.propose", lambda prior, pool: None):
+    with mock.patch("isthmus.planners.search_planners.propose", lambda prior, pool: None):
         made["auto_without_network"] = attempt(case, seed, "auto", calls)
     row: Row = {"case": f"{case.group}/{case.name}", "devices": len(case.cluster.devices)}
     row |= schemes(case, seed)
@@ -275,10 +275,10 @@ def sync_row(name: str, seed: int) -> Row:
     """One plan with the whole model on every device, its gradients synced in different ways."""
     from _sync_rows import sync_rows
 
-    from isthmus.planners.devices import fastest
-    from isthmus.planners.pieces import build_stages, make_plan
-    from isthmus.planners.room import Way
-    from isthmus.planners.shares import even_shares
+    from isthmus.planners.layout.build_plan import build_stages, make_plan
+    from isthmus.planners.layout.memory_fit import Way
+    from isthmus.planners.layout.shares import even_shares
+    from isthmus.planners.schemes.device_sets import fastest
 
     group, _, case_name = name.partition("/")
     problem = problem_of(case_named(group, case_name), seed)

@@ -46,8 +46,8 @@ from isthmus.model.graph import BlockGraph, TensorSplit
 from isthmus.model.job import Job
 from isthmus.model.zoo import gpt
 from isthmus.plan.types import Pipeline, Plan, Stage, Sync
-from isthmus.planners.grid import Fix, megatron_plan
 from isthmus.planners.problem import build_problem
+from isthmus.planners.schemes.grid import Fix, megatron_plan
 
 DATA = ROOT.parent / "shared" / "data"
 KIND = "A100-80GB"

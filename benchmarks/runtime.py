@@ -31,24 +31,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.cluster.load import parse_cluster
 from isthmus.model.built import BuiltModel
-from isthmus.model.export import Example
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job, Optimizer
-from isthmus.model.pieces import Pieces, cut
+from isthmus.model.runnable_blocks import Pieces, cut
+from isthmus.model.torch_export import Example
 from isthmus.model.zoo.gpt import GPT, gpt
 from isthmus.plan.types import Pipeline, Plan, Replica, Stage, Sync
 from isthmus.plan.validate import check
-from isthmus.runtime.channel import Network
-from isthmus.runtime.draws import draws_of
-from isthmus.runtime.memory import keep_freed_memory
+from isthmus.runtime.comm.channel import Network
+from isthmus.runtime.process_memory import keep_freed_memory
 from isthmus.runtime.program import Program, programs
+from isthmus.runtime.random.draws import draws_of
 from isthmus.runtime.worker import Worker
 
 DEVICES = ("h/CPU/0", "h/CPU/1")
 OPTIMIZER = Optimizer(learning_rate=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
 TIED = "transformer.wte.weight"
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes: DDP's defaults
-PRELOAD = ["torch.distributed.pipelining", "isthmus.runtime.worker", "isthmus.model.pieces"]
+PRELOAD = ["torch.distributed.pipelining", "isthmus.runtime.worker", "isthmus.model.runnable_blocks"]
 SAMPLES = 64  # different ones, in memory: nobody waits for data
 CLUSTER = """
 kind: cluster

@@ -27,8 +27,8 @@ from _results import ROOT, at_least, at_most, finish, options
 
 from isthmus.cluster.load import load_cluster
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.engine import Network, Tasks, Times
-from isthmus.cost.engine import run as engine_run
+from isthmus.cost.event_engine import Network, Tasks, Times
+from isthmus.cost.event_engine import run as engine_run
 from isthmus.cost.simulate import Simulator
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job

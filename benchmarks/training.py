@@ -33,7 +33,7 @@ from isthmus.model.job import Job, Optimizer
 from isthmus.plan.text import render
 from isthmus.planners.portfolio import Choice, choose_plan
 from isthmus.planners.problem import build_problem
-from isthmus.planners.schemes import SCHEMES
+from isthmus.planners.schemes.all_schemes import SCHEMES
 from isthmus.runtime.program import programs
 
 MODEL = worlds.Model("gpt", "zoo:gpt-tiny", 64)

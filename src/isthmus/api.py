@@ -33,12 +33,12 @@ from isthmus.plan.paths import check_data
 from isthmus.plan.schedule import render_orders
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
-from isthmus.planners.bundles import all_bundles
-from isthmus.planners.cuts import balanced_cut, pipelines_seconds
-from isthmus.planners.lanes import Lanes, Pace, lanes_plan
+from isthmus.planners.layout.cuts import balanced_cut, pipelines_seconds
+from isthmus.planners.layout.device_groups import all_bundles
+from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.layout.side_by_side import Lanes, Pace, lanes_plan
 from isthmus.planners.portfolio import Choice, choose_plan, parse_fix
 from isthmus.planners.problem import build_problem
-from isthmus.planners.room import Room
 from isthmus.report.times import times_facts
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ def emulated_profile(
     One core is measured, and slowed down as each kind of device will be.
     """
     from isthmus.emulate.act import as_emulated, paces
-    from isthmus.runtime.machine import find_machine
-    from isthmus.runtime.measure import SAMPLES, profile_model
+    from isthmus.runtime.profiling.block_times import SAMPLES, profile_model
+    from isthmus.runtime.profiling.machine import find_machine
 
     machine = find_machine("CPU", precision, 1)
     found = profile_model(model, machine, sequence=sequence, samples=samples or SAMPLES, listen=listen)
@@ -300,7 +300,7 @@ def join(
     targets)` gives the sum of the losses and how many were summed (absent: the job's). Both stay in this process.
     """
     from isthmus.deploy.join import Joined
-    from isthmus.runtime.serving import build_model
+    from isthmus.runtime.worker_run import build_model
 
     file, machines = _planned(plan.plan if isinstance(plan, Choice) else plan, cluster)
     part = _only_part(file.plan)
@@ -433,7 +433,7 @@ def _named(names: Collection[str], *, flags: bool) -> str:
 def check_contracts(jobs: Collection[Job]) -> None:
     """Tries data and losses that jobs name, and that are trusted, on two samples: before anything long is done."""
     from isthmus.model.targets import check_targets
-    from isthmus.runtime import contracts
+    from isthmus.runtime.data import contracts
 
     for job in jobs:
         check_targets(job)

@@ -27,7 +27,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def _code() -> str:
     """Hash of the sources whose compiled functions call each other; others call none of another file."""
     here, digest = Path(__file__).parent, hashlib.sha256()
-    for file in (*sorted((here / "plan").glob("*.py")), *sorted((here / "cost").glob("*.py"))):
+    for file in (*sorted((here / "plan").rglob("*.py")), *sorted((here / "cost").rglob("*.py"))):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from isthmus.errors import FileError
 from isthmus.files import write_whole
-from isthmus.runtime import checkpoint
+from isthmus.runtime.checkpoint import reading as checkpoint
 from tests.cli.conftest import Isthmus
 from tests.runtime.saved_states import SHAPES, State, folder_in_memory, save, state_of
 

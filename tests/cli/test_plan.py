@@ -12,7 +12,7 @@ import pytest
 from isthmus.model.saved import save_graph
 from isthmus.plan.file import load_plan
 from isthmus.plan.text import render
-from isthmus.planners.schemes import SCHEMES
+from isthmus.planners.schemes.all_schemes import SCHEMES
 from tests.cli.conftest import Isthmus
 from tests.plan.small_models import chain
 

@@ -260,7 +260,7 @@ def is_cluster_or_our_error(text: str) -> None:
 
 
 def test_a_link_that_a_nic_holds_back_is_noted() -> None:
-    from isthmus.report.cluster import cluster_notes
+    from isthmus.report.cluster_text import cluster_notes
 
     note = "link here - there (8 Gbit/s) is faster than a's nic (1 Gbit/s), which limits it"
     assert cluster_notes(changed("bandwidth: 1 Gbit/s", "bandwidth: 1 GB/s")) == [note]
@@ -274,7 +274,7 @@ def test_a_link_that_a_nic_holds_back_is_noted() -> None:
 
 def test_a_nic_may_be_faster_down_than_up() -> None:
     from isthmus.cluster.write import cluster_yaml
-    from isthmus.report.cluster import cluster_text
+    from isthmus.report.cluster_text import cluster_text
 
     text = """kind: cluster
 version: 1

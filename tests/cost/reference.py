@@ -1,4 +1,4 @@
-"""The event engine again, slow and plain: the judge of `isthmus.cost.engine`.
+"""The event engine again, slow and plain: the judge of `isthmus.cost.event_engine`.
 
 Written from the rules in docs/events.md alone. All arithmetic is on exact fractions: ties are real ties, and no
 tolerance hides anywhere. It also keeps a record of the rates, for the tests of fairness.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from isthmus.cost.engine import Network, Tasks
+    from isthmus.cost.event_engine import Network, Tasks
 
 __all__ = ["Interval", "Record", "fair_rates", "run"]
 
@@ -163,5 +163,5 @@ class _Engine:
 
 
 def run(tasks: Tasks, lanes: int, network: Network) -> Record:
-    """The same call as `isthmus.cost.engine.run`, with the record of rates beside the times."""
+    """The same call as `isthmus.cost.event_engine.run`, with the record of rates beside the times."""
     return _Engine(tasks, lanes, network).run()

@@ -18,9 +18,9 @@ import numpy as np
 
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.compute import USUAL
-from isthmus.cost.engine import run as play
-from isthmus.cost.flat import HOST_ADAM
+from isthmus.cost.event_engine import run as play
 from isthmus.cost.memory import CONTEXT
+from isthmus.cost.plan_arrays import HOST_ADAM
 from isthmus.model.graph import BlockGraph
 from isthmus.model.profile import DeviceCosts, NetworkCosts, Profile
 from isthmus.plan.resolve import Resolved, ResolvedPipeline, ResolvedPool, ResolvedSync, resolve

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from isthmus.cost.flat import HOST_ADAM
+from isthmus.cost.plan_arrays import HOST_ADAM
 from isthmus.model.graph import BlockGraph
 from isthmus.model.profile import Profile
 from isthmus.plan.policy import POLICIES, Candidate

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.engine import Network, Tasks
+from isthmus.cost.event_engine import Network, Tasks
 from isthmus.model.profile import Profile
 from isthmus.plan.types import Plan
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from isthmus.cost.engine import Network, Tasks
+from isthmus.cost.event_engine import Network, Tasks
 
 __all__ = ["Case", "Graph", "random_case", "tied_case", "twice"]
 

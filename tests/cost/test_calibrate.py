@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.cost import engine
+from isthmus.cost import event_engine as engine
 from isthmus.cost.calibrate import LinkFit, fit_link
 from isthmus.errors import UsageError
 from tests.cost.task_graphs import Graph

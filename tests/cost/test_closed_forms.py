@@ -10,10 +10,10 @@ import pytest
 
 from isthmus.cluster.spec import Cluster, Link
 from isthmus.cost.compute import USUAL, block_arrays, block_seconds
-from isthmus.cost.emit import KINDS
-from isthmus.cost.engine import run
-from isthmus.cost.flat import HOST_ADAM, group_of
+from isthmus.cost.event_engine import run
+from isthmus.cost.plan_arrays import HOST_ADAM, group_of
 from isthmus.cost.simulate import Simulator
+from isthmus.cost.task_list import KINDS
 from isthmus.errors import PlanError
 from isthmus.model.graph import BlockGraph, Linear, TensorSplit
 from isthmus.model.job import Optimizer

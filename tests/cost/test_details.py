@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from isthmus.cost.emit import KINDS
 from isthmus.cost.simulate import Simulator
+from isthmus.cost.task_list import KINDS
 from isthmus.errors import PlanError
 from isthmus.plan.text import parse
 from isthmus.plan.types import Plan

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.cost import engine
+from isthmus.cost import event_engine as engine
 from tests.cost import reference
 from tests.cost.task_graphs import Case, Graph, random_case, tied_case, twice
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from isthmus.cluster.spec import Cluster, DeviceKind, Host, Link
 from isthmus.cost import simulate
-from isthmus.cost.fold import Folder
+from isthmus.cost.replicas.folding import Folder
 from isthmus.cost.simulate import Price, Simulator
 from isthmus.model.graph import BlockGraph, Linear, TensorSplit
 from isthmus.model.job import Job, Optimizer

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.flat import HOST_ADAM
 from isthmus.cost.memory import CONTEXT
+from isthmus.cost.plan_arrays import HOST_ADAM
 from isthmus.cost.pool import PreparedPool
 from isthmus.cost.simulate import Price, Simulator
 from isthmus.errors import PlanError

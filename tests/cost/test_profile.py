@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from isthmus.cluster.spec import Cluster, Link
-from isthmus.cost.flat import group_of
+from isthmus.cost.plan_arrays import group_of
 from isthmus.cost.profiled import ALONE, INTERPOLATED
 from isthmus.cost.simulate import Simulator
 from isthmus.cost.sources import Sources, times_used
@@ -20,7 +20,7 @@ from isthmus.model.graph import BlockGraph, TensorSplit
 from isthmus.model.profile import BlockTime, CollectiveTime, DeviceCosts, NetworkCosts, Profile
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
-from isthmus.planners.bound import lower_bound
+from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.problem import Problem
 from isthmus.report.times import times_facts
 from isthmus.units import BytesPerSecond, Seconds

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.columns import GATHERED, RING, WHOLE
-from isthmus.cost.emit import KINDS
 from isthmus.cost.network import latency_between
 from isthmus.cost.simulate import Played, Prepared, Price, Simulator
+from isthmus.cost.task_list import KINDS
+from isthmus.cost.task_types import GATHERED, RING, WHOLE
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.ring import FAR, SHORT, goes_whole, segments_of
 from isthmus.plan.types import Pipeline, Plan

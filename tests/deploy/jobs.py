@@ -15,7 +15,7 @@ from isthmus.model.job import Job, Optimizer
 from isthmus.model.zoo.synthetic import cross_entropy
 from isthmus.plan.file import PlanFile, save_plan
 from isthmus.plan.types import Pipeline, Plan, Replica, Stage, Sync
-from isthmus.runtime.order import Order
+from isthmus.runtime.data.sample_order import Order
 from tests.deploy import models
 
 BATCH = 4
@@ -113,7 +113,7 @@ def children(parent: int) -> dict[int, str]:
             above = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             continue  # no process, or one that has just ended
-        if above == parent and "isthmus.runtime.serve" in words:
+        if above == parent and "isthmus.runtime.worker_process" in words:
             found[int(folder.name)] = words[-2]
     return found
 

@@ -14,7 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.cluster.spec import TCP_PAYLOAD, Cluster
-from isthmus.deploy.collectives import (
+from isthmus.deploy.probing.prober import Clock, Dismiss, Order, Pass, Passed, Read, Told
+from isthmus.deploy.probing.probers import started
+from isthmus.deploy.probing.sync_participants import Enter, Entered, Entry, Reduce, Reduced, Said, Trouble
+from isthmus.deploy.probing.sync_times import (
     HOW,
     LONGEST,
     REPEATS,
@@ -25,9 +28,6 @@ from isthmus.deploy.collectives import (
     measurements,
     usual_sets,
 )
-from isthmus.deploy.company import started
-from isthmus.deploy.partaking import Enter, Entered, Entry, Reduce, Reduced, Said, Trouble
-from isthmus.deploy.prober import Clock, Dismiss, Order, Pass, Passed, Read, Told
 from isthmus.emulate.world import World
 from isthmus.model.profile import CollectiveTime, Profile, load_profile, save_profile
 from tests.deploy.test_probe import LOCAL, MBIT, cluster_of, near
@@ -191,7 +191,9 @@ def children(pid: int) -> list[int]:
 
 def participants() -> list[int]:
     below = [pid for child in children(os.getpid()) for pid in children(child)]
-    return [pid for pid in below if b"isthmus.deploy.participant" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [
+        pid for pid in below if b"isthmus.deploy.probing.sync_participant" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def test_processes_reduce_and_one_that_is_killed_is_noticed(tmp_path: Path) -> None:

@@ -20,12 +20,23 @@ from hypothesis import strategies as st
 
 from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import TCP_PAYLOAD, Cluster
-from isthmus.deploy import prober as prober_module
-from isthmus.deploy import sealed
-from isthmus.deploy.company import meeting, started, take_part
-from isthmus.deploy.probe import Found, Pair, PairFound, ProbeSettings, Round, host_pairs, probe, rounds
-from isthmus.deploy.probed import probed_cluster
-from isthmus.deploy.prober import Clock, Listen, Listening, Measure, Measured, Order, Rate, Read, Told, steady_rate
+from isthmus.deploy.probing import prober as prober_module
+from isthmus.deploy.probing import sealed_lines as sealed
+from isthmus.deploy.probing.probe import Found, Pair, PairFound, ProbeSettings, Round, host_pairs, probe, rounds
+from isthmus.deploy.probing.probed_cluster import probed_cluster
+from isthmus.deploy.probing.prober import (
+    Clock,
+    Listen,
+    Listening,
+    Measure,
+    Measured,
+    Order,
+    Rate,
+    Read,
+    Told,
+    steady_rate,
+)
+from isthmus.deploy.probing.probers import meeting, started, take_part
 from isthmus.emulate import namespaces
 from isthmus.emulate.world import World
 from isthmus.errors import RunError
@@ -335,7 +346,7 @@ def test_processes_measure_each_other() -> None:
 
 DYING = """
 import os, socket, sys
-from isthmus.deploy.prober import Listen, Measure, Order, join
+from isthmus.deploy.probing.prober import Listen, Measure, Order, join
 host, address = sys.argv[1:]
 line = join(socket.socket(fileno=os.dup(0)), os.environ["ISTHMUS_TOKEN"].encode(), host, address)
 line.receive(Order, None)
@@ -511,7 +522,8 @@ def test_one_who_says_nothing_to_a_pair_keeps_it_from_nothing() -> None:
 
 
 def test_a_prober_is_light() -> None:
-    code = "import sys, isthmus.deploy.prober; sys.exit(any(n in sys.modules for n in ('torch', 'numpy', 'numba')))"
+    heavy = "('torch', 'numpy', 'numba')"
+    code = f"import sys, isthmus.deploy.probing.prober; sys.exit(any(n in sys.modules for n in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from isthmus.deploy import sealed
-from isthmus.deploy.sealed import Sealed, enter, greet
+from isthmus.deploy.probing import sealed_lines as sealed
+from isthmus.deploy.probing.sealed_lines import Sealed, enter, greet
 
 TOKEN = b"a secret of many letters"
 

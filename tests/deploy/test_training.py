@@ -22,8 +22,8 @@ from isthmus.deploy.local import LocalEngine
 from isthmus.errors import CheckpointError, PlanError, RunError
 from isthmus.model.job import Optimizer
 from isthmus.plan.file import PlanFile
-from isthmus.runtime.checkpoint import latest, open_checkpoint
-from isthmus.runtime.manifest import digest_of
+from isthmus.runtime.checkpoint.manifest import digest_of
+from isthmus.runtime.checkpoint.reading import latest, open_checkpoint
 from isthmus.runtime.protocol import Ready, Stepped
 from tests.deploy.jobs import (
     DATA,

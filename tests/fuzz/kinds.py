@@ -35,7 +35,7 @@ from isthmus.plan.file import PlanFile, load_plan
 from isthmus.plan.text import parse, render
 from isthmus.plan.types import Pipeline
 from isthmus.plan.validate import check
-from isthmus.runtime.manifest import Manifest, encode_manifest, read_manifest
+from isthmus.runtime.checkpoint.manifest import Manifest, encode_manifest, read_manifest
 from tests.plan import golden_files
 from tests.plan.small_models import chain
 

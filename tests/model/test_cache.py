@@ -21,7 +21,7 @@ from isthmus.files import cache_folder
 from isthmus.model import cache
 from isthmus.model.capture import Example
 from isthmus.model.fingerprint import fingerprint
-from isthmus.model.pieces import cut
+from isthmus.model.runnable_blocks import cut
 from isthmus.model.source import load_graph
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from isthmus.errors import ModelError
 from isthmus.model.capture import Example, capture
-from isthmus.model.export import NotExportedError, export_model
+from isthmus.model.torch_export import NotExportedError, export_model
 
 EXAMPLE = Example(args=(torch.zeros(2, 4),))
 

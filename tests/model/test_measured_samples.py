@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from isthmus.errors import ModelError
-from isthmus.model.export import Example
-from isthmus.model.measured_samples import measured_mixing
 from isthmus.model.modules import cut_modules
-from isthmus.model.pieces import cut
-from isthmus.runtime.draws import draws_of
+from isthmus.model.runnable_blocks import cut
+from isthmus.model.samples.measured import measured_mixing
+from isthmus.model.torch_export import Example
+from isthmus.runtime.random.draws import draws_of
 from tests.runtime.test_hidden_mixing import BACKWARD, Ghost, Kept, NormAndRelu, Own
 from tests.sample_models import INPUTS, WIDTH, Body, SampleModel
 

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from isthmus.errors import ModelError, UsageError
 from isthmus.model.capture import Example, capture
 from isthmus.model.graph import UNMEASURED
-from isthmus.model.pieces import Pieces, cut
+from isthmus.model.runnable_blocks import Pieces, cut
 
 from . import models
 

@@ -20,11 +20,11 @@ from torch.utils import _pytree as pytree
 from isthmus.errors import ModelError, UsageError
 from isthmus.model.capture import Example
 from isthmus.model.flow import flow_of
-from isthmus.model.pair_split import split_pair
-from isthmus.model.pieces import Pieces, cut
-from isthmus.model.shard import ParameterSlice, Shard, shard_blocks
-from isthmus.model.split_rules import Part, reshaped
-from isthmus.model.tensor_split import find_pairs, linear_uses
+from isthmus.model.runnable_blocks import Pieces, cut
+from isthmus.model.tensor_parallel.divide_pair import split_pair
+from isthmus.model.tensor_parallel.division_rules import Part, reshaped
+from isthmus.model.tensor_parallel.linear_pairs import find_pairs, linear_uses
+from isthmus.model.tensor_parallel.member_blocks import ParameterSlice, Shard, shard_blocks
 from isthmus.model.trace import trace
 from isthmus.model.zoo.bert import Bert, Sizes
 from isthmus.model.zoo.gpt import GPT

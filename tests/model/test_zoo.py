@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from isthmus.errors import ModelError
 from isthmus.model import zoo
-from isthmus.model.pieces import Pieces, cut
+from isthmus.model.runnable_blocks import Pieces, cut
 from isthmus.model.zoo.bert import Bert, BertSpans, Sizes
 from isthmus.model.zoo.gpt import GPT
 from isthmus.model.zoo.inception import Inception

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.diff import diff
-from isthmus.plan.pieces import common, merge, subtract
+from isthmus.plan.parameter_pieces import common, merge, subtract
 from isthmus.plan.text import parse
 from isthmus.plan.types import Pipeline, Plan
 from tests.plan.golden_files import cluster, golden, models, text_path

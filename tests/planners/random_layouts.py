@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from isthmus.planners.bundles import Bundle
-from isthmus.planners.lanes import Lane, Pace
+from isthmus.planners.layout.device_groups import Bundle
+from isthmus.planners.layout.shares import divisors
+from isthmus.planners.layout.side_by_side import Lane, Pace
 from isthmus.planners.problem import Problem
-from isthmus.planners.shares import divisors
 
 __all__ = ["random_lanes", "random_pace", "random_parts"]
 

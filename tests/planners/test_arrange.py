@@ -16,12 +16,12 @@ from msgspec.structs import replace
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Layout
-from isthmus.planners.arrange import Arranged, Arranger
-from isthmus.planners.bundles import Bundle, all_bundles, orders
+from isthmus.planners.layout.device_groups import Bundle, all_bundles, orders
+from isthmus.planners.layout.memory_fit import Need, Room, Way
+from isthmus.planners.layout.stage_dp import Arranged, Arranger
+from isthmus.planners.layout.stage_shares import Sharing
+from isthmus.planners.layout.stage_tables import Runs, sync_seconds
 from isthmus.planners.problem import Problem
-from isthmus.planners.room import Need, Room, Way
-from isthmus.planners.runs import Runs, sync_seconds
-from isthmus.planners.sharing import Sharing
 from isthmus.units import Bytes
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs

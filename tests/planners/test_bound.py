@@ -12,11 +12,11 @@ from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Plan
-from isthmus.planners.bound import lower_bound
-from isthmus.planners.lanes import Lanes, lanes_plan
+from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.layout.side_by_side import Lanes, lanes_plan
+from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.problem import Problem
-from isthmus.planners.room import Room
-from isthmus.planners.sync_options import make_offers
+from isthmus.planners.syncs.sync_options import make_offers
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.random_layouts import random_lanes, random_pace

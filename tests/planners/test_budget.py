@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from isthmus.cluster.load import parse_cluster
 from isthmus.plan.types import Plan, Replica, Stage, Sync
 from isthmus.planners.budget import Limits, Search, sound, usual_effort
-from isthmus.planners.pieces import make_plan, only_pipeline
+from isthmus.planners.layout.build_plan import make_plan, only_pipeline
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
-from isthmus.planners.schemes import SCHEMES
+from isthmus.planners.schemes.all_schemes import SCHEMES
 from tests.plan.small_models import chain
 from tests.planners.test_portfolio import problem, two_regions
 

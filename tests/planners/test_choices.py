@@ -13,13 +13,13 @@ from isthmus.cost.timeline import Timeline
 from isthmus.errors import NoPlanError, PlanError
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.validate import check
-from isthmus.planners.bound import lower_bound
-from isthmus.planners.devices import device_sets
-from isthmus.planners.grid import Fix, megatron_plan, parse_fix
+from isthmus.planners.layout.build_plan import build_stages, make_plan, sync_messages
+from isthmus.planners.layout.memory_fit import Way
+from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.notes import notes_on
-from isthmus.planners.pieces import build_stages, make_plan, sync_messages
 from isthmus.planners.portfolio import choose_plan
-from isthmus.planners.room import Way
+from isthmus.planners.schemes.device_sets import device_sets
+from isthmus.planners.schemes.grid import Fix, megatron_plan, parse_fix
 from tests.plan.small_models import chain
 from tests.planners.test_portfolio import devices_of, pipeline_of, problem, two_regions
 

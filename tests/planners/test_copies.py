@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from isthmus.cluster.load import parse_cluster
 from isthmus.plan.validate import check
-from isthmus.planners.copies import COPIED, copied_plan, small_problem
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
+from isthmus.planners.search.large_clusters import COPIED, copied_plan, small_problem
 from tests.plan.small_models import chain
 from tests.planners.test_portfolio import problem
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from isthmus.cluster.load import parse_cluster
 from isthmus.model.job import Job
-from isthmus.planners.cuts import Parts, balanced_cut, pipeline_seconds, pipeline_times
-from isthmus.planners.pieces import build_stages, make_plan
+from isthmus.planners.layout.build_plan import build_stages, make_plan
+from isthmus.planners.layout.cuts import Parts, balanced_cut, pipeline_seconds, pipeline_times
+from isthmus.planners.layout.memory_fit import Need, Room, Way
 from isthmus.planners.problem import build_problem
-from isthmus.planners.room import Need, Room, Way
 from tests.plan.small_models import chain
 
 seconds = st.floats(0.1, 10.0)

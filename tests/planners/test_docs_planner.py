@@ -10,9 +10,9 @@ import pytest
 
 from isthmus.plan.types import Pipeline
 from isthmus.planners import portfolio
-from isthmus.planners.beyond import BEYOND
 from isthmus.planners.portfolio import choose_plan
-from isthmus.planners.schemes import SCHEMES
+from isthmus.planners.schemes.all_schemes import SCHEMES
+from isthmus.planners.search_planners import BEYOND
 from tests.plan.small_models import chain
 from tests.planners.test_portfolio import problem, two_regions
 from tests.test_docs import DOCS, FENCE, empty_folder, play

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.planners.budget import Limits, Search
-from isthmus.planners.drafts import APART, IDLE, NEW, Action, Draft, Drafts, Leaves, path_to
-from isthmus.planners.lanes import Lanes
-from isthmus.planners.pool import Pool
+from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.layout.side_by_side import Lanes
+from isthmus.planners.learned.decisions import APART, IDLE, NEW, Action, Draft, Drafts, Leaves, path_to
+from isthmus.planners.learned.tree_search import Asked, Tree, even
 from isthmus.planners.problem import Floats, Problem
-from isthmus.planners.room import Room
-from isthmus.planners.tree import Asked, Tree, even
+from isthmus.planners.search.candidates import Pool
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters
 from tests.planners.test_portfolio import problem, two_regions

@@ -14,13 +14,13 @@ from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Plan
 from isthmus.plan.validate import check
-from isthmus.planners.bound import lower_bound
-from isthmus.planners.duplicates import duplicated, with_duplicates
-from isthmus.planners.lanes import Lanes, lanes_plan
-from isthmus.planners.pieces import build_stages, make_plan, only_pipeline
+from isthmus.planners.layout.build_plan import build_stages, make_plan, only_pipeline
+from isthmus.planners.layout.memory_fit import Room, Way
+from isthmus.planners.layout.side_by_side import Lanes, lanes_plan
+from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
-from isthmus.planners.room import Room, Way
+from isthmus.planners.search.duplicates import duplicated, with_duplicates
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.random_layouts import random_lanes, random_pace

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from isthmus.plan.types import Pipeline
-from isthmus.planners.grid import Fix, even_layers, megatron_plan
+from isthmus.planners.schemes.grid import Fix, even_layers, megatron_plan
 from tests.plan.small_models import chain
 from tests.planners.test_portfolio import problem, two_regions
 

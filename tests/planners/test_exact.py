@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
-from isthmus.planners.bound import Borders, lower_bound
-from isthmus.planners.bundles import all_bundles
-from isthmus.planners.forms import Sorts, forms
-from isthmus.planners.lanes import Lane, Lanes, Pace, lanes_plan
-from isthmus.planners.pool import ways
+from isthmus.planners.layout.device_groups import all_bundles
+from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.layout.shares import divisors
+from isthmus.planners.layout.side_by_side import Lane, Lanes, Pace, lanes_plan
+from isthmus.planners.lower_bound import Borders, lower_bound
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
-from isthmus.planners.room import Room
-from isthmus.planners.shares import divisors
+from isthmus.planners.search.candidates import ways
+from isthmus.planners.search.exact_enumeration import Sorts, forms
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.random_layouts import random_lanes, random_pace

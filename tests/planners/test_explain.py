@@ -7,15 +7,15 @@ import pytest
 
 from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
+from isthmus.explain.binding import Explanation, explain, explain_schemes
+from isthmus.explain.what_if import Place, Setting, ladders, swapped
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
 from isthmus.model.profile import BlockTime, Profile
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
-from isthmus.planners.explain import Explanation, explain, explain_schemes
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import build_problem
-from isthmus.planners.what_if import Place, Setting, ladders, swapped
 from isthmus.units import Bytes, BytesPerSecond
 from tests.cost.simple_plans import devices, flat_cluster, pipeline, plan_of, replica, ring_sync, stage, timed_model
 from tests.cost.test_critical import link

@@ -20,21 +20,21 @@ from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.errors import NoPlanError
 from isthmus.model.capture import capture
-from isthmus.model.export import Example
 from isthmus.model.graph import BlockGraph
+from isthmus.model.torch_export import Example
 from isthmus.plan.validate import check
 from isthmus.planners.budget import Limits, Search
-from isthmus.planners.finish import finish
-from isthmus.planners.grid import Fix
-from isthmus.planners.ideas import Idea
-from isthmus.planners.improve import explore
-from isthmus.planners.lanes import Lanes
-from isthmus.planners.pieces import build_stages, make_plan, more_slices, only_pipeline
-from isthmus.planners.pool import Pool
+from isthmus.planners.layout.build_plan import build_stages, make_plan, more_slices, only_pipeline
+from isthmus.planners.layout.memory_fit import Room, Way
+from isthmus.planners.layout.side_by_side import Lanes
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
-from isthmus.planners.room import Room, Way
-from isthmus.planners.schemes import SCHEMES, data_even
+from isthmus.planners.proposal import Idea
+from isthmus.planners.schemes.all_schemes import SCHEMES, data_even
+from isthmus.planners.schemes.grid import Fix
+from isthmus.planners.search.candidates import Pool
+from isthmus.planners.search.finishing import finish
+from isthmus.planners.search.local_search import explore
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.test_portfolio import pipeline_of, problem, two_regions

@@ -14,13 +14,13 @@ from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Layout as State
 from isthmus.plan.types import Pipeline, Plan
-from isthmus.planners.bound import lower_bound
-from isthmus.planners.bundles import all_bundles
-from isthmus.planners.lanes import Lane, Lanes, Pace, lanes_plan
-from isthmus.planners.pieces import build_stages, make_plan
-from isthmus.planners.pool import ways
-from isthmus.planners.room import Room, Way
-from isthmus.planners.staged import Staged, staged_plan
+from isthmus.planners.layout.build_plan import build_stages, make_plan
+from isthmus.planners.layout.device_groups import all_bundles
+from isthmus.planners.layout.memory_fit import Room, Way
+from isthmus.planners.layout.side_by_side import Lane, Lanes, Pace, lanes_plan
+from isthmus.planners.lower_bound import lower_bound
+from isthmus.planners.schemes.pipeline_bounds import Staged, staged_plan
+from isthmus.planners.search.candidates import ways
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.random_layouts import random_lanes, random_pace, random_parts

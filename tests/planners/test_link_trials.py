@@ -7,11 +7,11 @@ import re
 import pytest
 
 from isthmus.cluster.load import parse_cluster
+from isthmus.explain.link_changes import FasterLinks, NewLinks
+from isthmus.explain.link_trials import MARGIN, WhyUnused, explain_unused
+from isthmus.explain.why_unused import idle_devices
 from isthmus.model.graph import BlockGraph
-from isthmus.planners.link_changes import FasterLinks, NewLinks
-from isthmus.planners.link_trials import MARGIN, WhyUnused, explain_unused
 from isthmus.planners.portfolio import Choice, choose_plan
-from isthmus.planners.unused import idle_devices
 from tests.plan.small_models import chain
 from tests.planners.test_portfolio import devices_of, problem
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
-from isthmus.planners.bundles import all_bundles, orders
-from isthmus.planners.lanes import Layout, Pace, lanes_plan
-from isthmus.planners.moves import Setting, Stages, first_settings, layout_moves, setting_moves, stage_moves
+from isthmus.planners.layout.device_groups import all_bundles, orders
+from isthmus.planners.layout.side_by_side import Layout, Pace, lanes_plan
+from isthmus.planners.search.moves import Setting, Stages, first_settings, layout_moves, setting_moves, stage_moves
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.random_layouts import random_lanes, random_pace, random_parts

@@ -14,17 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from isthmus.planners.drafts import Draft, Drafts
-from isthmus.planners.forward import log_likely
-from isthmus.planners.learned import load_network, save_network, shipped_prior
-from isthmus.planners.network import Attention, Network, batch_of
-from isthmus.planners.scene import ACTION, BLOCK, EDGE, SORT, WHOLE, Look, Looked, feedback_of
-from isthmus.planners.tree import Tree, even
+from isthmus.planners.learned.decisions import Draft, Drafts
+from isthmus.planners.learned.features import ACTION, BLOCK, EDGE, SORT, WHOLE, Look, Looked, feedback_of
+from isthmus.planners.learned.graph_network import Attention, Network, batch_of
+from isthmus.planners.learned.network_numpy import log_likely
+from isthmus.planners.learned.prior import load_network, save_network, shipped_prior
+from isthmus.planners.learned.tree_search import Tree, even
 from tests.plan.small_models import chain
 from tests.planners.test_drafts import pool_of
 from tests.planners.test_portfolio import problem, two_regions
 
-SHIPPED = Path(__file__).resolve().parents[2] / "src" / "isthmus" / "planners" / "planner.safetensors"
+SHIPPED = Path(__file__).resolve().parents[2] / "src" / "isthmus" / "planners" / "learned" / "planner.safetensors"
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -12,7 +12,7 @@ from isthmus.model.job import Job
 from isthmus.model.source import load_graph
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem, build_problem
-from isthmus.planners.schemes import SCHEMES
+from isthmus.planners.schemes.all_schemes import SCHEMES
 from tests.plan.small_models import chain
 from tests.planners.test_portfolio import problem, two_regions
 

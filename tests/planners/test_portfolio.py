@@ -17,12 +17,12 @@ from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
 from isthmus.plan.types import Pipeline
 from isthmus.plan.validate import check
-from isthmus.planners.bound import lower_bound
-from isthmus.planners.grid import Fix, parse_fix
+from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.portfolio import PLANNERS, Choice, choose_plan
 from isthmus.planners.problem import Problem, build_problem
-from isthmus.planners.room import Room
-from isthmus.planners.schemes import SCHEMES
+from isthmus.planners.schemes.all_schemes import SCHEMES
+from isthmus.planners.schemes.grid import Fix, parse_fix
 from tests.plan.small_models import chain
 
 TWO_REGIONS = """

@@ -13,12 +13,12 @@ from isthmus.cost.profiled import ALONE
 from isthmus.model.job import Job
 from isthmus.model.profile import BlockTime, CollectiveTime, Profile
 from isthmus.plan.types import Pipeline, Plan
-from isthmus.planners.bound import lower_bound
-from isthmus.planners.grid import Fix
+from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem, build_problem
-from isthmus.planners.room import Room
-from isthmus.planners.schemes import SCHEMES
+from isthmus.planners.schemes.all_schemes import SCHEMES
+from isthmus.planners.schemes.grid import Fix
 from tests.cost.random_profiles import random_profile
 from tests.plan.small_models import chain
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.planners.shares import divisors, even_shares, fair_shares, micro_batch_counts
+from isthmus.planners.layout.shares import divisors, even_shares, fair_shares, micro_batch_counts
 
 # Steps of 0 make times that do not grow: what computing is like where starting kernels takes all the time.
 seconds = st.one_of(st.just(0.0), st.floats(0.1, 10.0))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
-from isthmus.planners.sharing import Sharing
+from isthmus.planners.layout.stage_shares import Sharing
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.test_portfolio import problem, two_regions

@@ -16,13 +16,13 @@ from isthmus.cluster.load import parse_cluster
 from isthmus.cost.network import fabric
 from isthmus.plan.types import Layout, Plan, Sync
 from isthmus.plan.validate import check
-from isthmus.planners.pieces import build_stages, make_plan, only_pipeline
+from isthmus.planners.layout.build_plan import build_stages, make_plan, only_pipeline
+from isthmus.planners.layout.memory_fit import Way
 from isthmus.planners.problem import Problem
-from isthmus.planners.ring_order import pass_seconds, ring_order
-from isthmus.planners.room import Way
-from isthmus.planners.sync_ilp import best_syncs, greedy, objective, solve
-from isthmus.planners.sync_loads import Programme, make_programme
-from isthmus.planners.sync_options import make_offers
+from isthmus.planners.syncs.ring_order import pass_seconds, ring_order
+from isthmus.planners.syncs.sync_ilp import best_syncs, greedy, objective, solve
+from isthmus.planners.syncs.sync_loads import Programme, make_programme
+from isthmus.planners.syncs.sync_options import make_offers
 from tests.plan.small_models import chain
 from tests.planners.test_portfolio import problem
 

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from isthmus.cluster.spec import Cluster
-from isthmus.planners.training.__main__ import ROUND
-from isthmus.planners.training.collect import collect
-from isthmus.planners.training.fit import Recipe, fit
-from isthmus.planners.training.gather import read_records
-from isthmus.planners.training.problems import FAMILIES, SEEDS, random_case, random_cluster
-from isthmus.planners.training.samples import Lessons
+from isthmus.planners.learned.training.__main__ import ROUND
+from isthmus.planners.learned.training.collect import collect
+from isthmus.planners.learned.training.fit import Recipe, fit
+from isthmus.planners.learned.training.lessons import Lessons
+from isthmus.planners.learned.training.problems import FAMILIES, SEEDS, random_case, random_cluster
+from isthmus.planners.learned.training.records import read_records
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 HELD_BUILDERS = ("vision.vgg", "inception", "transformer", "xlnet", "t5", "llama", "mixtral", "opt", "roberta")

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.cost.timeline import Activity
+from isthmus.report.columns import sentence
 from isthmus.report.html import Subject, report_html
 from isthmus.report.limits import limit_words
 from isthmus.report.markup import escape, prose, tag
 from isthmus.report.packed import LANES, TICKS, kept_activities, pack
-from isthmus.report.text import sentence
 from tests.plan.golden_files import NAMES
 from tests.report.subjects import HOSTILE, hostile_subject, subject
 

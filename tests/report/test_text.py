@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from isthmus.cluster.load import parse_cluster
 from isthmus.plan.types import Outcome
-from isthmus.report.classes import device_classes, host_classes
-from isthmus.report.cluster import cluster_text
-from isthmus.report.model import repeats, tensor_split
+from isthmus.report.class_names import device_classes, host_classes
+from isthmus.report.cluster_text import cluster_text
+from isthmus.report.columns import columns, cut, excerpt, percent, times
+from isthmus.report.model_text import repeats, tensor_split
 from isthmus.report.outcomes import comparison
-from isthmus.report.plan import scheme_lines
-from isthmus.report.text import columns, cut, excerpt, percent, times
+from isthmus.report.plan_text import scheme_lines
 from tests.plan.small_models import chain
 
 WORDS = st.text("abc.", min_size=1, max_size=6)

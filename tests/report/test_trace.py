@@ -13,7 +13,7 @@ import pytest
 
 import isthmus
 from isthmus.cost.timeline import Timeline, covered_length
-from isthmus.report.trace import trace_events, write_trace
+from isthmus.report.chrome_trace import trace_events, write_trace
 from tests.plan.golden_files import NAMES, cluster, golden, models
 
 Events = list[dict[str, Any]]

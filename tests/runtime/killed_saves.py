@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from isthmus.runtime.checkpoint import finish, latest, open_checkpoint
+from isthmus.runtime.checkpoint.reading import finish, latest, open_checkpoint
 from tests.runtime.saved_states import assert_holds, graph_of, header, parts_of, save, state_of
 
 CALLS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir"}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from isthmus.model.graph import BlockGraph, Parameter
 from isthmus.model.job import Job, Optimizer
-from isthmus.runtime.checkpoint import Checkpoint, Header, PartInfo, Piece, finish, write_part
+from isthmus.runtime.checkpoint.reading import Checkpoint, Header, PartInfo, Piece, finish, write_part
 
 __all__ = [
     "SHAPES",

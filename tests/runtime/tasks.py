@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from isthmus.model.export import Example
+from isthmus.model.torch_export import Example
 from isthmus.model.zoo.gpt import GPT
 from isthmus.model.zoo.synthetic import cross_entropy
 from tests.runtime.world import Cutting, Task

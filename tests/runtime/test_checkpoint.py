@@ -19,10 +19,9 @@ from isthmus.errors import CheckpointError, UsageError
 from isthmus.model import zoo
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job, Optimizer
-from isthmus.model.slices import ParameterSlice
 from isthmus.model.source import load_graph
-from isthmus.runtime import saving
-from isthmus.runtime.checkpoint import (
+from isthmus.model.tensor_parallel.member_slices import ParameterSlice
+from isthmus.runtime.checkpoint.reading import (
     Checkpoint,
     Cut,
     Header,
@@ -34,9 +33,10 @@ from isthmus.runtime.checkpoint import (
     finish,
     latest,
     open_checkpoint,
+    saving,
     write_part,
 )
-from isthmus.runtime.tensor_file import DTYPES, Entry, open_tensors, write_tensors
+from isthmus.runtime.checkpoint.tensor_file import DTYPES, Entry, open_tensors, write_tensors
 from tests.runtime.saved_states import (
     SHAPES,
     assert_holds,

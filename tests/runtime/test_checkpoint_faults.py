@@ -24,7 +24,8 @@ from safetensors.torch import load_file, save_file
 
 from isthmus.errors import CheckpointError
 from isthmus.model.job import Job, Optimizer
-from isthmus.runtime.checkpoint import (
+from isthmus.runtime.checkpoint.manifest import digest_of, read_manifest
+from isthmus.runtime.checkpoint.reading import (
     Cut,
     Piece,
     export,
@@ -34,8 +35,7 @@ from isthmus.runtime.checkpoint import (
     open_checkpoint,
     write_part,
 )
-from isthmus.runtime.manifest import digest_of, read_manifest
-from isthmus.runtime.saving import set_aside
+from isthmus.runtime.checkpoint.saving import set_aside
 from tests.conftest import ROOT
 from tests.runtime.saved_states import (
     SHAPES,

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from isthmus.errors import DataError
 from isthmus.model import source
 from isthmus.model.built import BuiltModel
-from isthmus.model.export import Example
 from isthmus.model.function import _repeated
 from isthmus.model.job import Job
 from isthmus.model.load_job import named_code
+from isthmus.model.torch_export import Example
 from isthmus.model.zoo.synthetic import cross_entropy, masked_tokens, next_tokens, vectors
-from isthmus.runtime.data import open_samples
+from isthmus.runtime.data.sample_order import Order, epoch_order
+from isthmus.runtime.data.sources import open_samples
 from isthmus.runtime.loss import open_loss
-from isthmus.runtime.order import Order, epoch_order
 
 HERE = __name__  # functions of this file, as a user names his
 

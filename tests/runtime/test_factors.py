@@ -14,13 +14,13 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from isthmus.errors import ModelError
-from isthmus.model.export import Example
 from isthmus.model.job import Job
-from isthmus.model.pieces import Pieces, cut
+from isthmus.model.runnable_blocks import Pieces, cut
+from isthmus.model.torch_export import Example
 from isthmus.plan import ring
-from isthmus.runtime.channel import ChannelError, Network
-from isthmus.runtime.exchange import FactorExchange, Line
-from isthmus.runtime.factors import Factors, make_factors, tap
+from isthmus.runtime.comm.channel import ChannelError, Network
+from isthmus.runtime.comm.factor_exchange import FactorExchange, Line
+from isthmus.runtime.comm.factors import Factors, make_factors, tap
 from isthmus.runtime.program import BucketSpec
 from tests.runtime.threads import at_once, networks
 

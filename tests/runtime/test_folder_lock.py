@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import CheckpointError
-from isthmus.runtime.folder_lock import LOCK, lock_folder
+from isthmus.runtime.checkpoint.folder_lock import LOCK, lock_folder
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from isthmus.runtime.folder_lock import lock_folder
+from isthmus.runtime.checkpoint.folder_lock import lock_folder
 with lock_folder(Path(sys.argv[1]), "first"):
     print("held", flush=True)
     time.sleep(60)
@@ -117,7 +117,7 @@ NOBODY = """
 import os, sys
 from pathlib import Path
 from isthmus.errors import CheckpointError
-from isthmus.runtime.folder_lock import lock_folder
+from isthmus.runtime.checkpoint.folder_lock import lock_folder
 os.setuid(65534)
 try:
     with lock_folder(Path(sys.argv[1]), "other"):

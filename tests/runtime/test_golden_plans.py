@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from isthmus.model.export import Example
 from isthmus.model.job import Job
+from isthmus.model.torch_export import Example
 from isthmus.model.zoo.synthetic import cross_entropy
 from isthmus.plan.types import Pipeline, Plan
 from tests.plan.golden_files import NAMES, cluster, golden

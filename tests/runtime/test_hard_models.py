@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from isthmus.errors import ModelError, PlanError
-from isthmus.model.export import Example
 from isthmus.model.job import Optimizer
-from isthmus.model.pieces import cut
+from isthmus.model.runnable_blocks import cut
+from isthmus.model.torch_export import Example
 from isthmus.model.zoo.synthetic import cross_entropy
 from isthmus.plan.types import Plan, Replica, Stage, Sync
 from isthmus.planners.notes import unreached

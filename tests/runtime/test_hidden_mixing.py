@@ -17,9 +17,9 @@ from isthmus.errors import DataError, ModelError
 from isthmus.model.graph import NORMS
 from isthmus.model.zoo.synthetic import cross_entropy
 from isthmus.plan.types import Plan, Replica, Stage, Sync
+from isthmus.runtime.batch_statistics import unchanged
 from isthmus.runtime.loss import CheckedLoss
-from isthmus.runtime.serving import cast_module, check_hooks
-from isthmus.runtime.statistics import unchanged
+from isthmus.runtime.worker_run import cast_module, check_hooks
 from tests.runtime.test_samples import CLUSTER, FIRST, SECOND, SGD, UPDATES, vectors
 from tests.runtime.world import Cutting, Task, assert_same, pipeline_plan, reference, train
 from tests.sample_models import WIDTH, Body, SampleModel

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from isthmus.runtime.lanes import Lanes
+from isthmus.runtime.comm.worker_threads import Lanes
 
 
 def test_a_lane_keeps_its_order_and_its_thread() -> None:

@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from isthmus.cluster.catalog import CATALOG
 from isthmus.cluster.load import parse_cluster
 from isthmus.errors import ModelError, UsageError
-from isthmus.model.export import Example
 from isthmus.model.job import Job
-from isthmus.model.pieces import Pieces, cut
 from isthmus.model.profile import BlockTime
+from isthmus.model.runnable_blocks import Pieces, cut
 from isthmus.model.source import build, load_graph
+from isthmus.model.torch_export import Example
 from isthmus.planners.problem import pick_precision
-from isthmus.runtime.draws import draws_of
-from isthmus.runtime.machine import find_machine, free_memory, guess_kind
-from isthmus.runtime.measure import LeftOut, measure, profile_model
-from isthmus.runtime.randomness import Randomness
+from isthmus.runtime.profiling.block_times import LeftOut, measure, profile_model
+from isthmus.runtime.profiling.machine import find_machine, free_memory, guess_kind
+from isthmus.runtime.random.draws import draws_of
+from isthmus.runtime.random.randomness import Randomness
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from isthmus.cluster.spec import Cluster
 from isthmus.errors import PlanError
-from isthmus.model.export import Example
 from isthmus.model.job import Optimizer
+from isthmus.model.torch_export import Example
 from isthmus.model.zoo.synthetic import cross_entropy
 from isthmus.plan.relays import relays
 from isthmus.plan.text import render

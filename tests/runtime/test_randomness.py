@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from isthmus.errors import ModelError
-from isthmus.model.export import Example
-from isthmus.model.pieces import Pieces, cut
+from isthmus.model.runnable_blocks import Pieces, cut
+from isthmus.model.torch_export import Example
 from isthmus.model.zoo.gpt import GPT
-from isthmus.runtime.draws import Draw, Split, draws_of
-from isthmus.runtime.hashed import Lot
-from isthmus.runtime.randomness import Randomness
+from isthmus.runtime.random.draws import Draw, Split, draws_of
+from isthmus.runtime.random.hashed import Lot
+from isthmus.runtime.random.randomness import Randomness
 
 from ..model import models
 

@@ -19,8 +19,8 @@ from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.plan.relays import joined, relays
 from isthmus.plan.types import Via
-from isthmus.runtime.channel import Channel, ChannelError, Network
-from isthmus.runtime.relay import pass_on
+from isthmus.runtime.comm.channel import Channel, ChannelError, Network
+from isthmus.runtime.comm.relay import pass_on
 from tests.runtime.threads import at_once
 
 ENDS = ("a/cpu/0", "z/cpu/0")

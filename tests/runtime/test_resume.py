@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.model.job import Optimizer
 from isthmus.plan.types import Plan
-from isthmus.runtime.checkpoint import latest, open_checkpoint
+from isthmus.runtime.checkpoint.reading import latest, open_checkpoint
 from tests.runtime.tasks import TASKS, pieces_of
 from tests.runtime.test_plans import CLUSTER, SGD, grouped, named, stage, sync
 from tests.runtime.world import Result, assert_same, reference, train

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 import isthmus
 from isthmus.errors import ModelError, PlanError
-from isthmus.model.export import Example
 from isthmus.model.graph import NORMS
 from isthmus.model.job import Optimizer
+from isthmus.model.torch_export import Example
 from isthmus.model.zoo.synthetic import cross_entropy
 from isthmus.plan.types import Pipeline, Plan, Replica, Stage, Sync
 from tests.model.test_samples import STEPS, Composed

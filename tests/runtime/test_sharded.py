@@ -16,7 +16,7 @@ from isthmus.model.job import Optimizer
 from isthmus.plan.types import Plan, Stage
 from isthmus.runtime.buckets import Bucket
 from isthmus.runtime.program import Program, Run, programs
-from isthmus.runtime.turns import can_play, turns
+from isthmus.runtime.weight_turns import can_play, turns
 from isthmus.runtime.worker import Worker
 from tests.runtime import world
 from tests.runtime.tasks import TASKS, pieces_of

@@ -18,13 +18,13 @@ from torch.utils.checkpoint import checkpoint
 
 from isthmus.cost.runnable import check_mixing
 from isthmus.errors import ModelError, PlanError
-from isthmus.model.export import Example
 from isthmus.model.graph import Block, BlockGraph, Parameter
 from isthmus.model.job import Job
-from isthmus.model.pieces import Pieces, cut
+from isthmus.model.runnable_blocks import Pieces, cut
+from isthmus.model.torch_export import Example
 from isthmus.plan.resolve import ResolvedPipeline, ResolvedReplica, ResolvedStage
 from isthmus.plan.types import Pipeline
-from isthmus.runtime.statistics import SynchronisedNorm, synchronised, unchanged
+from isthmus.runtime.batch_statistics import SynchronisedNorm, synchronised, unchanged
 
 from ..model import models
 

@@ -19,10 +19,10 @@ from torch.distributed import FileStore, HashStore, Store, TCPStore
 
 from isthmus.model.job import Job
 from isthmus.plan import ring
-from isthmus.runtime import scratch, syncs
-from isthmus.runtime.channel import ChannelError, Network
+from isthmus.runtime.comm import scratch, syncs
+from isthmus.runtime.comm.channel import ChannelError, Network
+from isthmus.runtime.comm.syncs import Ring, Sync, make_sync, piece_bounds
 from isthmus.runtime.program import BucketSpec
-from isthmus.runtime.syncs import Ring, Sync, make_sync, piece_bounds
 from tests.runtime.threads import at_once, networks
 
 NAMES = [f"h{i}/cpu/0" for i in range(5)]

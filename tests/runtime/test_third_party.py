@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 import isthmus
 from isthmus.errors import ModelError
-from isthmus.model.export import Example
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Optimizer
+from isthmus.model.torch_export import Example
 from isthmus.model.zoo.synthetic import cross_entropy
 from isthmus.plan.file import PlanFile
 from isthmus.plan.types import Plan, Replica, Stage, Sync

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch.distributed import HashStore
 
-from isthmus.runtime.channel import Network
+from isthmus.runtime.comm.channel import Network
 
 T = TypeVar("T")
 

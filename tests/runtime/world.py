@@ -23,22 +23,22 @@ from torch import Tensor, fx, nn
 
 from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
-from isthmus.model.export import Example
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job, Optimizer
-from isthmus.model.pieces import Pieces, cut
+from isthmus.model.runnable_blocks import Pieces, cut
+from isthmus.model.torch_export import Example
 from isthmus.plan.types import Pipeline, Plan, Stage, Sync
 from isthmus.plan.validate import check
-from isthmus.runtime.channel import Network
-from isthmus.runtime.checkpoint import open_checkpoint
-from isthmus.runtime.draws import draws_of
-from isthmus.runtime.manifest import Header
-from isthmus.runtime.place import Draws
+from isthmus.runtime.checkpoint.manifest import Header
+from isthmus.runtime.checkpoint.reading import open_checkpoint
+from isthmus.runtime.checkpoint.saving import Piece, finish, write_part
+from isthmus.runtime.checkpoint.worker_state import load_state, saved_pieces
+from isthmus.runtime.comm.channel import Network
+from isthmus.runtime.placed_blocks import Draws
 from isthmus.runtime.program import programs
-from isthmus.runtime.saving import Piece, finish, write_part
-from isthmus.runtime.serving import cast_module
-from isthmus.runtime.state import load_state, saved_pieces
+from isthmus.runtime.random.draws import draws_of
 from isthmus.runtime.worker import DTYPES, Worker, meets
+from isthmus.runtime.worker_run import cast_module
 
 DEADLINE = 120.0  # seconds
 DEVICE = torch.device(os.environ.get("ISTHMUS_TEST_DEVICE", "cpu"))  # where workers and reference compute

@@ -10,8 +10,8 @@ import msgspec
 from isthmus.cli.console import Answer, Progress
 from isthmus.cluster.load import load_cluster
 from isthmus.cluster.spec import Cluster, Device, Host, Link
-from isthmus.report.classes import device_classes
-from isthmus.report.cluster import cluster_notes, cluster_text
+from isthmus.report.class_names import device_classes
+from isthmus.report.cluster_text import cluster_notes, cluster_text
 
 __all__ = ["run"]
 

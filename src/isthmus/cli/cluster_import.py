@@ -19,7 +19,7 @@ from isthmus.cluster.importers.slurm import import_slurm
 from isthmus.cluster.write import cluster_yaml
 from isthmus.errors import UsageError
 from isthmus.files import is_name, write_whole
-from isthmus.report.cluster import import_text
+from isthmus.report.cluster_text import import_text
 
 __all__ = ["run"]
 

@@ -18,17 +18,7 @@ from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.cluster.load import load_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.cluster.write import cluster_yaml
-from isthmus.deploy.collectives import (
-    SIZES,
-    Collectives,
-    Hosts,
-    Measurement,
-    collectives,
-    measurements,
-    usual_sets,
-)
-from isthmus.deploy.company import Company, meeting, started, take_part
-from isthmus.deploy.probe import (
+from isthmus.deploy.probing.probe import (
     Found,
     PairFound,
     ProbeSettings,
@@ -38,12 +28,22 @@ from isthmus.deploy.probe import (
     probe,
     rounds,
 )
-from isthmus.deploy.probed import probed_cluster
-from isthmus.deploy.prober import LONGEST
+from isthmus.deploy.probing.probed_cluster import probed_cluster
+from isthmus.deploy.probing.prober import LONGEST
+from isthmus.deploy.probing.probers import Company, meeting, started, take_part
+from isthmus.deploy.probing.sync_times import (
+    SIZES,
+    Collectives,
+    Hosts,
+    Measurement,
+    collectives,
+    measurements,
+    usual_sets,
+)
 from isthmus.errors import FileError, RunError, UsageError
 from isthmus.files import open_file, write_whole
 from isthmus.model.profile import Profile, save_profile
-from isthmus.report.text import columns, cut, excerpt
+from isthmus.report.columns import columns, cut, excerpt
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["run"]

@@ -17,7 +17,7 @@ from typing import Any
 
 from isthmus.cli.console import Answer, Progress
 from isthmus.files import cache_folder
-from isthmus.report.text import columns
+from isthmus.report.columns import columns
 from isthmus.units import format_bytes, format_seconds
 
 __all__ = ["Check", "run", "verdict"]
@@ -101,7 +101,7 @@ def _simulator(compiling: Callable[[], None]) -> Check:
     except Exception as error:  # whatever a broken numba raises
         remedy = f"{_install('numba')}; if its cache cannot be written, set NUMBA_CACHE_DIR to a folder of yours"
         return Check(name="simulator", ok=False, found=_said(error), next=remedy)
-    from isthmus.cost.lower import lower
+    from isthmus.cost.build_tasks import lower
 
     stats: Any = getattr(lower, "stats", None)  # numba's count of what it loaded and what it compiled
     compiled = "compiled now" if stats and sum(stats.cache_misses.values()) else "compiled before"

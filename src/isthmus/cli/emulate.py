@@ -23,7 +23,7 @@ from isthmus.cluster.load import load_cluster
 from isthmus.emulate.links import check_values
 from isthmus.emulate.world import World
 from isthmus.errors import UsageError
-from isthmus.report.text import columns
+from isthmus.report.columns import columns
 from isthmus.units import Seconds, format_seconds, parse_bandwidth, parse_seconds
 
 __all__ = ["Change", "parse_change", "run"]
@@ -31,7 +31,7 @@ __all__ = ["Change", "parse_change", "run"]
 _WHERE = "isthmus emulate"
 _MASTER_PORT = 29500  # torch's own default; free on a host that was just made
 _LOOK = 0.5  # seconds between two looks at whether the world is still there
-_KEPT = (sys.executable, "-P", "-m", "isthmus.emulate.kept")  # ends a command with this process, if it is killed
+_KEPT = (sys.executable, "-P", "-m", "isthmus.emulate.placeholder")  # ends a command with this process, if it is killed
 _UNWATCHED = 1.0  # seconds after which nobody watches a command: a signal came just when it was started
 _LAST_WORDS = 5.0  # seconds for a command to end when told to, and for its last lines to be read
 

@@ -12,15 +12,15 @@ from isthmus.api import Simulated, jobs_of_plan
 from isthmus.cli.console import Answer, Progress
 from isthmus.cli.simulate import price_again
 from isthmus.cli.summary import unused_in
+from isthmus.explain.binding import Explanation, SchemeBinding, explain, explain_schemes
+from isthmus.explain.link_trials import WhyUnused
+from isthmus.explain.what_if import Setting
 from isthmus.plan.file import PlanFile, load_plan
-from isthmus.planners.explain import Explanation, SchemeBinding, explain, explain_schemes
-from isthmus.planners.link_trials import WhyUnused
 from isthmus.planners.problem import build_problem
-from isthmus.planners.what_if import Setting
+from isthmus.report.columns import columns, cut, percent, times, wrapped
 from isthmus.report.outcomes import comparison, in_order, outcome_words, with_everywhere
-from isthmus.report.plan import shortage_line
-from isthmus.report.text import columns, cut, percent, times, wrapped
-from isthmus.report.unused import unused_lines, unused_values
+from isthmus.report.plan_text import shortage_line
+from isthmus.report.unused_devices import unused_lines, unused_values
 from isthmus.units import format_seconds
 
 __all__ = ["run"]

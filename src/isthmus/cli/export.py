@@ -13,7 +13,7 @@ from isthmus.files import expecting
 from isthmus.units import format_bytes
 
 if TYPE_CHECKING:
-    from isthmus.runtime.checkpoint import Checkpoint
+    from isthmus.runtime.checkpoint.reading import Checkpoint
 
 __all__ = ["run"]
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 
 def _exported(given: Path, output: str, progress: Progress) -> tuple[Path, Checkpoint]:
     """Writes the file, and says which checkpoint it is; begins again if a run has removed that for a newer one."""
-    from isthmus.runtime.checkpoint import export, latest, open_checkpoint
+    from isthmus.runtime.checkpoint.reading import export, latest, open_checkpoint
 
     path = latest(given)
     while True:

@@ -8,7 +8,7 @@ from typing import Any
 from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.model import source
 from isthmus.model.graph import Block, BlockGraph
-from isthmus.report.model import model_text, state_sizes, tensor_split
+from isthmus.report.model_text import model_text, state_sizes, tensor_split
 
 __all__ = ["run"]
 

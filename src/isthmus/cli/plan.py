@@ -22,8 +22,8 @@ from isthmus.plan.file import PlanFile, inputs_digest, save_plan
 from isthmus.plan.types import Prediction
 from isthmus.planners.portfolio import PLANNERS, Choice, choose_plan, parse_fix
 from isthmus.planners.problem import Problem, build_problem
-from isthmus.report.plan import device_lines, job_lines, link_lines, plan_lines, scheme_lines
-from isthmus.report.text import columns, times
+from isthmus.report.columns import columns, times
+from isthmus.report.plan_text import device_lines, job_lines, link_lines, plan_lines, scheme_lines
 from isthmus.report.times import times_facts, times_values
 from isthmus.units import format_seconds
 

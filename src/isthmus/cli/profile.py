@@ -16,12 +16,12 @@ from isthmus.emulate.act import as_emulated, paces
 from isthmus.errors import UsageError
 from isthmus.model import source
 from isthmus.model.profile import save_profile
-from isthmus.report.text import columns
+from isthmus.report.columns import columns
 from isthmus.units import format_seconds
 
 if TYPE_CHECKING:
-    from isthmus.runtime.machine import Machine
-    from isthmus.runtime.measure import Measurement
+    from isthmus.runtime.profiling.block_times import Measurement
+    from isthmus.runtime.profiling.machine import Machine
 
 __all__ = ["run"]
 
@@ -32,8 +32,8 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     output: str = args.output or f"{jobs_of(args.model)[0].name}.profile.json"
     check_folder(output)
     progress.phase("Looking for a device")
-    from isthmus.runtime.machine import find_machine
-    from isthmus.runtime.measure import SAMPLES, profile_model
+    from isthmus.runtime.profiling.block_times import SAMPLES, profile_model
+    from isthmus.runtime.profiling.machine import find_machine
 
     start = time.monotonic()
     slower = _slower(args)

@@ -12,10 +12,10 @@ from isthmus.cli.simulate import price_again
 from isthmus.cli.summary import facts_of, remarks_on, unused_in
 from isthmus.cluster.load import cluster_digest
 from isthmus.plan.file import load_plan
+from isthmus.report.columns import columns
 from isthmus.report.html import Subject, write_report
-from isthmus.report.plan import shortage_line
+from isthmus.report.plan_text import shortage_line
 from isthmus.report.run import check_run, read_run
-from isthmus.report.text import columns
 from isthmus.report.times import times_facts
 from isthmus.units import format_bytes, format_seconds
 

@@ -16,10 +16,10 @@ from isthmus.model.load_job import named_code
 from isthmus.model.profile import load_profile
 from isthmus.plan.file import PlanFile, load_plan
 from isthmus.plan.schedule import parse_orders
-from isthmus.report.plan import device_lines, job_lines, link_lines, plan_lines, shortage_line
-from isthmus.report.text import columns
+from isthmus.report.chrome_trace import write_trace
+from isthmus.report.columns import columns
+from isthmus.report.plan_text import device_lines, job_lines, link_lines, plan_lines, shortage_line
 from isthmus.report.times import times_values
-from isthmus.report.trace import write_trace
 
 __all__ = ["check_models", "price_again", "run"]
 

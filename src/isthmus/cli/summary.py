@@ -8,12 +8,12 @@ from isthmus.api import Simulated, jobs_of_plan
 from isthmus.cli.console import Progress
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.simulate import Price
+from isthmus.explain.link_trials import WhyUnused, explain_unused
 from isthmus.model.job import Job
 from isthmus.plan.file import PlanFile
 from isthmus.plan.types import Pipeline, Plan
-from isthmus.planners.link_trials import WhyUnused, explain_unused
 from isthmus.planners.problem import Problem
-from isthmus.report.plan import precisions
+from isthmus.report.plan_text import precisions
 from isthmus.report.remarks import Remark, remarks
 from isthmus.report.times import times_facts
 

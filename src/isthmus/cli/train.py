@@ -38,8 +38,8 @@ from isthmus.plan.types import Pipeline
 from isthmus.planners.notes import unreached
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import build_problem
-from isthmus.report.text import columns, times
-from isthmus.report.trace import write_trace
+from isthmus.report.chrome_trace import write_trace
+from isthmus.report.columns import columns, times
 from isthmus.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _trained(
     args: argparse.Namespace, progress: Progress, priced: Simulated, trusted: list[str]
 ) -> tuple[RunResult, bool | None]:
     """Train the plan; return the result and whether links were as in the cluster (None: that was not asked for)."""
-    from isthmus.runtime.checkpoint import latest
+    from isthmus.runtime.checkpoint.reading import latest
 
     (job,) = jobs_of_plan(priced.plan)[:1]
     workers = len(priced.price.memory)

@@ -40,7 +40,6 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.compiled import compiled, inlined, lean
-from isthmus.cost.emit import GATE, SYNCING, TaskList, beside, edge, message, task
 from isthmus.cost.network import (
     ADDING,
     SINGLE,
@@ -53,6 +52,7 @@ from isthmus.cost.network import (
     members_of,
     seconds_to_send,
 )
+from isthmus.cost.task_list import GATE, SYNCING, TaskList, beside, edge, message, task
 from isthmus.plan.ring import goes_whole, segments_of
 
 __all__ = ["all_reduce", "server", "spread", "steps_of_ring", "tree"]

@@ -21,9 +21,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.cost.emit import GATE, HOST_UPDATE, KINDS, TOTALS, UPDATE
 from isthmus.cost.network import ADDING
 from isthmus.cost.simulate import Played
+from isthmus.cost.task_list import GATE, HOST_UPDATE, KINDS, TOTALS, UPDATE
 
 __all__ = ["Leg", "What", "critical_path"]
 

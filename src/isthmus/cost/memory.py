@@ -30,9 +30,9 @@ import numpy.typing as npt
 
 from isthmus.cluster.spec import Precision
 from isthmus.compiled import compiled, inlined
-from isthmus.cost.columns import RING, SCATTERED, SERVER, TREE, Syncs, samples_of
 from isthmus.cost.compute import WIDTH_OF
 from isthmus.cost.network import Wires, latency_between, members_of
+from isthmus.cost.task_types import RING, SCATTERED, SERVER, TREE, Syncs, samples_of
 from isthmus.model.job import Optimizer
 from isthmus.model.profile import DeviceCosts
 from isthmus.plan.ring import AHEAD, LEAVING, goes_whole, room_for, segments_of

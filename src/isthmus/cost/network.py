@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from isthmus.cluster.spec import Cluster
 from isthmus.compiled import compiled, inlined
-from isthmus.cost.engine import WIDTH, Network
+from isthmus.cost.event_engine import WIDTH, Network
 from isthmus.model.profile import DeviceCosts, NetworkCosts
 from isthmus.units import BytesPerSecond, Seconds
 

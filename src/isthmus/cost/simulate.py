@@ -21,17 +21,17 @@ from msgspec.structs import replace
 
 from isthmus.cluster.spec import Cluster, Precision
 from isthmus.compiled import compiled
+from isthmus.cost.build_tasks import lower
 from isthmus.cost.compute import Efficiency
-from isthmus.cost.emit import TaskList, new_list
-from isthmus.cost.engine import Times, run
-from isthmus.cost.flat import Flat, flatten
-from isthmus.cost.fold import Folded, Folder
-from isthmus.cost.fold_network import folded_fabric, with_copies
-from isthmus.cost.lower import lower
+from isthmus.cost.event_engine import Times, run
 from isthmus.cost.memory import activation_peaks, context_bytes, scratch_bytes
 from isthmus.cost.network import Fabric, fabric, with_overheads
+from isthmus.cost.plan_arrays import Flat, flatten
 from isthmus.cost.pool import PreparedPool, prepare_pool, write_pool
+from isthmus.cost.replicas.folded_network import folded_fabric, with_copies
+from isthmus.cost.replicas.folding import Folded, Folder
 from isthmus.cost.tables import ModelTable, stage_links
+from isthmus.cost.task_list import TaskList, new_list
 from isthmus.errors import PlanError
 from isthmus.model.graph import BlockGraph
 from isthmus.model.profile import DeviceCosts, Profile

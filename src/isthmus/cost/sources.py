@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.cost.columns import DUPLICATE
-from isthmus.cost.flat import Flat, flatten
 from isthmus.cost.network import Fabric
+from isthmus.cost.plan_arrays import Flat, flatten
 from isthmus.cost.profiled import ALONE, ESTIMATED
 from isthmus.cost.simulate import PLAYED_WHOLE, Simulator
 from isthmus.cost.tables import ModelTable
+from isthmus.cost.task_types import DUPLICATE
 from isthmus.plan.types import Pipeline, Plan, Pool
 
 __all__ = ["Sources", "TimesUsed", "times_used"]

@@ -9,9 +9,9 @@ from typing import NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.cost.emit import GATE, KINDS, SYNCING
 from isthmus.cost.network import SEND, SYNC
 from isthmus.cost.simulate import Played
+from isthmus.cost.task_list import GATE, KINDS, SYNCING
 
 __all__ = ["Activity", "DeviceUse", "LinkUse", "Timeline", "covered_length", "timeline"]
 

@@ -28,25 +28,25 @@ from torch.utils import _pytree as pytree
 from isthmus.cluster.spec import Cluster
 from isthmus.deploy.training import failure
 from isthmus.errors import PlanError, RunError, UsageError
-from isthmus.model.export import Example
-from isthmus.model.pieces import Pieces
+from isthmus.model.runnable_blocks import Pieces
+from isthmus.model.torch_export import Example
 from isthmus.plan.resolve import Resolved, resolve
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
-from isthmus.runtime.channel import ChannelError, Network
-from isthmus.runtime.checkpoint import Checkpoint, assemble, newest_whole, open_checkpoint
-from isthmus.runtime.dataset import described
-from isthmus.runtime.draws import draws_of
-from isthmus.runtime.folder_lock import lock_folder
+from isthmus.runtime.checkpoint.folder_lock import lock_folder
+from isthmus.runtime.checkpoint.manifest import MANIFEST, Header, SavedScale
+from isthmus.runtime.checkpoint.reading import Checkpoint, assemble, newest_whole, open_checkpoint
+from isthmus.runtime.checkpoint.saving import Piece, finish, write_part
+from isthmus.runtime.checkpoint.tensor_file import writing
+from isthmus.runtime.checkpoint.worker_state import load_state, saved_pieces
+from isthmus.runtime.comm.channel import ChannelError, Network
+from isthmus.runtime.data.datasets import described
 from isthmus.runtime.loss import CheckedLoss
-from isthmus.runtime.manifest import MANIFEST, Header, SavedScale
 from isthmus.runtime.program import Program, programs
-from isthmus.runtime.saving import Piece, finish, write_part
-from isthmus.runtime.serve import failed
-from isthmus.runtime.serving import cast_example, check_hooks, cut_model, kept_buffers
-from isthmus.runtime.state import load_state, saved_pieces
-from isthmus.runtime.tensor_file import writing
+from isthmus.runtime.random.draws import draws_of
 from isthmus.runtime.worker import DTYPES, Worker
+from isthmus.runtime.worker_process import failed
+from isthmus.runtime.worker_run import cast_example, check_hooks, cut_model, kept_buffers
 
 __all__ = ["Joined"]
 

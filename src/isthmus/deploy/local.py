@@ -2,7 +2,8 @@
 
 Processes find each other through a file in a private folder, and talk over loopback only; in an emulated world each
 runs on its host there, and they talk over its links. Each is the leader of a session of its own, so that Ctrl-C
-reaches the parent alone; it ends with the parent (serve.py), and what it has started ends with the guard (guard.py).
+reaches the parent alone; it ends with the parent (worker_process.py), and what it has started ends with the guard
+(cleanup_process.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Protocol, Self
 
 import msgspec
 
-from isthmus.deploy import guard
+from isthmus.deploy import cleanup_process as guard
 from isthmus.deploy.engine import Ended, Garbled, Interrupt, Notice, Said, Silent
 from isthmus.deploy.free_memory import check_fit, free_on_gpus, free_on_host, gpu_needs, host_needs
 from isthmus.runtime.protocol import Alive, Clock, Command, Event, Hello, Order, Place, Start
@@ -40,7 +41,12 @@ _STARTING = 4.0  # times as long may pass before the first: many processes begin
 _BUSY = 0.05  # of a processor: who uses that much while he is silent is computing
 _BEATS = 10  # signs of life in that time
 _LAST_WORDS = 1.0  # seconds to read what an ended worker has told and printed
-_COMMAND = (sys.executable, "-P", "-m", "isthmus.runtime.serve")  # -P: no file of the working directory hides a module
+_COMMAND = (
+    sys.executable,
+    "-P",
+    "-m",
+    "isthmus.runtime.worker_process",
+)  # -P: no file of the working directory hides a module
 
 
 class Setting(Protocol):

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING
 
 from isthmus.cost.timeline import Timeline
 from isthmus.deploy.engine import Ended, Engine, Garbled, Interrupt, Kept, Notice, Passed, Resumed, Running, Silent
-from isthmus.deploy.measured import measured_timeline
+from isthmus.deploy.worker_timeline import measured_timeline
 from isthmus.errors import CheckpointError, RunError
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
-from isthmus.runtime.manifest import Header, PartInfo
+from isthmus.runtime.checkpoint.manifest import Header, PartInfo
 from isthmus.runtime.program import Program
 from isthmus.runtime.protocol import STOP, Done, Failed, Order, Ready, Saving, Stepped, Wrote
 
 if TYPE_CHECKING:
-    from isthmus.runtime.checkpoint import Checkpoint
+    from isthmus.runtime.checkpoint.reading import Checkpoint
 
 __all__ = ["Listener", "RunResult", "RunSettings", "failure", "train"]
 
@@ -89,7 +89,7 @@ def train(
     """
     if settings.export is None:
         return _trained(programs, graph, engine, settings, listen)
-    from isthmus.runtime.checkpoint import export, open_checkpoint
+    from isthmus.runtime.checkpoint.reading import export, open_checkpoint
 
     with tempfile.TemporaryDirectory(prefix="isthmus-") as name:
         aside = settings if settings.folder is not None else replace(settings, folder=Path(name))
@@ -113,7 +113,7 @@ def _own_folder(folder: Path | None, run: str) -> Iterator[None]:
     if folder is None:
         yield
         return
-    from isthmus.runtime.folder_lock import lock_folder
+    from isthmus.runtime.checkpoint.folder_lock import lock_folder
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,8 +162,8 @@ def _followed(
 
 def _begin(program: Program, graph: BlockGraph, settings: RunSettings, listen: Listener) -> tuple[int, Path | None]:
     """The first step, and the checkpoint to begin with; what an ended run left unfinished goes."""
-    from isthmus.runtime.checkpoint import clear
-    from isthmus.runtime.saving import saved_folders
+    from isthmus.runtime.checkpoint.reading import clear
+    from isthmus.runtime.checkpoint.saving import saved_folders
 
     if settings.folder is None:
         return 0, None
@@ -194,7 +194,7 @@ def _buffers(job: Job, graph: BlockGraph) -> dict[str, tuple[int, ...]]:
     import torch
 
     from isthmus.model import source
-    from isthmus.runtime.serving import kept_buffers
+    from isthmus.runtime.worker_run import kept_buffers
 
     with torch.device("meta"):
         module = source.build(job.model, job.sequence).module
@@ -204,8 +204,8 @@ def _buffers(job: Job, graph: BlockGraph) -> dict[str, tuple[int, ...]]:
 
 def _newest(folder: Path, listen: Listener) -> Checkpoint | None:
     """The newest checkpoint that is whole to the last byte; newer ones that are not get another name."""
-    from isthmus.runtime.checkpoint import newest_whole
-    from isthmus.runtime.saving import set_aside
+    from isthmus.runtime.checkpoint.reading import newest_whole
+    from isthmus.runtime.checkpoint.saving import set_aside
 
     checkpoint, refused = newest_whole(folder)
     for path, error in refused:
@@ -301,7 +301,7 @@ class _Run:
         parts, saving = self._parts.get(step, {}), self._saving.get(step)
         if saving is None or len(parts) < len(self._programs):
             return
-        from isthmus.runtime.checkpoint import finish
+        from isthmus.runtime.checkpoint.reading import finish
 
         assert self._settings.folder is not None
         header = Header.of(

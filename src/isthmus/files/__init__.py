@@ -7,7 +7,7 @@ its line (YAML) or its path (JSON), and a remedy. Nothing is guessed, nothing is
 from isthmus.files.cache_folder import cache_folder
 from isthmus.files.document import NAME_RULE, Document, is_name, open_file
 from isthmus.files.every_fault import build_or_every_fault
-from isthmus.files.explain import ValuePath, close_name, show_path, show_value
+from isthmus.files.fault_words import ValuePath, close_name, show_path, show_value
 from isthmus.files.kinds import expecting, wrong_kind
 from isthmus.files.strict_json import encode_json, parse_json, plain_target, read_json, write_json, write_whole
 from isthmus.files.strict_yaml import parse_yaml, read_yaml

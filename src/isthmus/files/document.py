@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from isthmus.errors import FileError
-from isthmus.files.explain import Fault, ValuePath, explain, show_path, show_value
+from isthmus.files.fault_words import Fault, ValuePath, explain, show_path, show_value
 from isthmus.files.kinds import KINDS, WRONG, expected, remedy
 
 __all__ = ["NAME_RULE", "Document", "check_text", "is_name", "open_file", "read_text"]

@@ -15,7 +15,7 @@ import msgspec
 
 from isthmus.errors import FileError
 from isthmus.files.document import Document
-from isthmus.files.explain import Fault, ValuePath
+from isthmus.files.fault_words import Fault, ValuePath
 
 __all__ = ["build_or_every_fault"]
 

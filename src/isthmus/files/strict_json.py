@@ -15,7 +15,7 @@ import msgspec
 
 from isthmus.errors import FileError
 from isthmus.files.document import Document, check_text, read_text
-from isthmus.files.explain import ValuePath, show_path
+from isthmus.files.fault_words import ValuePath, show_path
 
 __all__ = ["encode_json", "parse_json", "plain_target", "read_json", "write_json", "write_whole"]
 

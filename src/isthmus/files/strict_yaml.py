@@ -18,7 +18,7 @@ import yaml
 
 from isthmus.errors import FileError
 from isthmus.files.document import Document, check_text, read_text
-from isthmus.files.explain import ValuePath, show_value
+from isthmus.files.fault_words import ValuePath, show_value
 
 __all__ = ["parse_yaml", "read_yaml"]
 

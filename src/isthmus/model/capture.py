@@ -1,6 +1,6 @@
 """A model -> its blocks, without weights: what planners, the simulator and the runtime know of it.
 
-Export the operations (`export`, `trace`), find out what flows and what it costs (`flow`, `costs`), cut (`blocks`,
+Export the operations (`torch_export`, `trace`), find out what flows and what it costs (`flow`, `costs`), cut (`blocks`,
 `sections`), describe (`describe`).
 Where export cannot follow a model its child modules are the blocks (`modules`).
 """
@@ -11,13 +11,13 @@ from torch import nn
 
 from isthmus.errors import UsageError
 from isthmus.model.describe import describe
-from isthmus.model.export import Example, NotExportedError
 from isthmus.model.graph import BlockGraph
 from isthmus.model.modules import cut_modules
 from isthmus.model.quiet import without_weight_warnings
-from isthmus.model.reach import without_unreached
 from isthmus.model.sections import cut_trace
+from isthmus.model.torch_export import Example, NotExportedError
 from isthmus.model.trace import trace
+from isthmus.model.unreached import without_unreached
 
 __all__ = ["Example", "capture"]
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from torch import fx
 
-from isthmus.model.export import Line
 from isthmus.model.flow import Flow
+from isthmus.model.torch_export import Line
 from isthmus.model.trace import Op, Trace, Value, kind_of
 
 __all__ = ["Kept", "backward_flops", "forward_flops", "kept_by", "moved_by", "weights_moved_by"]

@@ -16,9 +16,9 @@ from torch.fx.node import map_aggregate
 from isthmus.model.costs import kept_by, moved_by, weights_moved_by
 from isthmus.model.digest import digest_of
 from isthmus.model.graph import NORMS, Block, BlockGraph, Linear, Parameter, Tensor, TensorSplit
-from isthmus.model.samples import described, is_apart
+from isthmus.model.samples.proof import described, is_apart
 from isthmus.model.sections import Section, Sections
-from isthmus.model.tensor_split import Pair
+from isthmus.model.tensor_parallel.linear_pairs import Pair
 from isthmus.model.trace import Op, Trace
 
 __all__ = ["describe", "parameters_of", "tensor_names"]

@@ -15,8 +15,8 @@ import torch
 from torch import fx
 
 from isthmus.model.graph import NORMS, Split
-from isthmus.model.sample_rules import SAMPLE_RULES
-from isthmus.model.samples import State, prove
+from isthmus.model.samples.proof import State, prove
+from isthmus.model.samples.rules import SAMPLE_RULES
 from isthmus.model.trace import Op, Trace, Value, memory_root
 
 __all__ = ["Flow", "alias", "flow_of", "is_view"]

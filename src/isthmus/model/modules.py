@@ -32,11 +32,11 @@ from isthmus.errors import ModelError
 from isthmus.model.blocks import Item, choose_blocks
 from isthmus.model.describe import parameters_of
 from isthmus.model.digest import digest_of
-from isthmus.model.export import Example, Line, example_of, probes_of, training
 from isthmus.model.gradients import NoHooks
 from isthmus.model.graph import Block, BlockGraph, Tensor
-from isthmus.model.kept_state import kept_state
-from isthmus.model.measured_samples import measured_mixing
+from isthmus.model.restored_state import kept_state
+from isthmus.model.samples.measured import measured_mixing
+from isthmus.model.torch_export import Example, Line, example_of, probes_of, training
 from isthmus.model.trace import tensors_of
 
 __all__ = ["ModuleCut", "cut_modules"]

@@ -10,9 +10,9 @@ from isthmus.errors import ModelError
 from isthmus.model.blocks import Item, choose_blocks
 from isthmus.model.costs import backward_flops, forward_flops
 from isthmus.model.flow import Flow, flow_of
-from isthmus.model.pair_split import PairSplit, split_pairs
-from isthmus.model.samples import Mixed, State, is_apart
-from isthmus.model.tensor_split import LinearUse, Pair, find_pairs, linear_uses
+from isthmus.model.samples.proof import Mixed, State, is_apart
+from isthmus.model.tensor_parallel.divide_pair import PairSplit, split_pairs
+from isthmus.model.tensor_parallel.linear_pairs import LinearUse, Pair, find_pairs, linear_uses
 from isthmus.model.trace import Op, Trace
 
 __all__ = ["Section", "Sections", "cut_trace"]

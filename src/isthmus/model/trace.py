@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from isthmus.model.export import Example, Exported, Line, NotExportedError, export_model
+from isthmus.model.torch_export import Example, Exported, Line, NotExportedError, export_model
 
 __all__ = ["Attribute", "Op", "Trace", "Value", "arguments_of", "bound", "described", "kind_of", "tensors_of", "trace"]
 __all__ += ["memory_root", "written_by"]
@@ -204,7 +204,7 @@ class _Reader:
 
     def _call(self, node: fx.Node) -> None:
         kind = kind_of(node.target)
-        if kind in _CHECKS or (kind == "rand" and not node.users):  # a coin whose side was known (export.py)
+        if kind in _CHECKS or (kind == "rand" and not node.users):  # a coin whose side was known (torch_export.py)
             return
         values, changes = self._values(node), self._changes(node)
         if not values:

@@ -1,6 +1,6 @@
 """What changes from one plan to the next: which parameters move where, how many bytes, and which settings differ.
 
-What a device must receive is what it will hold less what it holds (`plan.pieces`). Each missing piece comes from the
+What a device must receive is what it will hold less what it holds (`plan.parameter_pieces`). Each missing piece comes from the
 nearest device that has it: same host, then same region, then anywhere, in the cluster's order. What no device of the
 cluster has is new: initialised, or read from a checkpoint. Gradients do not move.
 """
@@ -14,7 +14,7 @@ import msgspec
 
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
-from isthmus.plan.pieces import (
+from isthmus.plan.parameter_pieces import (
     Key,
     Pieces,
     Range,

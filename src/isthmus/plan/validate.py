@@ -11,10 +11,10 @@ from isthmus.cluster.spec import Cluster
 from isthmus.errors import PlanError
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.resolve import Resolved, resolve
-from isthmus.plan.rules.reach import check_reach
+from isthmus.plan.rules.connections import check_reach
 from isthmus.plan.rules.shape import check_shape
 from isthmus.plan.rules.stages import check_one_job, check_pool, check_stages
-from isthmus.plan.rules.syncs import check_syncs
+from isthmus.plan.rules.sync_rules import check_syncs
 from isthmus.plan.types import Pipeline, Plan, PoolJob
 
 __all__ = ["RULES", "check"]

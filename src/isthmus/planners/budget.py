@@ -11,7 +11,7 @@ from isthmus.cost.runnable import check_runnable
 from isthmus.errors import PlanError
 from isthmus.plan.types import Plan
 from isthmus.plan.validate import check
-from isthmus.planners.pieces import sync_messages
+from isthmus.planners.layout.build_plan import sync_messages
 from isthmus.planners.problem import LARGE, Candidate, Problem
 from isthmus.planners.stop import SearchEnded
 

@@ -8,12 +8,12 @@ from isthmus.cluster.islands import islands_note
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.timeline import LinkUse, Timeline
 from isthmus.errors import NoPlanError, NoPlanYetError
+from isthmus.explain.why_unused import idle_note, why_left_out
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Pipeline, Plan
-from isthmus.planners.grid import Fix, cannot_have
-from isthmus.planners.pieces import ONE_BUCKET
+from isthmus.planners.layout.build_plan import ONE_BUCKET
 from isthmus.planners.problem import Candidate, Problem
-from isthmus.planners.unused import idle_note, why_left_out
+from isthmus.planners.schemes.grid import Fix, cannot_have
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["assumed", "missing_bytes", "notes_on", "nothing_fits", "unfinished_note", "unreached", "why_not"]

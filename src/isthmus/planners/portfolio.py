@@ -16,20 +16,20 @@ from isthmus.cost.simulate import Price
 from isthmus.cost.timeline import Timeline, timeline
 from isthmus.errors import NoPlanError, UsageError
 from isthmus.plan.resolve import resolve
-from isthmus.plan.rules.reach import apart
+from isthmus.plan.rules.connections import apart
 from isthmus.plan.types import Outcome, Plan
-from isthmus.planners.beyond import BEYOND
-from isthmus.planners.bound import lower_bound
 from isthmus.planners.budget import Limits, Progress, Search, sound, usual_effort
-from isthmus.planners.copies import Copies, small_problem, whole_plan
-from isthmus.planners.everywhere import everywhere
-from isthmus.planners.grid import Fix, parse_fix
+from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.notes import notes_on, unfinished_note
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.rounds import Asked, Found, Rounds
-from isthmus.planners.schemes import SCHEMES
+from isthmus.planners.schemes.all_schemes import SCHEMES
+from isthmus.planners.schemes.grid import Fix, parse_fix
+from isthmus.planners.schemes.plain_ddp import everywhere
+from isthmus.planners.search.large_clusters import Copies, small_problem, whole_plan
+from isthmus.planners.search_planners import BEYOND
 from isthmus.planners.stop import Stop
-from isthmus.planners.sync_ilp import load_solver
+from isthmus.planners.syncs.sync_ilp import load_solver
 
 __all__ = ["PLANNERS", "Choice", "Fix", "choose_plan", "parse_fix", "scheme_plans"]
 

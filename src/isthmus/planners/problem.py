@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from isthmus.cluster.spec import PRECISIONS, Cluster, Precision
 from isthmus.cost.compute import Group
-from isthmus.cost.flat import group_of
+from isthmus.cost.plan_arrays import group_of
 from isthmus.cost.simulate import Price, Simulator
 from isthmus.cost.tables import ModelTable
 from isthmus.errors import NoPlanError, UsageError
@@ -69,7 +69,8 @@ class Problem:
         self.usable = tuple(device.name for device in cluster.devices.values() if device.kind in able)
         self.places = placed_blocks(job, graph, cluster, f"job {job.name}")
         self._seconds: dict[tuple[str, Group, int], Floats] = {}
-        self.crossings: dict[Hashable, tuple[float, float, float]] = {}  # what `staged` has found of pairs of stages
+        # What `pipeline_bounds` found of pairs of stages:
+        self.crossings: dict[Hashable, tuple[float, float, float]] = {}
         self.ends: dict[Hashable, tuple[float, float, float]] = {}  # and of each stage: its ring, its update
         self._both: dict[tuple[str, Group, int], Floats] = {}
         self._whole: dict[tuple[str, Group, int], float] = {}

@@ -1,10 +1,10 @@
 """A search in rounds, each of which is planned as a whole.
 
 In a round the usual schemes are searched for a while (`scheme_search`); then the planner that goes beyond them
-(`beyond`) starts from the best of them. A round is given an effort, and its decisions depend on that and on nothing
-else. The next one has four times as much: it takes the schemes up where they were left, and begins the rest anew, but
-knows the prices of all layouts that were priced before. The round of the usual effort knows nothing of those before: so
-it finds what is found without a budget. A budget in seconds or calls only says where this sequence ends
+(`search_planners`) starts from the best of them. A round is given an effort, and its decisions depend on that and on
+nothing else. The next one has four times as much: it takes the schemes up where they were left, and begins the rest
+anew, but knows the prices of all layouts that were priced before. The round of the usual effort knows nothing of those
+before: so it finds what is found without a budget. A budget in seconds or calls only says where this sequence ends
 (`stop`), so that a larger one does the same work first, and never finds a worse plan.
 
 Where nobody gives a budget there is one round of the usual effort; then the schemes are searched to their end, which is
@@ -19,15 +19,15 @@ from itertools import count, islice
 from typing import NamedTuple, NoReturn
 
 from isthmus.plan.types import Outcome
-from isthmus.planners.beyond import BEYOND
 from isthmus.planners.budget import Limits, Progress, Search
-from isthmus.planners.grid import Fix
-from isthmus.planners.ideas import Idea
+from isthmus.planners.layout.memory_fit import Room
 from isthmus.planners.notes import missing_bytes, nothing_fits
 from isthmus.planners.problem import LARGE, Candidate, Problem
-from isthmus.planners.room import Room
-from isthmus.planners.scheme_search import SchemeSearch
-from isthmus.planners.schemes import SCHEMES
+from isthmus.planners.proposal import Idea
+from isthmus.planners.schemes.all_schemes import SCHEMES
+from isthmus.planners.schemes.grid import Fix
+from isthmus.planners.schemes.scheme_search import SchemeSearch
+from isthmus.planners.search_planners import BEYOND
 from isthmus.planners.stop import Stop
 
 __all__ = ["Asked", "Found", "Rounds"]

@@ -10,10 +10,10 @@ import numpy as np
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.timeline import Timeline, covered_length
 from isthmus.plan.types import Outcome, Pipeline, Plan, Pool
-from isthmus.report.classes import device_classes
+from isthmus.report.class_names import device_classes
+from isthmus.report.columns import percent, times
 from isthmus.report.markup import Markup, join, tag
 from isthmus.report.outcomes import in_order, outcome_words
-from isthmus.report.text import percent, times
 from isthmus.units import format_bytes, format_seconds
 
 __all__ = [

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from isthmus.cluster.spec import Cluster, Host
+from isthmus.report.columns import percent
 from isthmus.report.markup import Markup, tag
-from isthmus.report.text import percent
 from isthmus.units import format_bandwidth
 
 __all__ = ["Card", "cards_of", "draw_card", "level"]

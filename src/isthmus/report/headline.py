@@ -8,12 +8,12 @@ from isthmus.cost.timeline import Timeline
 from isthmus.model.job import Job
 from isthmus.plan.file import PlanFile
 from isthmus.plan.types import Plan
+from isthmus.report.columns import rate, sentence, times
 from isthmus.report.limits import limit_words
 from isthmus.report.markup import Markup, join, prose, tag
-from isthmus.report.plan import plan_jobs, precisions, shortage_line
+from isthmus.report.plan_text import plan_jobs, precisions, shortage_line
 from isthmus.report.remarks import Remark, remarks
 from isthmus.report.run import RunRecord
-from isthmus.report.text import rate, sentence, times
 from isthmus.units import format_seconds
 
 __all__ = ["headline"]

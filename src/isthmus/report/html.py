@@ -17,20 +17,20 @@ import msgspec
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.simulate import Price
 from isthmus.cost.timeline import Timeline
+from isthmus.explain.link_trials import WhyUnused
 from isthmus.files import write_whole
 from isthmus.plan.file import PlanFile
 from isthmus.plan.text import render
-from isthmus.planners.link_trials import WhyUnused
 from isthmus.report.bars import groups_of, memory_bars, memory_limits, scheme_bars, spent_time, time_bars
+from isthmus.report.footer import notes
 from isthmus.report.headline import headline
 from isthmus.report.map import map_figure
 from isthmus.report.markup import Markup, escape, tag
-from isthmus.report.notes import notes
 from isthmus.report.outcomes import comparison, with_everywhere
 from isthmus.report.packed import pack
-from isthmus.report.plan import plan_jobs
+from isthmus.report.plan_text import plan_jobs
 from isthmus.report.run import RunRecord, run_section
-from isthmus.report.unused import unused_section
+from isthmus.report.unused_devices import unused_section
 from isthmus.units import format_seconds
 
 __all__ = ["Subject", "report_html", "write_report"]

@@ -7,7 +7,7 @@ Where neither is, the step is a chain of both with waiting between; only its cri
 from __future__ import annotations
 
 from isthmus.cost.timeline import Timeline
-from isthmus.report.text import percent
+from isthmus.report.columns import percent
 
 __all__ = ["limit_words"]
 

@@ -13,9 +13,9 @@ from isthmus.cluster.places import find_place
 from isthmus.cluster.spec import Cluster, Link
 from isthmus.cost.timeline import LinkUse, Timeline
 from isthmus.report.cards import Card, cards_of, draw_card, level
+from isthmus.report.columns import percent
 from isthmus.report.layout import Floats, arrange, bounds, globe, spread
 from isthmus.report.markup import Markup, join, tag
-from isthmus.report.text import percent
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["Edge", "edges_of", "map_figure"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isthmus.plan.types import Outcome
-from isthmus.report.text import times
+from isthmus.report.columns import times
 from isthmus.units import format_seconds
 
 __all__ = ["comparison", "in_order", "outcome_words", "with_everywhere"]

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.emit import KINDS
+from isthmus.cost.task_list import KINDS
 from isthmus.cost.timeline import Activity, Timeline
-from isthmus.report.classes import device_classes
+from isthmus.report.class_names import device_classes
 
 __all__ = ["LANES", "TICKS", "kept_activities", "pack"]
 

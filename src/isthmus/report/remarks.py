@@ -9,7 +9,7 @@ from isthmus.cost.simulate import Price
 from isthmus.cost.timeline import Timeline
 from isthmus.plan.file import PlanFile
 from isthmus.planners.notes import assumed
-from isthmus.report.text import times
+from isthmus.report.columns import times
 from isthmus.units import format_seconds
 
 __all__ = ["Remark", "remarks"]

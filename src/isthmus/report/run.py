@@ -15,9 +15,9 @@ from isthmus.files.document import read_text
 from isthmus.plan.file import plan_digest
 from isthmus.plan.types import Plan
 from isthmus.report.chart import chart
+from isthmus.report.columns import times
 from isthmus.report.markup import Markup, prose, tag
-from isthmus.report.plan import plan_jobs
-from isthmus.report.text import times
+from isthmus.report.plan_text import plan_jobs
 from isthmus.units import format_bytes, format_seconds
 
 __all__ = ["RunRecord", "check_run", "read_run", "run_section"]

@@ -3,7 +3,7 @@
 A bucket's gradients are final when the last backward of every run that uses them has passed them; its sync then runs in
 a thread of its own while the backward goes on. State `sharded-optimizer`: the ring stops when each participant has the
 sum of its piece, it updates that piece, and the new weights go around. `sharded-all`: only the piece is kept of weights
-and gradients; there is room for the rest while it is used (`gather`).
+and gradients; there is room for the rest while it is used (`sharded_weights`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 
+from isthmus.runtime.checkpoint.extents import Cut
+from isthmus.runtime.comm.factors import Factors
+from isthmus.runtime.comm.syncs import Sync, piece_bounds
+from isthmus.runtime.comm.worker_threads import Lanes
 from isthmus.runtime.executor import Span
-from isthmus.runtime.extents import Cut
-from isthmus.runtime.factors import Factors
-from isthmus.runtime.lanes import Lanes
 from isthmus.runtime.pace import Pace
 from isthmus.runtime.program import BucketSpec, Run
-from isthmus.runtime.syncs import Sync, piece_bounds
 
 __all__ = ["Bucket", "Buckets", "Served"]
 

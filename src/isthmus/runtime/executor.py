@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from isthmus.errors import ModelError
-from isthmus.model.export import Example
-from isthmus.model.pieces import Pieces
-from isthmus.runtime.apart import ApartCheck
-from isthmus.runtime.channel import Network
-from isthmus.runtime.flows import Form, Inbox, Inflow, Key, Outflow, Part, cut, messages
+from isthmus.model.runnable_blocks import Pieces
+from isthmus.model.torch_export import Example
+from isthmus.runtime.batch_statistics import unchanged
+from isthmus.runtime.comm.channel import Network
+from isthmus.runtime.comm.flows import Form, Inbox, Inflow, Key, Outflow, Part, cut, messages
 from isthmus.runtime.pace import Pace
 from isthmus.runtime.program import Action, Flow, Program, Run, samples_of_slice
-from isthmus.runtime.statistics import unchanged
+from isthmus.runtime.sample_check import ApartCheck
 
 __all__ = ["Executor", "Hooks", "Span", "Watch"]
 

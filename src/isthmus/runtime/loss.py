@@ -18,7 +18,7 @@ from isthmus.errors import DataError, IsthmusError
 from isthmus.model.built import BuiltModel
 from isthmus.model.function import find, said
 from isthmus.model.job import Job
-from isthmus.runtime.dataset import CONTRACT, described
+from isthmus.runtime.data.datasets import CONTRACT, described
 
 __all__ = ["CheckedLoss", "open_loss"]
 

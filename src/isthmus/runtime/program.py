@@ -132,7 +132,7 @@ def programs(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> 
     """The program of each worker of a checked plan, by device."""
     from isthmus.cost.runnable import check_runnable  # compiled code, which workers do without
     from isthmus.cost.simulate import Prepared, Simulator
-    from isthmus.runtime.turns import can_play  # programs
+    from isthmus.runtime.weight_turns import can_play  # programs
 
     simulator = Simulator(cluster, models)
     resolved, net = resolve(plan, cluster, models), simulator.fabric(plan)

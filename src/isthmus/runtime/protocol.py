@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from isthmus.runtime.manifest import PartInfo, SavedScale
+from isthmus.runtime.checkpoint.manifest import PartInfo, SavedScale
 from isthmus.runtime.program import Program
 
 __all__ = [

@@ -11,24 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.cluster.spec import Precision
-from isthmus.model.export import Example
-from isthmus.model.pieces import Pieces
+from isthmus.model.runnable_blocks import Pieces
+from isthmus.model.torch_export import Example
 from isthmus.runtime.buckets import Bucket, Buckets, Served
-from isthmus.runtime.channel import ChannelError, Network
-from isthmus.runtime.exchange import Line
+from isthmus.runtime.comm.channel import ChannelError, Network
+from isthmus.runtime.comm.factor_exchange import Line
+from isthmus.runtime.comm.factors import make_factors
+from isthmus.runtime.comm.relay import pass_on
+from isthmus.runtime.comm.syncs import Ring, Sync, make_sync
+from isthmus.runtime.comm.totals import Totals
+from isthmus.runtime.comm.unequal_groups import UnequalGroups
 from isthmus.runtime.executor import Executor, Hooks, Loss, Span
-from isthmus.runtime.factors import make_factors
-from isthmus.runtime.gather import Gatherer, Scatterer
 from isthmus.runtime.optimizer import LossScale, Updater
 from isthmus.runtime.pace import Pace
-from isthmus.runtime.place import Draws, Placed, place
+from isthmus.runtime.placed_blocks import Draws, Placed, place
 from isthmus.runtime.program import BucketSpec, Program, Run
-from isthmus.runtime.randomness import Randomness
-from isthmus.runtime.relay import pass_on
-from isthmus.runtime.syncs import Ring, Sync, make_sync
-from isthmus.runtime.totals import Totals
-from isthmus.runtime.turns import stretch_parameters
-from isthmus.runtime.unequal import UnequalGroups
+from isthmus.runtime.random.randomness import Randomness
+from isthmus.runtime.sharded_weights import Gatherer, Scatterer
+from isthmus.runtime.weight_turns import stretch_parameters
 
 __all__ = ["DTYPES", "Step", "Worker", "meets"]
 

@@ -1,0 +1,320 @@
+"""Measures the links of a cluster: tells probers on its hosts which pairs to measure when, and collects what they find.
+
+What is measured at the same time shares nothing: a host is in at most one pair, two different regions have at most one
+pair between them, and so has a region with a trunk of its own. Pairs are put into the first round that has room, in the
+order of a round-robin tournament; where all hosts are in one region that gives the fewest rounds there can be.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from isthmus.cluster.spec import TCP_PAYLOAD, Cluster
+from isthmus.deploy.probing.prober import (
+    LONGEST,
+    ROUND_TRIPS,
+    Clock,
+    Failed,
+    Listen,
+    Listening,
+    Measure,
+    Measured,
+    Order,
+    Read,
+    Told,
+)
+from isthmus.units import BytesPerSecond, Seconds
+
+__all__ = [
+    "Found",
+    "Pair",
+    "PairFound",
+    "ProbeSettings",
+    "Probers",
+    "Round",
+    "Shared",
+    "expected_seconds",
+    "host_pairs",
+    "probe",
+    "rounds",
+]
+
+_WELL_BELOW = 0.8  # flows that reach less than this part of what each reaches alone share something
+_BEYOND = 60.0  # seconds that a round may take longer than expected
+_SIGN_OF_LIFE = 10.0  # seconds in which whoever is not frozen says what its clock is at
+
+Pair = tuple[str, str]
+Round = tuple[Pair, ...]
+K = TypeVar("K")
+
+
+class Probers(Protocol):
+    """Hosts that take part, however they are reached."""
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """Return the address at which each host listens."""
+
+    def tell(self, host: str, order: Order) -> None:
+        """Tells one of them; one that is gone does not hear it."""
+
+    def next(self, timeout: float) -> tuple[str, Told | None] | None:
+        """Return a host and what it told (None: it is gone); None alone if nothing came in `timeout` seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSettings:
+    """`seconds` of sending, each way, at least; `pings` at most; whether to look for what flows share."""
+
+    seconds: float = 2.0
+    pings: int = 100
+    trunks: bool = False
+    nics: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairFound:
+    """What a pair of hosts reaches. One way: half of the round trip."""
+
+    latency: Seconds  # the least of many
+    latency_median: Seconds
+    bandwidth: tuple[BytesPerSecond, BytesPerSecond]  # from the first to the second, and back
+    steady: bool
+
+    @property
+    def lower(self) -> BytesPerSecond:
+        """Return the lower bandwidth of the two directions."""
+        return min(self.bandwidth)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What flows reach together, the lower way. `holds`: that is well below what they reach one by one."""
+
+    rate: BytesPerSecond
+    holds: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Pairs and what each reaches, or why it was not measured; trunks and nics where they were looked for."""
+
+    pairs: Mapping[Pair, PairFound]
+    failed: Mapping[Pair, str]
+    lost: tuple[str, ...]
+    trunks: Mapping[Pair, Shared]  # by two regions, in the cluster's order
+    nics: Mapping[str, Shared]
+    seconds: float
+
+
+def host_pairs(hosts: Collection[str]) -> list[Pair]:
+    """Every two of the hosts, in their order."""
+    return list(itertools.combinations(hosts, 2))
+
+
+def rounds(cluster: Cluster, pairs: Sequence[Pair], most: int | None = None) -> list[Round]:
+    """The pairs in rounds, no two of a round sharing anything, at most so many in one."""
+    found: list[tuple[list[Pair], set[object]]] = []
+    for pair in _tournament(pairs):
+        taken = {*pair, *_between(cluster, pair)}
+        room = (entry for entry in found if len(entry[0]) != most and not taken & entry[1])
+        entry = next(room, None)
+        if entry is None:
+            found.append(entry := ([], set()))
+        entry[0].append(pair)
+        entry[1].update(taken)
+    return [tuple(members) for members, _ in found]
+
+
+def _tournament(pairs: Sequence[Pair]) -> list[Pair]:
+    """Ordered by the day on which they play if all play all: i meets j on day i + j modulo n - 1, and n - 1 the rest.
+
+    (The circle method, with n even; every day, each host plays once.)
+    """
+    names = list(dict.fromkeys(host for pair in pairs for host in pair))
+    number = {host: index for index, host in enumerate(names)}
+    days = len(names) + len(names) % 2 - 1
+
+    def day(pair: Pair) -> int:
+        low, high = sorted(number[host] for host in pair)
+        return (2 * low if high == days else low + high) % days
+
+    return sorted(pairs, key=day)
+
+
+def _between(cluster: Cluster, pair: Pair) -> list[frozenset[str]]:
+    """Return what a pair may share with other pairs on the way: the path between regions, or a region's trunk."""
+    a, b = (cluster.hosts[host].region for host in pair)
+    return [frozenset((a, b))] if a != b or cluster.trunk(a, b) is not None else []
+
+
+def expected_seconds(cluster: Cluster, schedule: Sequence[Round], settings: ProbeSettings) -> float:
+    """About how long the rounds take, if latencies are what the cluster says."""
+    links = [[cluster.link(*pair) for pair in pairs] for pairs in schedule]
+    trips = [max((2 * link.latency for link in group if link is not None), default=0.0) for group in links]
+    drain = 4  # round trips until the last bytes have come
+    return sum(
+        2 * (max(settings.seconds, ROUND_TRIPS * trip) + drain * trip) + min(1.0, settings.pings * trip)
+        for trip in trips
+    )
+
+
+def probe(
+    cluster: Cluster,
+    probers: Probers,
+    schedule: Sequence[Round],
+    settings: ProbeSettings,
+    listen: Callable[[str, int, int, Round], None],
+) -> Found:
+    """Measures round after round, then what flows share, if that is wanted.
+
+    `listen` hears of every round: what it is for, how many of these are done and how many there are, its pairs.
+    """
+    start = time.monotonic()
+    run = _Run(cluster, probers, settings.seconds)
+    results: dict[Pair, PairFound | str] = {}
+    for done, pairs in enumerate(schedule):
+        listen("pairs", done, len(schedule), pairs)
+        results |= run.together(pairs, settings.seconds, settings.pings)
+    alone = {pair: result for pair, result in results.items() if isinstance(result, PairFound)}
+
+    def shared(name: str, groups: Mapping[K, Round]) -> dict[K, Shared]:
+        rates: dict[K, Shared] = {}
+        for done, (what, pairs) in enumerate(groups.items()):
+            listen(name, done, len(groups), pairs)
+            if (rate := run.sharing(pairs, alone)) is not None:
+                rates[what] = rate
+        return rates
+
+    return Found(
+        pairs=alone,
+        failed={pair: result for pair, result in results.items() if isinstance(result, str)},
+        trunks=shared("trunks", _trunks(cluster, alone)) if settings.trunks else {},
+        nics=shared("nics", _nics(cluster, alone)) if settings.nics else {},
+        lost=tuple(run.lost),
+        seconds=time.monotonic() - start,
+    )
+
+
+def _trunks(cluster: Cluster, alone: Collection[Pair]) -> dict[Pair, Round]:
+    """For each two regions, in the cluster's order, pairs from one to the other that share no host, if two or more."""
+    groups: dict[Pair, list[Pair]] = {}
+    place = {region: number for number, region in enumerate(cluster.regions)}
+    for pair in alone:
+        a, b = sorted(pair, key=lambda host: place[cluster.hosts[host].region])
+        group = groups.setdefault((cluster.hosts[a].region, cluster.hosts[b].region), [])
+        if not {a, b} & {host for pair in group for host in pair}:
+            group.append((a, b))
+    return {regions: tuple(group) for regions, group in groups.items() if len(group) > 1}
+
+
+def _nics(cluster: Cluster, alone: Collection[Pair]) -> dict[str, Round]:
+    """For each host, its pairs with others that share nothing but this host, if there are two or more."""
+    groups: dict[str, Round] = {}
+    for host in dict.fromkeys(itertools.chain.from_iterable(alone)):
+        taken: set[object] = set()
+        group: list[Pair] = []
+        for pair in alone:
+            between = _between(cluster, pair)
+            if host in pair and not taken & set(between):
+                group.append((host, pair[pair[0] == host]))
+                taken.update(between)
+        if len(group) > 1:
+            groups[host] = tuple(group)
+    return groups
+
+
+class _Run:
+    """The probe while it goes on."""
+
+    def __init__(self, cluster: Cluster, probers: Probers, seconds: float) -> None:
+        self._cluster, self._probers, self._seconds = cluster, probers, seconds
+        self._numbers = itertools.count(1)
+        self.lost: dict[str, None] = {}
+
+    def together(self, pairs: Round, seconds: float, pings: int) -> dict[Pair, PairFound | str]:
+        """Measures the pairs at the same time; a text says why one was not measured."""
+        results: dict[Pair, PairFound | str] = {}
+        waiting: dict[int, Pair] = {}
+        for pair in pairs:
+            gone = [host for host in pair if host in self.lost]
+            if gone:
+                results[pair] = f"{gone[0]} is gone"
+                continue
+            number = next(self._numbers)
+            waiting[number] = pair
+            self._probers.tell(pair[1], Listen(pair=number))
+        expected = expected_seconds(self._cluster, [pairs], ProbeSettings(seconds=seconds, pings=pings))
+        end = time.monotonic() + expected + _BEYOND
+        while waiting:
+            host, told = self._probers.next(end - time.monotonic()) or ("", None)
+            match told:
+                case None if host:
+                    over = [number for number, pair in waiting.items() if host in pair]
+                    results |= {waiting.pop(number): f"{host} is gone" for number in over}
+                    self.lost[host] = None
+                case None:
+                    self._lose_frozen({host for pair in waiting.values() for host in pair})
+                    results |= dict.fromkeys(waiting.values(), "no answer came")
+                    break
+                case Listening(pair=number, port=port) if number in waiting:
+                    a, b = waiting[number]
+                    address = self._probers.addresses[b]
+                    order = Measure(pair=number, address=address, port=port, seconds=seconds, pings=pings)
+                    self._probers.tell(a, order)
+                case Measured(pair=number) if number in waiting:
+                    results[waiting.pop(number)] = _pair_found(told)
+                case Failed(pair=number, why=why) if number in waiting:
+                    results[waiting.pop(number)] = why
+                case _:
+                    pass  # of a pair that is over: the other end of one that failed
+        return results
+
+    def _lose_frozen(self, asked: set[str]) -> None:
+        """Those of the hosts that do not even say what their clock is at, which takes no measuring, are lost."""
+        number = next(self._numbers)
+        for host in asked:
+            self._probers.tell(host, Clock(number=number))
+        end = time.monotonic() + _SIGN_OF_LIFE
+        while asked and (heard := self._probers.next(end - time.monotonic())) is not None:
+            host, told = heard
+            if told is None:
+                self.lost[host] = None
+            elif isinstance(told, Read) and told.number == number:
+                asked.discard(host)
+        self.lost |= dict.fromkeys(sorted(asked))
+
+    def sharing(self, pairs: Round, alone: Mapping[Pair, PairFound]) -> Shared | None:
+        """The pairs at the same time, all sending equally long; None where one fails."""
+        single = [alone.get((a, b)) or _turned(alone[b, a]) for a, b in pairs]
+        trip = 2 * max(one.latency_median for one in single)
+        found = self.together(pairs, min(LONGEST, max(self._seconds, ROUND_TRIPS * trip)), pings=1).values()
+        joint = [one for one in found if isinstance(one, PairFound)]
+        if len(joint) < len(pairs):
+            return None
+        sums = [(sum(one.bandwidth[way] for one in joint), sum(one.bandwidth[way] for one in single)) for way in (0, 1)]
+        held = [together for together, apart in sums if together < _WELL_BELOW * apart]
+        return Shared(rate=BytesPerSecond(min(held or [together for together, _ in sums])), holds=bool(held))
+
+
+def _pair_found(told: Measured) -> PairFound:
+    return PairFound(
+        latency=Seconds(told.least / 2),
+        latency_median=Seconds(told.median / 2),
+        bandwidth=(
+            BytesPerSecond(told.there.bytes_per_second / TCP_PAYLOAD),
+            BytesPerSecond(told.back.bytes_per_second / TCP_PAYLOAD),
+        ),
+        steady=told.there.steady and told.back.steady,
+    )
+
+
+def _turned(found: PairFound) -> PairFound:
+    there, back = found.bandwidth
+    return PairFound(
+        latency=found.latency, latency_median=found.latency_median, bandwidth=(back, there), steady=found.steady
+    )

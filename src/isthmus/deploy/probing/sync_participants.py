@@ -1,0 +1,146 @@
+"""Participants of all-reduces on one host: what they are told and tell, and their processes.
+
+    leader ─▶ prober ─▶ participant    Enter a sync, Reduce so many bytes at some time; Entry of the store
+    leader ◀─ prober ◀─ participant    Entered, Reduced with its times, Trouble; Entry of the store
+
+A participant is a process, as a worker is. The prober starts it when it is first told something, passes on what is said
+over the connection that it has with the leader, and ends it when that connection ends. So channels find each other
+through the leader: what one participant puts into the store is passed on to the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+
+from isthmus.deploy.probing.sealed_lines import Message
+from isthmus.model.profile import Collective
+
+__all__ = ["LARGEST", "Enter", "Entered", "Entry", "Participants", "Reduce", "Reduced", "Said", "ToDo", "Trouble"]
+
+LARGEST = 64_000 * 4**5  # bytes of an all-reduce
+_COMMAND = (sys.executable, "-P", "-m", "isthmus.deploy.probing.sync_participant")  # -P: no file here hides a module
+
+
+class Entry(Message, frozen=True, kw_only=True):
+    """What somebody put into the store."""
+
+    key: str
+    value: bytes
+
+
+class Enter(Message, frozen=True, kw_only=True):
+    """Connect for a sync of these members, as one of them."""
+
+    number: int
+    how: Collective
+    me: str
+    members: tuple[str, ...]
+    regions: tuple[str, ...]
+    root: str | None
+
+
+class Reduce(Message, frozen=True, kw_only=True):
+    """Make a tensor the sum over the members of a sync; `at`: when to begin, in seconds of this host's clock."""
+
+    number: int
+    bytes: Annotated[int, msgspec.Meta(ge=4, le=LARGEST)]
+    at: float
+
+
+class Entered(Message, frozen=True, kw_only=True):
+    """All its channels stand."""
+
+    number: int
+
+
+class Reduced(Message, frozen=True, kw_only=True):
+    """When it began and when it had the sum, in seconds of this host's clock."""
+
+    number: int
+    begin: float
+    end: float
+
+
+class Trouble(Message, frozen=True, kw_only=True):
+    """A sync cannot go on."""
+
+    number: int
+    why: str
+
+
+ToDo = Entry | Enter | Reduce
+Said = Entry | Entered | Reduced | Trouble
+
+
+class Participants:
+    """Those of this host, by number. `tell` passes on what one of them says."""
+
+    def __init__(self, address: str, tell: Callable[[int, Said], None]) -> None:
+        self._address, self._tell = address, tell
+        self._processes: dict[int, _Process] = {}
+
+    def pass_on(self, slot: int, order: ToDo) -> None:
+        """Tells one of them, which is started if it is new."""
+        if slot not in self._processes:
+            self._processes[slot] = _Process(self._address, lambda said: self._tell(slot, said))
+        self._processes[slot].tell(order)
+
+    def dismiss(self) -> None:
+        """Ends them all; whoever is told something later is new."""
+        for process in self._processes.values():
+            process.kill()
+        for process in self._processes.values():
+            process.wait()
+        self._processes.clear()
+
+
+class _Process:
+    """One participant; a thread reads what it says. That it died by itself is said for it."""
+
+    def __init__(self, address: str, tell: Callable[[Said], None]) -> None:
+        self._tell, self._number, self._dismissed = tell, 0, False
+        pipe = subprocess.PIPE
+        self._popen = subprocess.Popen(
+            [*_COMMAND, address], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def tell(self, order: ToDo) -> None:
+        """A line to the process."""
+        if not isinstance(order, Entry):
+            self._number = order.number
+        with contextlib.suppress(BrokenPipeError):  # it is gone: `_read` sees that
+            assert self._popen.stdin is not None
+            self._popen.stdin.write(msgspec.json.encode(order) + b"\n")
+            self._popen.stdin.flush()
+
+    def kill(self) -> None:
+        """At once."""
+        self._dismissed = True
+        self._popen.kill()
+
+    def wait(self) -> None:
+        """Until it is gone, and all that it said is passed on."""
+        self._popen.wait()
+        self._reading.join()
+        assert self._popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._popen.stdin.close()
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None
+        with contextlib.suppress(OSError), self._popen.stdout as lines:  # OSError: the leader has gone
+            for line in lines:
+                if line.endswith(b"\n"):  # else it was killed while it wrote
+                    self._tell(msgspec.json.decode(line, type=Said))
+            status = self._popen.wait()
+            if not self._dismissed:
+                self._tell(Trouble(number=self._number, why=f"its process ended with code {status}"))

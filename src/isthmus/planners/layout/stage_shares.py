@@ -1,0 +1,70 @@
+"""How the samples of a micro-batch are shared among the replicas of a stage, and what the stage then takes.
+
+Shares are exact (`shares.fair_shares`) for the whole model's times, and depend on how many replicas of which sort there
+are, not on which: equal sorts are looked up, not computed again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from isthmus.planners.layout.shares import even_shares, fair_shares
+from isthmus.planners.problem import Fact, Floats, Problem
+
+__all__ = ["Shared", "Sharing"]
+
+Groups = Sequence[tuple[str, ...]]
+
+
+class Shared(NamedTuple):
+    """What replicas of some sorts do with a micro-batch."""
+
+    shares: dict[Fact, list[int]]  # of the replicas of each sort
+    seconds: Floats  # [2, blocks + 1] of the slowest replica: forward and backward of all blocks before each
+    most: tuple[tuple[Fact, int], ...]  # the largest share of each sort that has any
+
+
+class Sharing:
+    """The shares of one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._known: dict[tuple[int, frozenset[tuple[Fact, int]]], Shared] = {}
+        self._found: dict[tuple[int, tuple[tuple[str, ...], ...]], Shared] = {}
+
+    def of(self, groups: Groups, samples: int) -> Shared:
+        """Shares by sort, and the time of the slowest."""
+        same = samples, tuple(groups)
+        if same not in self._found:
+            counts = Counter(self.problem.fact(group) for group in groups)
+            key = samples, frozenset(counts.items())
+            if key not in self._known:
+                self._known[key] = self._shared(counts, samples)
+            self._found[same] = self._known[key]
+        return self._found[same]
+
+    def stage(self, groups: Groups, samples: int) -> tuple[tuple[tuple[str, ...], int], ...]:
+        """The replicas with their shares; one with nothing to do is left out."""
+        left = {fact: iter(shares) for fact, shares in self.of(groups, samples).shares.items()}
+        pairs = ((group, next(left[self.problem.fact(group)])) for group in groups)
+        return tuple((group, share) for group, share in pairs if share)
+
+    def _shared(self, counts: Counter[Fact], samples: int) -> Shared:
+        facts = sorted(counts.elements(), key=repr)
+        if len(counts) == 1:
+            shares = even_shares(samples, len(facts))
+        else:
+            times = {fact: partial(self.problem.whole_seconds, *fact) for fact in counts}
+            shares = fair_shares(samples, [times[fact] for fact in facts], least=0)
+        by_fact: dict[Fact, list[int]] = {}
+        for fact, share in zip(facts, shares, strict=True):
+            by_fact.setdefault(fact, []).append(share)
+        most = tuple((fact, max(own)) for fact, own in by_fact.items() if max(own))
+        rows = [self.problem.block_seconds(*fact, share) for fact, share in most]
+        slowest = max(rows, key=lambda row: float(np.sum(row)))
+        return Shared(by_fact, np.cumsum(np.pad(slowest, ((0, 0), (1, 0))), axis=1), most)

@@ -1,0 +1,1 @@
+"""How the network of `learned` is trained: `python -m isthmus.planners.learned.training`."""

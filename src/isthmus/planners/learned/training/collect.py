@@ -1,0 +1,98 @@
+"""What a long search finds out about a problem: which drafts are how fast.
+
+A problem is planned as `auto` plans it without a network; all settings that it priced and that a draft can say become
+leaves. Then a tree search adds others: without a network at first, later guided by the network of the moment (self-
+play), whose mistakes are thus priced too. Beside them is kept what the simulator said of the best plan before the
+search, and of each that became the best while it went on: what the network sees as feedback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from isthmus.errors import NoPlanError
+from isthmus.planners.budget import Limits, Search
+from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.layout.side_by_side import Lanes
+from isthmus.planners.learned.decisions import Draft, Drafts
+from isthmus.planners.learned.features import Feedback, feedback_of
+from isthmus.planners.learned.training.problems import random_problem
+from isthmus.planners.learned.tree_search import Prior, Tree, even
+from isthmus.planners.portfolio import scheme_plans
+from isthmus.planners.problem import Candidate, Problem
+from isthmus.planners.search.candidates import Pool
+from isthmus.planners.search.local_search import explore
+
+__all__ = ["Leaf", "Record", "collect"]
+
+_SCHEMES = 2.0  # effort of the schemes before
+_TREE_CALLS = 300
+_MOST_FEEDBACK = 6
+
+
+class Leaf(msgspec.Struct, frozen=True, array_like=True):
+    """A whole draft and its seconds."""
+
+    degree: int
+    roles: tuple[int, ...]
+    micro_batches: int
+    ahead: int
+    state: int
+    seconds: float
+
+    @property
+    def draft(self) -> Draft:
+        """As a search has it."""
+        return Draft(self.degree, self.roles, self.micro_batches, self.ahead, self.state)
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What was found out about one problem."""
+
+    seed: int
+    feedback: list[Feedback]  # of the best plan before the search, and of better ones
+    leaves: list[Leaf]
+
+
+def collect(seed: int, effort: float = 4.0, prior: Prior = even) -> Record | None:
+    """Searches the problem of a seed; the prior guides the tree. None where nothing fits."""
+    problem = random_problem(seed)
+    try:
+        given = scheme_plans(problem, Limits(effort=_SCHEMES))
+    except NoPlanError:
+        return None
+    leaves: dict[Draft, float] = {}
+    better: list[Candidate] = []
+    lanes = Lanes(problem, Room(problem))
+    pool = Pool(problem, lanes, Search(problem, Limits(effort=effort), None), given[0])
+    drafts = Drafts(problem)
+    explore(pool, given)
+    for found in pool.found:
+        draft = drafts.draft_of(found.setting)
+        if draft is not None:
+            leaves[draft] = min(found.seconds, leaves.get(draft, float("inf")))
+    _grow(problem, lanes, given, prior, leaves, better)
+    start = [feedback_of(problem, candidate) for candidate in (given[0], *better[-_MOST_FEEDBACK:])]
+    kept = [Leaf(*draft, seconds) for draft, seconds in leaves.items() if seconds < float("inf")]
+    return Record(seed, [feedback for feedback in start if feedback is not None], kept)
+
+
+def _grow(
+    problem: Problem,
+    lanes: Lanes,
+    given: Sequence[Candidate],
+    prior: Prior,
+    leaves: dict[Draft, float],
+    better: list[Candidate],
+) -> None:
+    """A tree search; adds its leaves, and plans that became its best."""
+    pool = Pool(problem, lanes, Search(problem, Limits(calls=_TREE_CALLS, effort=3.0), None), given[0])
+
+    def told(draft: Draft, seconds: float) -> None:
+        leaves[draft] = min(seconds, leaves.get(draft, float("inf")))
+        if pool.best is not None and pool.best is not (better[-1] if better else given[0]):
+            better.append(pool.best)
+
+    Tree(pool, prior, told).grow()

@@ -1,0 +1,165 @@
+"""Tree search over drafts (PUCT): the simulator's word spreads to all choices that led to a plan.
+
+At a draft that was passed N times the action is taken that has most of
+
+    Q(a) + c (1 + 2 d) P(a) sqrt(N) / (1 + N(a)),    Q = half the mean and half the most of what its leaves were worth
+
+where a leaf is worth (seconds of the best plan at the start) / (its seconds), nothing if it does not fit or was priced
+before, and P is the prior: even, or a network's (`prior`). The doubt d grows from 0 to 1 while nothing better is
+found: P is then (1 - d) times the prior, and d times an even one. Several descents go down side by side, so that priors
+are asked for many drafts at once; until a descent is done it counts as one that was worth nothing, which keeps the
+others from its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from isthmus.planners.budget import Search
+from isthmus.planners.layout.side_by_side import Lanes
+from isthmus.planners.learned.decisions import Action, Draft, Drafts, Leaves
+from isthmus.planners.problem import Candidate, Floats, Problem
+from isthmus.planners.search.candidates import Pool
+from isthmus.planners.search.finishing import finish
+from isthmus.planners.search.local_search import polish
+
+__all__ = ["Asked", "Prior", "Tree", "even", "propose", "tree_search"]
+
+Asked = tuple[Draft, Sequence[Action]]
+
+_EXPLORE, _DOUBTED = 0.7, 2.0  # c; how much more of it where all is doubted
+_TRUSTED, _DOUBTING = 2, 0.02  # rounds in a row that bring nothing better before the prior is doubted; more with each
+_NOISE = 1e-3  # part of a prior
+_BATCH = 8  # descents side by side
+_MOST_KNOWN = 40  # rounds in a row that bring nothing new: then all that the tree likes is known
+_MOST_FREE = 200  # rounds in a row that price nothing: all they lead to is known, or cannot hold the model
+_FEW = 2  # rounds in a row that bring nothing better, where the tree only proposes
+_TREE_PART, _POLISH_PART = 0.7, 0.6  # of what is left of the budget then
+
+
+Prior = Callable[[Pool, Drafts, Sequence[Asked]], list[Floats]]
+"""How likely each action is the best one, for several drafts; those of a draft add up to 1."""
+
+
+def even(pool: Pool, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
+    """The prior of somebody who knows nothing."""
+    return [np.full(len(actions), 1.0 / len(actions)) for _, actions in asked]
+
+
+def tree_search(
+    problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate], prior: Prior = even
+) -> Candidate | None:
+    """The best plan so far, or a faster one that the tree leads to."""
+    pool = Pool(problem, lanes, search, given[0] if given else None)
+    with search.within(_TREE_PART):
+        Tree(pool, prior).grow()
+    pool.rank()
+    with search.within(_POLISH_PART):
+        polish(pool)
+    finish(pool)
+    return pool.best
+
+
+def propose(prior: Prior, pool: Pool) -> None:
+    """Prices what a prior likes best, for others to go on from: until some rounds in a row find nothing better."""
+    tree = Tree(pool, prior)
+    while not pool.search.spent() and tree.same < _FEW:
+        tree.round()
+
+
+class _Node:
+    """A draft in the tree: its actions, how often each was taken, and what came of it."""
+
+    def __init__(self, actions: Sequence[Action], prior: Floats) -> None:
+        self.actions, self.prior = actions, prior
+        self.taken, self.total, self.most = np.zeros((3, len(actions)))
+
+    def pick(self, doubt: float) -> int:
+        """The action to take; it counts as taken from now on."""
+        seen = self.taken > 0
+        prior = (1.0 - doubt) * self.prior + doubt / len(self.prior)
+        worth = np.where(seen, (self.total / np.maximum(self.taken, 1.0) + self.most) / 2, self._unknown())
+        explore = _EXPLORE * (1.0 + _DOUBTED * doubt)
+        scores = worth + explore * prior * np.sqrt(self.taken.sum() + 1.0) / (1.0 + self.taken)
+        action = int(np.argmax(scores))
+        self.taken[action] += 1
+        return action
+
+    def _unknown(self) -> float:
+        """Return the value of an action that was never taken: the average of all others."""
+        taken = float(self.taken.sum())
+        return float(self.total.sum()) / taken if taken else 0.0
+
+    def learn(self, action: int, worth: float) -> None:
+        """A leaf below the action was worth so much."""
+        self.total[action] += worth
+        self.most[action] = max(self.most[action], worth)
+
+
+class Tree:
+    """The search itself. `told` is called with every whole draft and its seconds; without `noise` the first of actions
+    that are alike is taken.
+    """
+
+    def __init__(
+        self, pool: Pool, prior: Prior, told: Callable[[Draft, float], None] | None = None, noise: float = _NOISE
+    ) -> None:
+        self.pool, self.prior, self.told, self.noise = pool, prior, told, noise
+        self.drafts = Drafts(pool.problem)
+        self.leaves = Leaves(pool, self.drafts)
+        self.scale, self.best = pool.limit, float("inf")  # seconds at the start; of the best leaf
+        self.same = 0  # rounds in a row that brought nothing better
+        self._draw = np.random.default_rng(pool.problem.seed)  # for actions that are otherwise alike
+        self._nodes: dict[Draft, _Node] = {}
+
+    def grow(self) -> None:
+        """Goes down to leaves again and again, until the budget ends or nothing new is found."""
+        known = free = 0
+        while not self.pool.search.spent() and known < _MOST_KNOWN and free < _MOST_FREE:
+            before, made = len(self.leaves.seconds), self.pool.search.made
+            self.round()
+            known = 0 if len(self.leaves.seconds) > before else known + 1
+            free = 0 if self.pool.search.made > made else free + 1
+            self.pool.search.tell("search")
+
+    def round(self) -> None:
+        """Some descents side by side."""
+        doubt, before = min(1.0, _DOUBTING * max(0, self.same - _TRUSTED)), self.best
+        paths: list[list[tuple[_Node, int]]] = [[] for _ in range(_BATCH)]
+        ends = [Draft()] * _BATCH
+        going = list(range(_BATCH))
+        while going:
+            asked = {ends[i]: self.drafts.actions(ends[i]) for i in going if ends[i] not in self._nodes}
+            self._expand([(draft, actions) for draft, actions in asked.items() if actions])
+            going = [i for i in going if ends[i] in self._nodes]
+            for i in going:
+                node = self._nodes[ends[i]]
+                action = node.pick(doubt)
+                paths[i].append((node, action))
+                ends[i] = ends[i].having(node.actions[action])
+        for draft, path in zip(ends, paths, strict=True):
+            worth = 0.0 if self.pool.search.spent() or not draft.whole else self._worth(draft)
+            for node, action in path:
+                node.learn(action, worth)
+        self.same = 0 if self.best < before else self.same + 1
+
+    def _expand(self, asked: Sequence[Asked]) -> None:
+        choices = [one for one in asked if len(one[1]) > 1]
+        priors = self.prior(self.pool, self.drafts, choices) if choices else []
+        known = {draft: prior for (draft, _), prior in zip(choices, priors, strict=True)}
+        for draft, actions in asked:
+            prior = known.get(draft, np.ones(1))
+            self._nodes[draft] = _Node(actions, prior * (1.0 + self.noise * self._draw.random(len(prior))))
+
+    def _worth(self, draft: Draft) -> float:
+        before = len(self.leaves.seconds)
+        seconds = self.leaves.price(draft)
+        self.best = min(self.best, seconds)
+        if self.told is not None:
+            self.told(draft, seconds)
+        if not self.scale < float("inf"):
+            self.scale = seconds
+        new = len(self.leaves.seconds) > before
+        return min(2.0, self.scale / seconds) if new and seconds < float("inf") else 0.0

@@ -1,0 +1,406 @@
+"""Pipelines whose devices and shares are settled: which blocks each stage has, and how it holds them, is still open.
+
+What such a pipeline needs at least, for m micro-batches, with S[s] seconds in which a replica of stage s computes one
+micro-batch both ways (the slowest replica's, or the quickest's: s[s]) and h[s] seconds that messages to the next stage
+and back need:
+
+    one micro-batch goes through all stages and back                  sum s + sum h
+    every stage waits for those before it, at both ends               m S[s] + sum over j < s of s[j] + h[j]
+    1f1b lets k micro-batches into stage s (`flights`): one comes
+    in when another has been to the end and back                      the same with ceil(m / k) (S[s] + sum over j > s
+                                                                      of s[j] + sum over j >= s of h[j]) for m S[s]
+    all samples cross the links, nics and trunks between stages
+    gradients are summed up around a ring, none of them before the
+    last backward of a replica; weights are updated after that        (m - 1) s[s] + its forward + ring + update
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from isthmus.cost.compute import Group
+from isthmus.cost.tables import stage_links
+from isthmus.plan.types import Plan
+from isthmus.planners.layout.build_plan import Ring, build_stages, last_bucket, least_ring, least_update, make_plan
+from isthmus.planners.layout.cuts import (
+    Parts,
+    balanced_cut,
+    best_cut,
+    least_time,
+    pipeline_times,
+    pipelines_seconds,
+    span_sums,
+    stage_sums,
+)
+from isthmus.planners.layout.memory_fit import Need, Room, Way
+from isthmus.planners.problem import Bools, Floats, Problem, divided_work
+from isthmus.planners.proposal import Idea, Version
+
+__all__ = [
+    "Cut",
+    "Stage",
+    "Staged",
+    "cut_bounds",
+    "cut_times",
+    "flights",
+    "least_seconds",
+    "nearest",
+    "own_times",
+    "staged_ideas",
+    "staged_plan",
+    "versions",
+    "way_seconds",
+]
+
+_IDEA, _VERSIONS = 1.5e-4, 2e-3  # seconds that making them takes
+Stage = tuple[tuple[tuple[str, ...], int], ...]  # devices and share of each replica
+_Timed = tuple[str, Group, int]  # kind and links of a replica, and its share
+Cut = Callable[[Way], Sequence[Floats]]  # what is to be even: for each stage what every block weighs on it
+
+
+class Staged(NamedTuple):
+    """Who computes each stage, and how many samples of a micro-batch."""
+
+    stages: tuple[Stage, ...]
+    micro_batches: int
+    ahead: int = 0
+
+
+class _Crossing(NamedTuple):
+    """What messages between two stages meet, for one byte a sample."""
+
+    latency: float  # least of all pairs that talk
+    message: float  # seconds of the shortest message
+    total: float  # seconds that one micro-batch takes of the busiest link, nic or trunk
+
+
+def staged_ideas(
+    problem: Problem,
+    room: Room,
+    staged: Staged,
+    cuts: Sequence[Cut],
+    ways: Sequence[Way],
+    borders: Sequence[int] = (),
+    aheads: Sequence[int] = (0,),
+) -> Iterator[Idea]:
+    """Ideas whose stages are cut in one of several ways; the last way to hold state needs least memory.
+
+    `borders`: stages after which messages are slow, so that the ideas' bounds should count them. `aheads`: there is an
+    idea for each of them in place of `staged.ahead`.
+    """
+    devices = [device for stage in staged.stages for group, _ in stage for device in group]
+    memory = sum(problem.cluster.kind_of(device).memory for device in devices)
+    samples = max(share for stage in staged.stages for _, share in stage)
+    seconds, around = _floor(problem, staged, borders)
+    for ahead in aheads:
+        problem.effort += _IDEA
+        one = staged._replace(ahead=ahead)
+        yield Idea(
+            seconds=max(seconds, _round_trips(problem, one, around)),
+            memory=memory,
+            samples=samples,
+            versions=partial(versions, problem, room, one, cuts, ways),
+            nearest=partial(nearest, problem, room, one, ways[-1]),
+        )
+
+
+def versions(
+    problem: Problem,
+    room: Room,
+    staged: Staged,
+    cuts: Sequence[Cut],
+    ways: Sequence[Way],
+    allowed: Bools | None = None,
+) -> list[Version]:
+    """Each way to hold the state, with each cut that fits so. `allowed`: runs of blocks that a stage may have."""
+    problem.effort += _VERSIONS
+    needs, found = list(_needs(problem, staged)), dict[tuple[Way, tuple[int, ...]], Version]()
+    for way in ways:
+        fits = [_fits(room, stage, way, allowed) for stage in needs]
+        if not all(matrix.any() for matrix in fits):
+            continue
+        for cut in cuts:
+            firsts = balanced_cut(cut(way), fits)
+            if firsts is not None and (way, tuple(firsts)) not in found:
+                each = [way] * len(firsts)
+                parts = _measured(problem, staged, firsts, each)
+                seconds = least_time(parts, parts.ends, _gathers(each), staged.micro_batches)
+                found[way, tuple(firsts)] = Version(seconds, partial(staged_plan, problem, staged, firsts, way))
+    return sorted(found.values(), key=lambda version: version.seconds)
+
+
+def nearest(problem: Problem, room: Room, staged: Staged, way: Way) -> Plan | None:
+    """The plan that misses least where none fits."""
+    firsts = best_cut(np.max([room.filled(need, way) for need in stage], axis=0) for stage in _needs(problem, staged))
+    return None if firsts is None else staged_plan(problem, staged, firsts, way)
+
+
+def own_times(problem: Problem, stages: Sequence[Stage]) -> Cut:
+    """Return a function that weighs each block of a stage by its time on the stage's slowest replica."""
+
+    def weights(way: Way) -> list[Floats]:
+        facts = [_facts(problem, stage) for stage in stages]
+        rows = {fact: way_seconds(problem.block_seconds(*fact), way) for stage in facts for fact in stage}
+        return [rows[max(stage, key=lambda fact: float(rows[fact].sum()))] for stage in facts]
+
+    return weights
+
+
+def way_seconds(seconds: Floats, way: Way) -> Floats:
+    """Both ways together of [2, ...]: forward again where activations are recomputed."""
+    return np.asarray(seconds[0] * (2 if way.recompute else 1) + seconds[1])
+
+
+def least_seconds(problem: Problem, staged: Staged, borders: Sequence[int] = ()) -> float:
+    """Return the pipeline's least seconds, however it is cut: evenly divided work, or round trips of all blocks."""
+    seconds, around = _floor(problem, staged, borders)
+    return max(seconds, _round_trips(problem, staged, around))
+
+
+def _floor(problem: Problem, staged: Staged, borders: Sequence[int]) -> tuple[float, float]:
+    """Return the least seconds whatever is in flight, and the least seconds of one micro-batch's round trip."""
+    slowest, quickest, counts = dict[_Timed, Floats](), dict[_Timed, Floats](), dict[_Timed, int]()
+    for stage in staged.stages:
+        facts = _facts(problem, stage)
+        most = max(facts, key=lambda fact: problem.whole_seconds(*fact))
+        slowest[most], counts[most] = problem.both_seconds(*most), counts.get(most, 0) + 1
+        quickest.update((fact, problem.both_seconds(*fact)) for fact in facts if fact not in quickest)
+    count, around = staged.micro_batches, 0.0
+    seconds = max(count * divided_work(slowest, counts), _tied_ends(problem, staged))
+    if problem.serial:
+        around = float(np.min(list(quickest.values()), axis=0).sum())
+        for crossing in (_crossing(problem, staged.stages[s], staged.stages[s + 1]) for s in borders):
+            around += 2 * (crossing.latency + crossing.message * problem.thinnest)
+            seconds = max(seconds, count * crossing.total * problem.thinnest)
+    return seconds, around
+
+
+def _round_trips(problem: Problem, staged: Staged, around: float) -> float:
+    """Seconds of all micro-batches, of which the first stage lets only some in at a time."""
+    return -(-staged.micro_batches // flights(problem, staged)[0]) * around if around else 0.0
+
+
+def _tied_ends(problem: Problem, staged: Staged) -> float:
+    """Seconds of the rings of weights that the first block and the last share, all around both their stages."""
+    ends, edges = {0, len(problem.graph.blocks) - 1}, (staged.stages[0], staged.stages[-1])
+    shared = sum(count for users, count in problem.table.tied if ends <= set(users))
+    if len(staged.stages) < 2 or not shared:
+        return 0.0
+    degrees = {len(devices) for stage in edges for devices, _ in stage}
+    whole = shared * (problem.kept or 1.0) / (degrees.pop() if len(degrees) == 1 else 1)
+    return least_ring(problem, [devices[0] for stage in edges for devices, _ in stage], whole).sending
+
+
+def _facts(problem: Problem, stage: Stage) -> list[_Timed]:
+    """Return what distinguishes the stage's replicas, as far as time goes."""
+    return list(dict.fromkeys((*problem.fact(devices), share) for devices, share in stage))
+
+
+def flights(problem: Problem, staged: Staged) -> list[int]:
+    """Micro-batches that may be in flight in each stage, at most (`plan.schedule`)."""
+    hosts = [{problem.cluster.devices[devices[0]].host for devices, _ in stage} for stage in staged.stages]
+    regions = [{problem.cluster.hosts[host].region for host in members} for members in hosts]
+    named = regions if len(set().union(*regions)) > 1 else hosts
+    found = [1]
+    for here, after in reversed(list(pairwise(named))):
+        found.append(found[-1] + 1 + (staged.ahead if len(here | after) > 1 else 0))
+    return found[::-1]
+
+
+def _needs(problem: Problem, staged: Staged) -> Iterator[list[Need]]:
+    """For each stage, what its replicas need that are alike in kind, degree and share."""
+    most = flights(problem, staged)
+    for s, stage in enumerate(staged.stages):
+        alike: dict[tuple[str, int, int], list[str]] = {}
+        for devices, share in stage:
+            key = problem.cluster.devices[devices[0]].kind, len(devices), share
+            alike.setdefault(key, []).extend(devices)
+        flight = min(most[s], staged.micro_batches)
+        yield [Need(tuple(devices), degree, len(stage), share, flight) for (_, degree, share), devices in alike.items()]
+
+
+def _fits(room: Room, needs: Sequence[Need], way: Way, allowed: Bools | None) -> Bools:
+    fits = room.fits(needs[0], way)
+    for need in needs[1:]:
+        fits &= room.fits(need, way)
+    return fits if allowed is None else fits & allowed
+
+
+def staged_plan(problem: Problem, staged: Staged, firsts: Sequence[int], way: Way) -> Plan:
+    """The plan in which stages start at these blocks."""
+    return make_plan(
+        problem, build_stages(problem, firsts, staged.stages, way), staged.micro_batches, ahead=staged.ahead
+    )
+
+
+def cut_times(
+    problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[Way], *, rings: bool = True
+) -> tuple[float, float]:
+    """Return the pipeline's least and estimated seconds with this cut, where each stage is held in its own way.
+
+    `rings`: gradients go around the replicas of a stage and nobody else. Else the bound knows nothing of syncs, nor of
+    updates that others have a part of.
+    """
+    parts = _measured(problem, staged, firsts, ways)
+    own = np.array([(rings, rings, rings or way.state == "replicated") for way in ways])
+    least, about = pipeline_times(parts, np.where(own, parts.ends, 0.0), _gathers(ways), staged.micro_batches)
+    return least, max(least, about + _tied_ends(problem, staged))
+
+
+def cut_bounds(
+    problem: Problem, room: Room, staged: Staged, held: Way, firsts: npt.NDArray[np.intp]
+) -> tuple[Floats, Bools, Floats]:
+    """Return bounds for many cuts, [cuts, stages].
+
+    They are the pipeline's least seconds, which stages must recompute to fit at all, and the seconds of the quickest
+    stage for a micro-batch. Infinite where they do not fit even so. Syncs and updates are not counted, of messages
+    those between neighbours.
+    """
+    count, blocks = staged.micro_batches, len(problem.graph.blocks)
+    ends = np.column_stack((firsts[:, 1:], np.full(len(firsts), blocks)))
+    again = np.zeros(firsts.shape, np.bool_)
+    most, least = np.zeros(firsts.shape), np.zeros(firsts.shape)
+    for s, (stage, needs) in enumerate(zip(staged.stages, _needs(problem, staged), strict=True)):
+        a, b = firsts[:, s], ends[:, s]
+        plain, second = (_fits(room, needs, held._replace(recompute=r), None)[a, b] for r in (False, True))
+        again[:, s] = ~plain
+        rows = [problem.block_seconds(*fact) for fact in _facts(problem, stage)]
+        times = [span_sums(row.sum(axis=0))[a, b] + again[:, s] * span_sums(row[0])[a, b] for row in rows]
+        most[:, s], least[:, s] = np.max(times, axis=0), np.min(times, axis=0)
+        most[~(plain | second), s] = np.inf
+    seconds = count * most.max(axis=1)
+    if problem.serial and len(staged.stages) > 1:
+        latency, message, total = _crossings(problem, staged.stages).T
+        size = problem.steps[firsts[:, 1:] - 1]
+        hops = 2 * (latency + message * size)
+        seconds = np.maximum(seconds, (count * total * size).max(axis=1))
+        fits = np.isfinite(seconds)
+        most, quickest, let_in = most[fits], least[fits], np.array(flights(problem, staged))
+        seconds[fits] = np.maximum(seconds[fits], pipelines_seconds(most, quickest, hops[fits], let_in, count))
+    return seconds, again, least.min(axis=1)
+
+
+def _measured(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[Way]) -> Parts:
+    facts = [_facts(problem, stage) for stage in staged.stages]
+    rows = {fact: problem.block_seconds(*fact) for stage in facts for fact in stage}
+    forth = {fact: stage_sums(row[0], firsts) for fact, row in rows.items()}
+    again = np.array([way.recompute for way in ways])
+    back = {fact: (stage_sums(row[1], firsts) + again * forth[fact]).tolist() for fact, row in rows.items()}
+    ahead = {fact: row.tolist() for fact, row in forth.items()}
+    pairs = [[(ahead[fact][s], back[fact][s]) for fact in stage] for s, stage in enumerate(facts)]
+    links = stage_links(np.array(firsts, np.int32), problem.table.tensors)
+    return Parts(
+        most=np.array([max([a + b for a, b in stage]) for stage in pairs]),
+        least=np.array([min([a + b for a, b in stage]) for stage in pairs]),
+        start=np.array([min(stage)[0] for stage in pairs]),
+        back=np.array([max([b for _, b in stage]) for stage in pairs]),
+        there=np.diagonal(links[0], 1).copy(),
+        home=np.diagonal(links[2], 1).copy(),
+        crossings=_crossings(problem, staged.stages),
+        flights=np.array(flights(problem, staged)),
+        ends=np.array(list(_ends(problem, staged, firsts, ways))),
+    )
+
+
+def _gathers(ways: Sequence[Way]) -> Bools:
+    """Stages whose weights are gathered after their update."""
+    return np.array([way.state == "sharded-optimizer" for way in ways])
+
+
+def _crossings(problem: Problem, stages: Sequence[Stage]) -> Floats:
+    """[stages - 1, 3]: what messages between stages meet, for one byte a sample."""
+    return np.array([_crossing(problem, a, b) for a, b in pairwise(stages)]).reshape(-1, 3)
+
+
+def _ends(
+    problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[Way]
+) -> Iterator[tuple[float, float, float]]:
+    """Yield for each stage the times of its ring of gradients and the seconds of its update; each is looked up once."""
+    spans = pairwise((*firsts, len(problem.graph.blocks)))
+    for stage, (a, b), way in zip(staged.stages, spans, ways, strict=True):
+        key = (tuple(devices for devices, _ in stage), a, b, way.state, way.spill, len(firsts) > 1)
+        if key not in problem.ends:
+            ring, update = _end(problem, key[0], a, b, way, others=len(firsts) > 1)
+            problem.ends[key] = (*ring, update)
+        yield problem.ends[key]
+
+
+def _end(
+    problem: Problem, groups: Sequence[tuple[str, ...]], a: int, b: int, way: Way, *, others: bool
+) -> tuple[Ring, float]:
+    """The same of the stage of blocks a .. b - 1; where there are `others`, tied weights have rings of their own."""
+    degrees, kinds = {len(devices) for devices in groups}, {problem.fact(devices)[0] for devices in groups}
+    degree, span = max(degrees), problem.table.span(a, b - 1)
+    elements = span.elements - span.split_elements * (1.0 - 1.0 / degree)
+    parts = 1 if way.state == "replicated" else len(groups)
+    update = 0.0 if way.spill else min(least_update(problem, kind, elements / parts) for kind in kinds)
+    tied = sum(count for users, count in problem.table.tied if any(a <= user < b for user in users))
+    synced = max(0.0, elements - tied if others else elements) if len(degrees) == 1 else 0.0
+    rings = 1 if any(_spans(problem, devices) for devices in groups) else degree
+    last = last_bucket(problem, a, b, degree) if way.state == "replicated" else None
+    leads = [devices[0] for devices in groups]
+    return least_ring(problem, leads, synced * (problem.kept or 1.0), rings, last), update
+
+
+def _spans(problem: Problem, devices: Sequence[str]) -> bool:
+    """Return whether a tensor group is on several hosts."""
+    return len(devices) > 1 and len({problem.cluster.devices[device].host for device in devices}) > 1
+
+
+def _crossing(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
+    """Replicas talk where their samples meet. Inside a host, and for groups of several, only the latency is counted."""
+    key = (senders, receivers)
+    if key not in problem.crossings:
+        problem.crossings[key] = _met(problem, senders, receivers)
+    return _Crossing(*problem.crossings[key])
+
+
+def _met(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
+    if any(_spans(problem, devices) for devices, _ in (*senders, *receivers)):
+        return _Crossing(0.0, 0.0, 0.0)
+    cluster, latency, message = problem.roads, float("inf"), float("inf")
+    load = dict[tuple[str, ...], float]()
+    room = dict[tuple[str, ...], float]()
+    for a, b, samples in _meetings(senders, receivers):
+        host, other = cluster.host_of(a), cluster.host_of(b)
+        if host.name == other.name:
+            latency, message = min(latency, host.latency), 0.0
+            continue
+        link = cluster.link(host.name, other.name)
+        if link is None:
+            return _Crossing(float("inf"), 0.0, 0.0)
+        latency = min(latency, link.latency)
+        trunk = cluster.trunk(host.region, other.region)
+        passed: dict[tuple[str, ...], float] = {("out", host.name): host.nic, ("in", other.name): other.nic_in}
+        passed["pair", host.name, other.name] = link.bandwidth
+        if trunk is not None:
+            passed["trunk", host.region, other.region] = trunk
+        room.update(passed)
+        message = min(message, samples / min(passed.values()))
+        for resource in passed:
+            load[resource] = load.get(resource, 0.0) + samples
+    return _Crossing(latency, message, max((load[name] / room[name] for name in load), default=0.0))
+
+
+def _meetings(senders: Stage, receivers: Stage) -> Iterator[tuple[str, str, int]]:
+    """First devices of a sender and a receiver, and how many samples both have."""
+    i = j = 0
+    left, right = senders[0][1], receivers[0][1]
+    while True:
+        both = min(left, right)
+        yield senders[i][0][0], receivers[j][0][0], both
+        left, right = left - both, right - both
+        if not left:
+            i += 1
+            if i == len(senders):
+                return
+            left = senders[i][1]
+        if not right:
+            j += 1
+            right = receivers[j][1]

@@ -1,0 +1,224 @@
+"""Branch and bound over layouts: the judge of all other planners, for a handful of devices and blocks.
+
+All forms of layouts are listed (`exact_enumeration`), with every size of tensor groups, and opened best bound first
+until none is left that could be faster than the best plan so far. An open form is tried in every pace (micro-batches,
+how many more are in flight, how state is held), every lane with every cut. Cuts whose bound
+(`pipeline_bounds.cut_bounds`) is below the best plan are priced: stages recompute where they would not fit otherwise,
+gradients go around rings and along trees, in few buckets and in many.
+
+Some things are not enumerated. Samples are shared so that all are done together (`stage_shares`: exact as far as
+computing goes). Which bucket is synced how is settled for the best few plans only (`sync_ilp`), after single samples,
+cuts and stages that recompute have been moved as long as that gains. Slices and duplicates are for the best few plans
+alone. Relays go along the paths of `plan/relays.py`. The search starts from what `auto` finds with a part of the
+budget; where the budget ends first, nothing is proven, and the plan's notes say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import combinations, product
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from isthmus.planners.budget import Search
+from isthmus.planners.layout.build_plan import only_pipeline
+from isthmus.planners.layout.device_groups import Bundle, all_bundles, tensor_degrees
+from isthmus.planners.layout.shares import divisors, fair_shares
+from isthmus.planners.layout.side_by_side import Lane, Lanes, Layout, Pace, lanes_plan
+from isthmus.planners.lower_bound import Borders
+from isthmus.planners.problem import Bools, Candidate, Floats, Problem
+from isthmus.planners.schemes.pipeline_bounds import Stage, Staged, cut_bounds, flights
+from isthmus.planners.search.candidates import Pool
+from isthmus.planners.search.exact_enumeration import Form, Shape, Sorts, forms
+from isthmus.planners.search.finishing import finish
+from isthmus.planners.search.local_search import Proposals, explore, polish
+from isthmus.planners.search.moves import AHEAD, STATES, Setting
+
+__all__ = ["exact"]
+
+_AUTO_PART = 0.1  # of the budget, for `auto`
+_END_PART = 0.1  # of the budget, for what is moved and synced in the end
+_MOST_FORMS = 1_000_000  # of one size of tensor groups; more are not listed, and nothing is proven
+Part = Sequence[tuple[Bundle, ...]]  # a lane: the bundles of each of its stages
+
+
+def exact(
+    problem: Problem,
+    lanes: Lanes,
+    search: Search,
+    given: Sequence[Candidate],
+    propose: Proposals | None = None,
+) -> Candidate | None:
+    """The fastest plan of all layouts; `search.cut_short` says that the budget ended before that was proven."""
+    first = Pool(problem, lanes, search, given[0] if given else None)
+    with search.within(_AUTO_PART):
+        explore(first, given, propose)
+    search.cut_short = False  # what `auto` left out is looked at here
+    pool = Pool(problem, lanes, search, first.best)
+    with search.within(1.0 - _END_PART):
+        for degree in tensor_degrees(problem):
+            bundles = all_bundles(problem, degree, most=len(problem.usable))
+            if bundles:
+                _Branches(Sorts(problem, bundles), pool).open_all()
+    proven = not search.cut_short
+    with search.within(0.5):
+        polish(pool)
+    finish(pool)
+    finish(first, synced=True)  # it may gain more by that
+    search.cut_short = not proven
+    return first.best if first.limit < pool.limit else pool.best
+
+
+class _Cuts(NamedTuple):
+    """All cuts of a lane, the most promising first."""
+
+    stages: tuple[Stage, ...]
+    firsts: npt.NDArray[np.intp]
+    again: Bools
+    seconds: Floats  # at least
+    quickest: Floats  # seconds of a micro-batch on the quickest stage
+
+    def lane(self, cut: int) -> Lane:
+        """The lane cut so."""
+        return Lane(self.stages, tuple(map(int, self.firsts[cut])), tuple(map(bool, self.again[cut])))
+
+
+class _Branches:
+    """The forms of bundles of one size."""
+
+    def __init__(self, sorts: Sorts, pool: Pool) -> None:
+        self.sorts, self.pool, self.problem, self.search = sorts, pool, pool.problem, pool.search
+        self.borders = Borders(pool.problem)
+        self._lines: dict[tuple[Shape, Pace], tuple[float, float] | None] = {}
+        self._bounds: dict[tuple[Shape, int, Pace], _Cuts] = {}
+
+    def open_all(self) -> None:
+        """Prices all forms that could be faster than the best plan, most promising first."""
+        for form in sorted(self._listed(), key=lambda form: form.seconds):
+            if self.search.spent() or form.seconds >= self.pool.limit:
+                return
+            self._open(form.shapes)
+            self.search.tell("exact")
+
+    def _listed(self) -> list[Form]:
+        """All forms, or as many as there was room and time for."""
+        listed = []
+        try:
+            for form in forms(self.sorts, self.pool.limit):
+                listed.append(form)
+                if len(listed) >= _MOST_FORMS or self.search.spent():
+                    raise OverflowError
+        except OverflowError:
+            self.search.cut_short = True
+        return listed
+
+    def _open(self, shapes: tuple[Shape, ...]) -> None:
+        """Prices a form in every pace."""
+        parts, batch = self.sorts.parts(shapes), self.problem.job.batch
+        widest = max(len(stage) for part in parts for stage in part)
+        states = STATES if len(parts) > 1 or widest > 1 else STATES[:1]
+        for count in divisors(batch):
+            if batch // count < max(len(parts), widest):
+                continue
+            for ahead, state in product(self._aheads(parts, count), states):
+                if self.search.spent():
+                    return
+                self._price(shapes, parts, Pace(count, ahead, state))
+
+    def _aheads(self, parts: Sequence[Part], count: int) -> list[int]:
+        """Return how many more micro-batches may be in flight: fewer than `count`, and only 0 where no link is far."""
+
+        def most(ahead: int) -> list[list[int]]:
+            stages = (tuple(tuple((b.groups[0], 1) for b in stage) for stage in part) for part in parts)
+            return [flights(self.problem, Staged(each, count, ahead)) for each in stages]
+
+        far = most(1) != most(0)
+        return [ahead for ahead in AHEAD if ahead == 0 or (far and ahead < count)]
+
+    def _price(self, shapes: Sequence[Shape], parts: Sequence[Part], pace: Pace) -> None:
+        """Prices lanes in this pace, with samples that let them be done together, and all cuts that could be faster."""
+        pool, given = self.pool, self._samples(shapes, parts, pace)
+        found = [self._cuts(*one, pace) for one in zip(shapes, parts, given, strict=False)]
+        cuts = [one for one in found if one is not None and one.seconds[0] < pool.limit]
+        if len(cuts) < len(parts):
+            return
+        setting = Setting(tuple(tuple(b for stage in part for b in stage) for part in parts), pace)
+        waits = 0 if pace.state == "sharded-all" else pace.micro_batches - 1  # before a gradient is final
+        for chosen in product(*(range(int(np.searchsorted(one.seconds, pool.limit))) for one in cuts)):
+            picked = list(zip(cuts, chosen, strict=True))
+            if self.search.spent():
+                return
+            if max(one.seconds[cut] for one, cut in picked) >= pool.limit:
+                continue
+            made = [one.lane(cut) for one, cut in picked]
+            start = waits * min(float(one.quickest[cut]) for one, cut in picked)
+            if start + self.borders.seconds(made) < pool.limit:
+                self._fit(setting, pool.lanes.layout(made, pace))
+
+    def _fit(self, setting: Setting, layout: Layout) -> None:
+        """Prices a layout; stages on devices that fall short of memory recompute, until it fits or none is left."""
+        limit = self.pool.limit
+        while max(lane.least for lane in layout.lanes) < limit and self._bare(layout) < limit:
+            short = self.pool.price(setting, self.sorts.bundles, layout)
+            changed = [_again(lane, short) for lane in layout.lanes]
+            if not short or changed == list(layout.lanes):
+                return
+            layout = self.pool.lanes.layout(changed, layout.pace)
+
+    def _bare(self, layout: Layout) -> float:
+        """Seconds without any sync: however gradients are synced, it takes no less."""
+        plan = lanes_plan(self.problem, layout)
+        bare = self.search.price(replace(plan, parts=(replace(only_pipeline(plan), syncs=()),)))
+        return 0.0 if bare is None else bare.price.step_seconds
+
+    def _samples(self, shapes: Sequence[Shape], parts: Sequence[Part], pace: Pace) -> list[int]:
+        """Return each lane's samples, so that all finish together; none where some lane cannot hold the model."""
+        samples = self.problem.job.batch // pace.micro_batches
+        if len(parts) == 1:
+            return [samples]
+        for shape, part in zip(shapes, parts, strict=True):
+            if (shape, pace) not in self._lines:
+                self._lines[shape, pace] = self._line(shape, part, samples, pace)
+        known = [line for shape in shapes if (line := self._lines[shape, pace]) is not None]
+        return fair_shares(samples, [partial(_along, *line) for line in known]) if len(known) == len(parts) else []
+
+    def _line(self, shape: Shape, part: Part, samples: int, pace: Pace) -> tuple[float, float] | None:
+        """Seconds of a lane as `a + c n` for n samples, through all of them and half of them."""
+        counts = dict.fromkeys((samples, max(samples // 2, *map(len, part))))
+        known = [(n, cuts.seconds[0]) for n in counts if (cuts := self._cuts(shape, part, n, pace)) is not None]
+        least = [(n, seconds) for n, seconds in known if seconds < np.inf]
+        if not least:
+            return None
+        (n, here), (other, there) = least[0], least[-1]
+        slope = max((here - there) / (n - other), 1e-12) if n > other else here / n
+        return max(here - slope * n, 0.0), slope
+
+    def _cuts(self, shape: Shape, part: Part, samples: int, pace: Pace) -> _Cuts | None:
+        """None where some replica would have nothing to do: that is another form."""
+        lanes = self.pool.lanes
+        stages = tuple(lanes.sharing.stage([b.groups[0] for b in stage], samples) for stage in part)
+        if any(len(stage) < len(members) for stage, members in zip(stages, part, strict=True)):
+            return None
+        key = shape, samples, pace  # which devices of a sort a lane has makes no difference
+        if key not in self._bounds:
+            inner = list(combinations(range(1, len(self.problem.graph.blocks)), len(part) - 1))
+            firsts = np.column_stack((np.zeros(len(inner), np.intp), np.array(inner, np.intp).reshape(len(inner), -1)))
+            staged = Staged(stages, pace.micro_batches, pace.ahead)
+            seconds, again, quickest = cut_bounds(self.problem, lanes.room, staged, pace.held, firsts)
+            order = np.argsort(seconds, kind="stable")
+            self._bounds[key] = _Cuts((), firsts[order], again[order], seconds[order], quickest[order])
+        return self._bounds[key]._replace(stages=stages)
+
+
+def _again(lane: Lane, short: frozenset[str]) -> Lane:
+    needy = [any(device in short for group, _ in stage for device in group) for stage in lane.stages]
+    recompute = tuple(a or b for a, b in zip(lane.recompute, needy, strict=True))
+    return lane if recompute == lane.recompute else lane._replace(recompute=recompute)
+
+
+def _along(start: float, slope: float, samples: int) -> float:
+    return start + slope * samples

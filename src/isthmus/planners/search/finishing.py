@@ -1,0 +1,132 @@
+"""What a layout leaves open: how each bucket is synced, what all replicas compute alike, and slices.
+
+Duplicates and slices come when the search has ended: bounds of layouts know nothing of them, so that a plan which has
+them would rule out too much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+
+from isthmus.plan.types import Plan
+from isthmus.planners.layout.build_plan import more_slices, only_pipeline
+from isthmus.planners.problem import Candidate
+from isthmus.planners.schemes.all_schemes import data
+from isthmus.planners.schemes.grid import Fix
+from isthmus.planners.search.candidates import WORTH, Pool, distinct, replicated
+from isthmus.planners.search.duplicates import could_duplicate, with_duplicates
+from isthmus.planners.syncs.sync_ilp import best_syncs
+
+__all__ = ["finish", "resync"]
+
+_SYNCED, _SYNC_GAIN = 3, 1.5  # settings whose syncs are chosen; how far from the best they may be before
+_SYNC_CALLS = 12  # that choosing syncs takes at least, about
+_DUPLICATE_PART = 0.4  # of what is left in the end; the rest is for slices
+_ENDS = 4  # of stages that may be duplicated, tried for one plan
+_NEAR = 1.1  # times the best: plans with duplicates whose syncs are chosen
+
+
+def resync(pool: Pool, count: int = _SYNCED) -> None:
+    """Choose by an integer programme how the best few plans sync each bucket. Copies are left, as they sync all alike.
+
+    Plans that gather sharded state leave little to choose, so that the best ones with whole state are looked at too.
+    """
+    if pool.problem.copied:
+        return
+    whole = [found for found in pool.found if found.layout.pace.state == "replicated" and replicated(found.layout)]
+    likely = [*distinct(pool.found, count), *distinct(whole, count)]
+    near = [found.candidate for found in likely if found.seconds < _SYNC_GAIN * pool.limit]
+    starts = list({id(candidate): candidate for candidate in (pool.best, *near) if candidate is not None}.values())
+    for start in starts:
+        _synced(pool, start)
+
+
+def _synced(pool: Pool, start: Candidate) -> Candidate | None:
+    """The plan with its syncs chosen, which is kept; None where too little is left for that."""
+    pool.search.tell("syncs")
+    calls = pool.search.calls_left()
+    if pool.search.spent() or (calls is not None and calls < _SYNC_CALLS):
+        return None
+    left = pool.search.left()
+    seconds = min(0.5, left) if calls is None else left
+    choice = best_syncs(pool.problem, start.plan, seconds=seconds, calls=calls)
+    found = Candidate(choice.plan, choice.price)
+    return found if pool.keep(found) else None
+
+
+def finish(pool: Pool, *, synced: bool = False) -> None:
+    """Settles all that a layout leaves open; nothing is searched after that. `synced`: syncs were chosen already."""
+    if not synced:
+        resync(pool)
+    with pool.search.within(_DUPLICATE_PART):
+        duplicate_blocks(pool)
+    slice_stages(pool)
+
+
+def duplicate_blocks(pool: Pool) -> None:
+    """Ends of stages are computed by all replicas on all samples, as long as that gains: in the best plans, and in the
+    whole model on each set of devices, which the search passes over where its gradients are many.
+
+    Plans of copies are left alone.
+    """
+    if pool.problem.copied:
+        return
+    whole = [found for found in pool.found if replicated(found.layout) and found.layout.pace.state != "sharded-all"]
+    near = [found.candidate.plan for found in distinct(whole, _SYNCED) if found.seconds < _SYNC_GAIN * pool.limit]
+    best = [pool.best.plan] if pool.best is not None else []
+    for start in chain(best, near, _side_by_side(pool)):
+        current: Plan | None = start
+        while current is not None:
+            current = _duplicated(pool, current)
+
+
+def _side_by_side(pool: Pool) -> Iterator[Plan]:
+    """The whole model on every device, for each set of devices in the fewest micro-batches that may fit."""
+    seen = set[frozenset[str]]()
+    for idea in data(pool.problem, pool.lanes.room, Fix()) if could_duplicate(pool.problem) else ():
+        if pool.search.spent():
+            return
+        version = next(iter(idea.versions()), None)
+        if version is None:
+            continue
+        plan = version.make()
+        (stage,) = only_pipeline(plan).stages
+        devices = frozenset(replica.devices[0] for replica in stage.replicas)
+        if len(devices) > 1 and devices not in seen:
+            seen.add(devices)
+            yield plan
+
+
+def _duplicated(pool: Pool, start: Plan) -> Plan | None:
+    """A plan with one more end of a stage duplicated, and its syncs chosen anew, if it is the best so far."""
+    for plan in islice(with_duplicates(pool.problem, start), _ENDS):
+        candidate = None if pool.search.spent() else pool.search.price(plan)
+        pool.search.tell("duplicates")
+        near = candidate is not None and candidate.price.step_seconds < _NEAR * pool.limit
+        if candidate is not None and near and pool.keep(candidate):
+            before = pool.limit
+            found = _synced(pool, candidate)
+            if found is not None and found.price.step_seconds <= before:
+                return found.plan
+    return None
+
+
+def slice_stages(pool: Pool) -> None:
+    """Stages of the best plan run their shares in more slices, one stage at a time, as long as that gains.
+
+    A slice's messages leave before the next one is computed; work on few samples is less efficient. Where there is one
+    stage nothing is sent.
+    """
+    stage, since = 0, 0
+    while pool.best is not None and not pool.search.spent():
+        stages = len(only_pipeline(pool.best.plan).stages)
+        if stages < 2 or since == stages:
+            return
+        plan, before = more_slices(pool.problem, pool.best.plan, stage % stages), pool.limit
+        candidate = None if plan is None else pool.search.price(plan)
+        pool.search.tell("slices")
+        if candidate is not None and candidate.price.step_seconds < WORTH * before and pool.keep(candidate):
+            since = 0
+        else:
+            stage, since = stage + 1, since + 1

@@ -1,0 +1,287 @@
+"""Search over layouts: settings first, then the finished layouts of the best.
+
+A setting is completed exactly (`side_by_side`) and has an estimate; those that promise most are priced by the
+simulator. From the best settings so far all small changes are tried, until none is left that gains, or the budget ends.
+Then the best layouts are polished: one cut, one share, one stage that recomputes at a time, judged by the simulator
+alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from isthmus.planners.budget import Search
+from isthmus.planners.layout.device_groups import Bundle, all_bundles, bundle_of, tensor_degrees
+from isthmus.planners.layout.shares import micro_batch_counts
+from isthmus.planners.layout.side_by_side import Lane, Lanes, Layout, Pace
+from isthmus.planners.problem import Candidate, Problem
+from isthmus.planners.search.candidates import KEPT, WORTH, Found, Pool, distinct
+from isthmus.planners.search.finishing import finish, resync
+from isthmus.planners.search.moves import (
+    FIRST_AHEAD,
+    Setting,
+    Stages,
+    first_settings,
+    layout_moves,
+    paces,
+    setting_moves,
+    stage_moves,
+)
+
+__all__ = ["DEGREES", "Proposals", "explore", "one_lane", "polish"]
+
+_FIRST = 6  # first settings of one way to form lanes that are priced
+_STEP = 24  # changed settings that are priced, of one setting
+_SHAPED = 4  # layouts whose replicas change places, and that are polished
+_WIDER = 48  # settings that promised too little at first, priced before all is refined again
+_POOL = 10  # settings whose changes are tried before the search gives up
+DEGREES = 3  # sizes of tensor groups that are tried
+_FIRST_PART, _OWN_PART, _PROPOSE_PART = 0.3, 0.6, 0.4  # of what is left of the budget then
+_CLIMB_PART, _SHAPE_PART, _POLISH_PART = 0.4, 0.5, 0.6
+_LANE_PART = 0.8  # the same, of `split`
+_MADE_PART = 0.5  # the same, to make layouts before any of them is priced
+
+
+Proposals = Callable[[Pool], None]  # adds settings to the pool that others think of
+
+
+def explore(pool: Pool, given: Sequence[Candidate], propose: Proposals | None = None) -> Candidate | None:
+    """The best plan so far, or a faster one; all that was found is in the pool.
+
+    Nothing is sliced: bounds of layouts know nothing of slices, so that a sliced plan would rule out too much.
+    """
+    problem, search = pool.problem, pool.search
+    for candidate in given:
+        pool.take(candidate)
+    proposals = None if problem.copied else propose
+    if proposals is not None and search.hasty:
+        _proposed(pool, proposals)
+    with search.within(_FIRST_PART):
+        for degree in tensor_degrees(problem)[:DEGREES]:
+            _first(pool, all_bundles(problem, degree))
+    pool.rank()
+    with search.within(_FIRST_PART):
+        resync(pool, count=1)
+    if proposals is not None and not search.hasty:  # a good one at once would end the search around lesser plans
+        with search.within(_OWN_PART):
+            _refine(pool)
+        _proposed(pool, proposals)
+    _refine(pool)
+    resync(pool)
+    while search.thorough and not search.spent():
+        before = pool.limit
+        if not _widen(pool):
+            break
+        _refine(pool)
+        if pool.limit < before:
+            resync(pool)
+    return pool.best
+
+
+def _proposed(pool: Pool, propose: Proposals) -> None:
+    with pool.search.within(_PROPOSE_PART):
+        propose(pool)
+    pool.rank()
+
+
+def _refine(pool: Pool) -> None:
+    """Climbs, reshapes and polishes in turns, until none of them gains."""
+    before = float("inf")
+    while pool.limit < WORTH * before and not pool.search.spent():
+        before = pool.limit
+        with pool.search.within(_CLIMB_PART):
+            _climb(pool)
+        with pool.search.within(_SHAPE_PART):
+            _reshape(pool)
+        with pool.search.within(_POLISH_PART):
+            polish(pool)
+
+
+def _widen(pool: Pool) -> bool:
+    """Prices the most promising settings that were passed over; from then on changes of more settings are tried.
+
+    Whether anything is left to be tried.
+    """
+    if not pool.rest and len(distinct(pool.found, KEPT)) <= _SHAPED * pool.width:
+        return False
+    pool.width += 1
+    pool.rest.sort(key=lambda one: one[2].seconds)
+    now, pool.rest = pool.rest[:_WIDER], pool.rest[_WIDER:]
+    for setting, bundles, layout in now:
+        if pool.search.spent():
+            break
+        if max(lane.least for lane in layout.lanes) < pool.limit:
+            pool.price(setting, bundles, layout)
+            pool.search.tell("lanes")
+    return True
+
+
+def _first(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
+    """Prices pipelines of everything, and the usual ways to form lanes."""
+    _one_lane(pool, bundles)
+    for settings in first_settings(pool.problem, bundles) if bundles else ():
+        if pool.search.spent():
+            return
+        _price_first(pool, bundles, _made(pool, settings), _FIRST)
+
+
+def one_lane(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+    """The best plan so far, or a faster one that is one pipeline of all devices (some may stay idle)."""
+    pool = Pool(problem, lanes, search, given[0] if given else None)
+    with search.within(_LANE_PART):
+        for degree in tensor_degrees(problem)[:DEGREES]:
+            _one_lane(pool, all_bundles(problem, degree))
+    finish(pool)
+    return pool.best
+
+
+def _one_lane(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
+    """Prices pipelines of all bundles, those of the most promising paces first."""
+    with pool.search.within(_MADE_PART):
+        made, late = _pipelines(pool, bundles, spill=False), pool.search.spent()
+    if not made and pool.best is None and not late:
+        made = _pipelines(pool, bundles, spill=True)
+    for lane, pace in sorted(made, key=lambda pair: pair[0].seconds)[:_STEP]:
+        if pool.search.spent():
+            return
+        if lane.least < pool.limit:
+            pool.price(Setting((bundles,), pace), bundles, pool.lanes.layout([lane], pace))
+            pool.search.tell("split")
+
+
+def _pipelines(pool: Pool, bundles: tuple[Bundle, ...], *, spill: bool) -> list[tuple[Lane, Pace]]:
+    """Pipelines of all bundles in the usual paces. `spill`: the optimizer's state is in the hosts' memory."""
+    batch = pool.problem.job.batch
+    made: list[tuple[Lane, Pace]] = []
+    for count in micro_batch_counts(batch, 1) if bundles else ():
+        for ahead in FIRST_AHEAD if count > 1 else (0,):
+            if pool.search.spent():
+                return made
+            pace = Pace(count, ahead, spill=spill)
+            made += [(lane, pace) for lane in pool.lanes.pipelines(bundles, batch // count, pace)]
+            pool.search.tell("split")
+    return made
+
+
+def _climb(pool: Pool) -> None:
+    """Tries changes of the best settings, best first, until those of the whole pool have been tried."""
+    while not pool.search.spent():
+        best = distinct(pool.found, _POOL * pool.width)
+        start = next((found for found in best if found.setting.signature not in pool.climbed), None)
+        if start is None:
+            return
+        pool.climbed.add(start.setting.signature)
+        _price_first(pool, start.bundles, _made(pool, setting_moves(pool.problem, start.setting, start.bundles)), _STEP)
+
+
+def _made(pool: Pool, settings: Iterable[Setting]) -> list[tuple[Setting, Layout]]:
+    """Return settings with the layouts that they become, as far as there is time for it."""
+    with pool.search.within(_MADE_PART):
+        return pool.completed(settings)
+
+
+def _price_first(pool: Pool, bundles: tuple[Bundle, ...], made: Sequence[tuple[Setting, Layout]], count: int) -> None:
+    """Prices so many of these settings; the rest waits."""
+    pool.rest += [(setting, bundles, layout) for setting, layout in made[count:]]
+    for setting, layout in made[:count]:
+        if pool.search.spent():
+            return
+        pool.price(setting, bundles, layout)
+        pool.search.tell("lanes")
+
+
+def _reshape(pool: Pool) -> None:
+    """Replicas change places in the best few layouts, each cut anew, as long as that gains."""
+    for start in distinct(pool.found, _SHAPED * pool.width):
+        found: Found | None = start
+        while found is not None and not pool.search.spent():
+            found = _reshaped(pool, found)
+
+
+def _reshaped(pool: Pool, found: Found) -> Found | None:
+    """The first layout that gains of all that differ in where one or two replicas stand, or in their pace."""
+    with pool.search.within(_MADE_PART):
+        made = [layout for layout in _shapes(pool, found) if max(lane.least for lane in layout.lanes) < found.seconds]
+    for layout in sorted(made, key=lambda layout: layout.seconds)[:_STEP]:
+        if pool.search.spent():
+            return None
+        candidate = pool.priced(layout, found.how, found.buckets)
+        pool.search.tell("stages")
+        gains = candidate is not None and candidate.price.step_seconds < WORTH * found.seconds
+        if candidate is not None and gains and pool.keep(candidate):
+            parts = tuple(
+                tuple(bundle_of(pool.problem, (group,)) for stage in lane.stages for group, _ in stage)
+                for lane in layout.lanes
+            )
+            changed = found._replace(setting=Setting(parts, layout.pace), layout=layout, candidate=candidate)
+            pool.found = sorted([*pool.found, changed], key=lambda one: one.seconds)
+            return changed
+    return None
+
+
+def _shapes(pool: Pool, found: Found) -> Iterator[Layout]:
+    """Layouts one step away that nobody has looked at."""
+    lanes, pace = found.layout.lanes, found.layout.pace
+    staged = [tuple(tuple(group for group, _ in stage) for stage in lane.stages) for lane in lanes]
+    used = {group for stages in staged for stage in stages for group in stage}
+    idle = [group for bundle in found.bundles for group in bundle.groups if group not in used]
+    for other in paces(pool.problem, pace):
+        if len(lanes) == 1 and _fresh(pool.shaped, staged, other):
+            yield from _settled(pool, found, 0, staged[0], other)
+    for i, stages in enumerate(staged):
+        for moved in stage_moves(stages, idle):
+            if pool.search.spent():
+                return
+            if moved and _fresh(pool.shaped, [*staged[:i], moved, *staged[i + 1 :]], pace):
+                yield from _settled(pool, found, i, moved, pace)
+
+
+def _fresh(seen: set[object], staged: Sequence[Stages], pace: Pace) -> bool:
+    """Return whether stages of these sorts of devices are new at this pace, and remember them."""
+    key = (
+        pace,
+        frozenset(
+            Counter(
+                tuple(tuple(sorted((group[0].rpartition("/")[0], len(group)) for group in stage)) for stage in stages)
+                for stages in staged
+            ).items()
+        ),
+    )
+    if key in seen:
+        return False
+    seen.add(key)
+    return True
+
+
+def _settled(pool: Pool, found: Found, i: int, stages: Stages, pace: Pace) -> Iterator[Layout]:
+    """The layout with lane i made of these stages, if it can hold the model."""
+    lanes = found.layout.lanes
+    samples = lanes[i].samples if len(lanes) > 1 else pool.problem.job.batch // pace.micro_batches
+    lane = pool.lanes.settled(stages, samples, pace, len(lanes) - 1)
+    if lane is not None:
+        yield pool.lanes.layout((*lanes[:i], lane, *lanes[i + 1 :]), pace)
+
+
+def polish(pool: Pool) -> None:
+    """One change of a finished layout at a time, as long as one gains."""
+    for start in distinct(pool.found, _SHAPED * pool.width):
+        if start.layout in pool.polished or pool.search.spent():
+            continue
+        pool.polished.add(start.layout)
+        current, seconds = start.layout, start.seconds
+        moved = True
+        while moved and not pool.search.spent():
+            moved = False
+            for changed in layout_moves(current, len(pool.problem.graph.blocks)):
+                if pool.search.spent():
+                    return
+                timed = pool.lanes.layout(changed.lanes, changed.pace)
+                if max(lane.least for lane in timed.lanes) >= seconds:
+                    continue
+                candidate = pool.priced(timed, start.how, start.buckets)
+                pool.search.tell("polish")
+                gains = candidate is not None and candidate.price.step_seconds < WORTH * seconds
+                if candidate is not None and gains and pool.keep(candidate):
+                    current, seconds, moved = timed, candidate.price.step_seconds, True
+                    break

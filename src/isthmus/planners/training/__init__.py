@@ -1,1 +1,0 @@
-"""How the network of `learned` is trained: `python -m isthmus.planners.training`."""

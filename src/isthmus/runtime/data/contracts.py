@@ -1,0 +1,56 @@
+"""Data and losses of the user's own, tried on two samples before anything long is done.
+
+Workers prove them as well, at their first step; but that comes after planning, starting and building. Here the model is
+built without weights, and what it would give is stood for by random numbers of the same form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from isthmus.model import source
+from isthmus.model.built import BuiltModel
+from isthmus.model.job import Job
+from isthmus.model.load_job import named_code
+from isthmus.runtime.data.sources import open_samples
+from isthmus.runtime.loss import open_loss
+
+__all__ = ["check_contracts"]
+
+
+def check_contracts(job: Job) -> None:
+    """Refuses data that give no samples for the model, and a loss that is no sum. Runs the code that the job names."""
+    if not {job.data, job.loss} & {*named_code(job)}:
+        return
+    with torch.device("meta"):
+        built = source.build(job.model, job.sequence)
+    samples, loss = open_samples(job, built), open_loss(job, built)
+    numbers = range(2 if samples.count is None else min(2, samples.count))
+    _, target = samples.get(numbers)
+    output = _stand_in(built, len(numbers))
+    if output is not None:
+        loss(output, target)
+
+
+def _stand_in(built: BuiltModel, samples: int) -> Any:
+    """Random numbers in the form of the model's output; None where that cannot be told without weights."""
+    example = built.example(samples, device="meta")
+    try:
+        with torch.device("meta"), torch.no_grad():
+            output = built.module(*example.args, **example.kwargs)
+    except Exception:  # a model that needs real numbers: the workers will see
+        return None
+    draws = torch.Generator().manual_seed(0)
+
+    def filled(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if not leaf.is_floating_point():
+            return torch.zeros(leaf.shape, dtype=leaf.dtype)
+        return torch.rand(leaf.shape, generator=draws).to(leaf.dtype).requires_grad_()
+
+    return pytree.tree_map(filled, output)

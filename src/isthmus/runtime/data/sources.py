@@ -1,0 +1,191 @@
+"""The samples of a job, by number: what a sample is depends on its number alone, so any worker can get any of them.
+
+synthetic                   drawn for each number from the job's seed; endless
+text:FILE                   the bytes of a file as tokens, each followed by its next byte
+package.module:function     the user's: a dataset with `len()` and `[number] -> (inputs, target)`, or Samples
+
+In which order a job goes through its samples is in `sample_order.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from isthmus.errors import DataError
+from isthmus.model.built import BuiltModel
+from isthmus.model.function import call, find
+from isthmus.model.job import Job
+from isthmus.model.torch_export import Example
+from isthmus.runtime.data.datasets import Dataset, described, inputs_of, refilled
+
+__all__ = ["Samples", "open_samples"]
+
+_BYTES = 256
+
+
+class Samples(Protocol):
+    """Numbered samples; `count` is None where they never end."""
+
+    @property
+    def count(self) -> int | None:
+        """Return the number of samples, which are numbered 0 .. count - 1; None if they never end."""
+
+    def get(self, numbers: Sequence[int]) -> tuple[Example, Tensor | None]:
+        """Inputs of these samples as the model takes them, batch first, and their targets; on the CPU."""
+
+
+def open_samples(job: Job, built: BuiltModel) -> Samples:
+    """The samples that the job's `data` names. Code is imported: call this only where `named_code(job)` is trusted."""
+    if job.data == "synthetic":
+        return _Synthetic(job, built)
+    if job.data.startswith("text:"):
+        return _Text(Path(job.data.removeprefix("text:")), built)
+    offered = {"seed": job.seed} if built.sequence is None else {"seed": job.seed, "sequence": built.sequence}
+    expected = "a function that can be called without arguments, or with seed and sequence"
+    given = call(find(job.data, DataError), offered, job.data, expected=expected, error=DataError)
+    return Dataset(given, job.data, built)
+
+
+class _Synthetic:
+    """What the model draws for itself, each sample from a seed of its own."""
+
+    count = None
+
+    def __init__(self, job: Job, built: BuiltModel) -> None:
+        self._seed, self._draw = job.seed, built.draw
+        example, target = built.draw(1, 0)
+        if any(value.is_meta for value in inputs_of(example)):
+            raise DataError(
+                "the model was built without data, and so was its example",
+                where=built.name,
+                next="Name a data function in the job: data: package.module:function",
+            )
+        if target is None and job.loss == "default":
+            raise DataError(
+                "there are no synthetic targets for this model, and the default loss needs some",
+                where=built.name,
+                next="Name data or a loss in the job: data: package.module:function, loss: package.module:function",
+            )
+
+    def get(self, numbers: Sequence[int]) -> tuple[Example, Tensor | None]:
+        """Draws these samples."""
+        drawn = [self._draw(1, _seed_of(self._seed, number)) for number in numbers]
+        args = zip(*(example.args for example, _ in drawn), strict=True)
+        kwargs = {key: torch.cat([example.kwargs[key] for example, _ in drawn]) for key in drawn[0][0].kwargs}
+        targets = [target for _, target in drawn if target is not None]
+        return Example(args=tuple(map(torch.cat, args)), kwargs=kwargs), torch.cat(targets) if targets else None
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """63 bits that differ for each pair."""
+    return int.from_bytes(blake2b(f"sample {seed} {number}".encode(), digest_size=8).digest(), "little") >> 1
+
+
+class _Text:
+    """Sample i is the bytes i s .. (i + 1) s of a file, s the sequence: all but the last are inputs, all but the
+    first targets. A file that changes after it was opened is refused: its samples would be others.
+    """
+
+    def __init__(self, path: Path, built: BuiltModel) -> None:
+        self._path, self._where = path, f"text:{path}"
+        self._form = _next_token_form(built, self._where)
+        self._length = inputs_of(self._form)[0].shape[1]
+        self._state = self._look()
+        if self._state.size <= self._length:
+            raise DataError(
+                "the text is too short for one sample",
+                where=self._where,
+                found=f"{self._state.size} bytes",
+                expected=f"at least {self._length + 1}: a sequence and the byte after it",
+            )
+        self.count = (self._state.size - 1) // self._length
+
+    def get(self, numbers: Sequence[int]) -> tuple[Example, Tensor]:
+        """Reads these samples."""
+        size = self._length + 1
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                self._check_same(_State.of(os.fstat(file.fileno())))
+                read = [os.pread(file.fileno(), size, number * self._length) for number in numbers]
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if any(len(part) != size for part in read):
+            found, expected = str(list(numbers)[:8]), f"numbers below {self.count}"
+            raise DataError("a sample lies outside of the text", where=self._where, found=found, expected=expected)
+        tokens = torch.frombuffer(bytearray().join(read), dtype=torch.uint8).view(len(read), size).long()
+        return refilled(self._form, [tokens[:, :-1].contiguous()]), tokens[:, 1:].contiguous()
+
+    def _look(self) -> _State:
+        try:
+            found = self._path.stat()
+            if stat.S_ISREG(found.st_mode):
+                self._path.open("rb").close()
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if not stat.S_ISREG(found.st_mode):
+            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a device or a pipe"
+            raise DataError("this is not a file", where=self._where, found=kind, expected="a file of text")
+        return _State.of(found)
+
+    def _check_same(self, now: _State) -> None:
+        if now != self._state:
+            raise DataError(
+                "the text was changed while it was used",
+                where=self._where,
+                found=f"{now.size} bytes, written at another time",
+                expected=f"the {self._state.size} bytes that were there when training began",
+                next="Start again, on a copy that nobody writes to",
+            )
+
+    def _unreadable(self, error: OSError) -> DataError:
+        return DataError(
+            "the text cannot be read",
+            where=self._where,
+            found=error.strerror or type(error).__name__,
+            expected="a file on every machine that computes the first or the last stage",
+        )
+
+
+@dataclass(frozen=True)
+class _State:
+    """By what a changed file is told."""
+
+    size: int
+    written: int  # ns
+    file: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> _State:
+        return cls(found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def _next_token_form(built: BuiltModel, where: str) -> Example:
+    """An example of a model that reads one sequence of tokens, knows every byte, and predicts the next token."""
+    example, target = built.draw(1, 0)
+    inputs = inputs_of(example)
+    vocabulary = next((m.num_embeddings for m in built.module.modules() if isinstance(m, nn.Embedding)), 0)
+    shifted = target is None or (target.shape == inputs[0].shape and torch.equal(target[:, :-1], inputs[0][:, 1:]))
+    if len(inputs) != 1 or inputs[0].ndim != 2 or inputs[0].is_floating_point():
+        found = "inputs " + ", ".join(described(value) for value in inputs)
+    elif vocabulary < _BYTES:
+        found = f"a vocabulary of {vocabulary}"
+    elif not shifted:
+        found = "a model that does not predict the next token"
+    else:
+        return example
+    raise DataError(
+        f"{built.name} cannot be trained on the bytes of a file",
+        where=where,
+        found=found,
+        expected=f"a model that predicts the next of a sequence of tokens, and knows {_BYTES} or more",
+        next="Use data: synthetic, or name a function: data: package.module:function",
+    )

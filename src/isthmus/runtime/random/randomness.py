@@ -1,0 +1,188 @@
+"""Dropout and the like as a function of seed, step, sample and operation, never of a device's stream.
+
+While a block runs inside `Randomness.at`, every operation that would draw from the device's generator is computed from
+a hash of (seed, step, block, which random operation of the block, sample, element within the sample) instead: the same
+numbers whatever the shares, the slices, the device, and whether it is the first time or a recomputation. Which
+operations of a block draw, and along which dimension the samples lie in what they draw, is known beforehand
+(`draws.py`). What cannot be drawn so is refused.
+
+Attention with dropout is computed by its plain formula: the fused kernels draw their own numbers inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from isthmus.errors import ModelError
+from isthmus.model.graph import BlockGraph
+from isthmus.model.trace import bound
+from isthmus.runtime.random.draws import Draw, active, draws_itself, refused
+from isthmus.runtime.random.hashed import Lot
+from isthmus.runtime.random.plain_attention import PlainAttention
+
+__all__ = ["Randomness"]
+
+_MAX = (1 << 64) - 1
+
+
+class Randomness:
+    """What is random in the blocks of a model, in every step of a job.
+
+    `draws`: the random operations of each block (`draws_of`). A member of a tensor group gives them with its `split`.
+    """
+
+    def __init__(self, seed: int, graph: BlockGraph, draws: Sequence[Sequence[Draw]]) -> None:
+        self._seed, self._names, self._draws = seed, [block.name for block in graph.blocks], draws
+        self._followed = graph.how == "export"  # all that the blocks do is known; else they are watched always
+
+    def needed(self, block: int) -> bool:
+        """Return whether the block draws any random numbers."""
+        return bool(self._draws[block])
+
+    def at(self, step: int, block: int, samples: Sequence[int]) -> AbstractContextManager[None]:
+        """Within it, block number `block` may run on these samples, once; entered again it gives the same again."""
+        if self._followed and not self._draws[block]:
+            return nullcontext()
+        return self._drawing(step, block, samples)
+
+    @contextmanager
+    def _drawing(self, step: int, block: int, samples: Sequence[int]) -> Iterator[None]:
+        name, draws = self._names[block], self._draws[block]
+        attends = not self._followed or any(draw.operation == "scaled_dot_product_attention" for draw in draws)
+        numbers = np.array([number & _MAX for number in samples], dtype=np.uint64)
+        with (
+            _Drawing(f"{self._seed} {step} {name}", name, draws, numbers),
+            PlainAttention() if attends else nullcontext(),
+        ):
+            yield
+
+
+class _Drawing(TorchDispatchMode):
+    """Puts hashed numbers in place of the device's for every random operation of one run of a block."""
+
+    def __init__(
+        self, key: str, block: str, draws: Sequence[Draw], samples: np.ndarray[Any, np.dtype[np.uint64]]
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._key, self._block, self._draws, self._samples = key, block, draws, samples
+        self._next = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not draws_itself(func) or not active(func, args, kwargs):
+            return func(*args, **kwargs)
+        rule = _RULES.get(str(func))
+        given = bound(func, args, kwargs)
+        if rule is None or given.get("generator") is not None:
+            raise refused(self._block, str(func))
+        index, self._next = self._next, self._next + 1
+        if index >= len(self._draws):
+            raise ModelError(
+                "a block draws more often than when it was looked at",
+                where=f"block {self._block}",
+                found=f"{func} as draw {index + 1}",
+                expected=f"{len(self._draws)} random operations, whatever the samples",
+            )
+        base = blake2b(f"{self._key} {index}".encode(), digest_size=8).digest()
+        return rule(Lot(int.from_bytes(base, "little"), self._block, self._draws[index], self._samples), **given)
+
+
+# -- the operations
+
+
+def _native_dropout(lot: Lot, *, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    kept = lot.chance(1 - p, input.shape, input.device)
+    return input * kept * (1 / (1 - p) if p < 1 else 0.0), kept
+
+
+def _bernoulli_(lot: Lot, *, self: Tensor, p: float | Tensor, generator: None) -> Tensor:
+    return self.copy_(lot.chance(p, self.shape, self.device))
+
+
+def _bernoulli(lot: Lot, *, self: Tensor, generator: None, p: float | None = None) -> Tensor:
+    return lot.chance(self if p is None else p, self.shape, self.device).to(self.dtype)
+
+
+def _uniform_(lot: Lot, *, self: Tensor, generator: None, to: float, **others: float) -> Tensor:
+    low = others["from"]
+    return self.copy_(lot.uniform(self.shape, self.device, self.dtype) * (to - low) + low)
+
+
+def _exponential_(lot: Lot, *, self: Tensor, lambd: float, generator: None) -> Tensor:
+    return self.copy_(-torch.log1p(-lot.uniform(self.shape, self.device, torch.float64)) / lambd)
+
+
+def _normal_(lot: Lot, *, self: Tensor, mean: float, std: float, generator: None) -> Tensor:
+    return self.copy_(lot.normal(self.shape, self.device) * std + mean)
+
+
+def _normal(lot: Lot, *, mean: float, std: float, size: Any, generator: None, **form: Any) -> Tensor:
+    return _normal_(lot, self=_empty(size, form), mean=mean, std=std, generator=None)
+
+
+def _rand(lot: Lot, *, size: Any, **form: Any) -> Tensor:
+    made = _empty(size, form)
+    return made.copy_(lot.uniform(made.shape, made.device, made.dtype))
+
+
+def _randn(lot: Lot, *, size: Any, **form: Any) -> Tensor:
+    made = _empty(size, form)
+    return made.copy_(lot.normal(made.shape, made.device))
+
+
+def _randint(lot: Lot, *, size: Any, high: int, low: int = 0, **form: Any) -> Tensor:
+    made = _empty(size, {"dtype": torch.int64} | _given(form))
+    return made.copy_(lot.integer(low, high, made.shape, made.device))
+
+
+def _rand_like(lot: Lot, *, self: Tensor, **form: Any) -> Tensor:
+    made = torch.empty_like(self, **_given(form))
+    return made.copy_(lot.uniform(made.shape, made.device, made.dtype))
+
+
+def _randn_like(lot: Lot, *, self: Tensor, **form: Any) -> Tensor:
+    made = torch.empty_like(self, **_given(form))
+    return made.copy_(lot.normal(made.shape, made.device))
+
+
+def _randint_like(lot: Lot, *, self: Tensor, high: int, low: int = 0, **form: Any) -> Tensor:
+    made = torch.empty_like(self, **_given(form))
+    return made.copy_(lot.integer(low, high, made.shape, made.device))
+
+
+def _empty(size: Sequence[int], form: dict[str, Any]) -> Tensor:
+    return torch.empty(size, **_given(form))
+
+
+def _given(form: dict[str, Any]) -> dict[str, Any]:
+    """Return the given arguments of a tensor's form, without None and without dtypes given as numbers (defaults)."""
+    return {key: value for key, value in form.items() if value is not None and (key, type(value)) != ("dtype", int)}
+
+
+_RULES: dict[str, Callable[..., Any]] = {
+    "aten.native_dropout.default": _native_dropout,
+    "aten.bernoulli_.float": _bernoulli_,
+    "aten.bernoulli_.Tensor": _bernoulli_,
+    "aten.bernoulli.p": _bernoulli,
+    "aten.bernoulli.default": _bernoulli,
+    "aten.uniform_.default": _uniform_,
+    "aten.exponential_.default": _exponential_,
+    "aten.normal_.default": _normal_,
+    "aten.normal.float_float": _normal,
+    "aten.rand.default": _rand,
+    "aten.randn.default": _randn,
+    "aten.randint.default": _randint,
+    "aten.randint.low": _randint,
+    "aten.rand_like.default": _rand_like,
+    "aten.randn_like.default": _randn_like,
+    "aten.randint_like.default": _randint_like,
+    "aten.randint_like.low_dtype": _randint_like,
+}
