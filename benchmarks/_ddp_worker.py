@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from isthmus.model.job import Job
-from isthmus.runtime.data.sample_order import Order
+from isthmus.runtime.data.sample_order import SampleOrder
 from isthmus.runtime.data.sources import open_samples
 from isthmus.runtime.pace import Pace
 from isthmus.runtime.process_memory import keep_freed_memory
@@ -26,7 +26,7 @@ def main() -> None:
     job = Job(name="job", model=model, batch=int(batch), sequence=int(sequence) or None)
     built, loss = build_model(job)
     samples = open_samples(job, built)
-    order = Order(seed=job.seed, count=samples.count)
+    order = SampleOrder(seed=job.seed, count=samples.count)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=here, world_size=workers)
     module, pace, share = DistributedDataParallel(built.module), Pace(float(slower)), job.batch // workers
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from isthmus.runtime.comm.channel import Network
+from isthmus.runtime.comm.channel import Channels
 from isthmus.runtime.comm.syncs import Ring
 
 
@@ -22,7 +22,7 @@ def main() -> None:
     here, hosts = int(rank), int(count)
     stock = FileStore(store + ".stock", hosts)
     dist.init_process_group("gloo", store=stock, rank=here, world_size=hosts)
-    network = Network(FileStore(store, hosts), f"h{here}", interface=interface)
+    network = Channels(FileStore(store, hosts), f"h{here}", interface=interface)
     before, after = (network.channel("ring", f"h{(here + way) % hosts}") for way in (-1, 1))
     network.connect()
     ring = Ring(before, after, here, hosts)

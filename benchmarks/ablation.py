@@ -19,8 +19,8 @@ from _results import ROOT, Claim, at_least, finish, options, skip
 from learned import KNOWN, Key, Method, Row, Steps, Told, compared, known_of, mean_calls, summary, trace
 
 from isthmus.planners.learned.prior import NetworkPrior, load_network
-from isthmus.planners.learned.tree_search import Tree
-from isthmus.planners.search.candidates import Pool
+from isthmus.planners.learned.tree_search import SearchTree
+from isthmus.planners.search.candidates import Candidates
 
 CALLS = 200
 FOLDER = ROOT / "build" / "learned"
@@ -78,8 +78,8 @@ def by_network(file: Path) -> Method:
     if weights is None:
         raise SystemExit(f"{file.name} was trained for other features or another cost model. Train it anew.")
 
-    def run(pool: Pool, told: Told, _: random.Random) -> None:
-        Tree(pool, NetworkPrior(weights, blind(file.stem)), told).grow()
+    def run(pool: Candidates, told: Told, _: random.Random) -> None:
+        SearchTree(pool, NetworkPrior(weights, blind(file.stem)), told).grow()
 
     return run
 

@@ -35,13 +35,13 @@ from _results import Claim, Options, at_least, finish, options
 from _rows import rows_of
 
 from isthmus.planners.budget import Limits, Search
-from isthmus.planners.layout.memory_fit import Room
-from isthmus.planners.layout.side_by_side import Lanes
-from isthmus.planners.learned.decisions import Action, Draft, Drafts, Leaves, path_to
+from isthmus.planners.layout.memory_fit import MemoryFit
+from isthmus.planners.layout.side_by_side import LaneMaker
+from isthmus.planners.learned.decisions import Decision, Draft, Drafts, Leaves, path_to
 from isthmus.planners.learned.prior import shipped_prior
-from isthmus.planners.learned.tree_search import Tree, even
+from isthmus.planners.learned.tree_search import SearchTree, even
 from isthmus.planners.portfolio import scheme_plans
-from isthmus.planners.search.candidates import Pool
+from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search.local_search import explore
 
 CALLS = (50, 200, 800)
@@ -55,7 +55,7 @@ _AUTO_DRAFTS = 60
 _MOST_FREE = 30  # drafts for each call: those that cannot hold the model take no call
 Row = dict[str, Any]
 Told = Callable[[Draft, float], None]
-Method = Callable[[Pool, Told, random.Random], None]
+Method = Callable[[Candidates, Told, random.Random], None]
 Steps = list[tuple[int, float]]
 Key = tuple[str, str, int, int]  # case, search, seed, calls
 
@@ -117,7 +117,7 @@ def trace(name: str, method: Method, calls: int, chance: str, seed: int) -> Step
     problem = problem_of(case_named("held", name), seed)
     given = scheme_plans(problem, SCHEMES)
     search = Search(problem, Limits(calls=calls), None)
-    pool = Pool(problem, Lanes(problem, Room(problem)), search, given[0])
+    pool = Candidates(problem, LaneMaker(problem, MemoryFit(problem)), search, given[0])
     steps: Steps = []
 
     def told(_: Draft, seconds: float) -> None:
@@ -135,7 +135,9 @@ def known_of(name: str, seed: int) -> Row:
     """
     problem = problem_of(case_named("held", name), seed)
     given = scheme_plans(problem, SCHEMES)
-    pool = Pool(problem, Lanes(problem, Room(problem)), Search(problem, Limits(effort=10.0), None), given[0])
+    pool = Candidates(
+        problem, LaneMaker(problem, MemoryFit(problem)), Search(problem, Limits(effort=10.0), None), given[0]
+    )
     explore(pool, given)
     drafts = Drafts(problem)
     leaves = Leaves(pool, drafts)
@@ -145,23 +147,23 @@ def known_of(name: str, seed: int) -> Row:
     return row | {"scheme": given[0].price.step_seconds, "auto": auto}
 
 
-def by_tree(pool: Pool, told: Told, draw: random.Random) -> None:
-    Tree(pool, even, told).grow()
+def by_tree(pool: Candidates, told: Told, draw: random.Random) -> None:
+    SearchTree(pool, even, told).grow()
 
 
-def by_ordered_tree(pool: Pool, told: Told, draw: random.Random) -> None:
-    Tree(pool, even, told, noise=0.0).grow()
+def by_ordered_tree(pool: Candidates, told: Told, draw: random.Random) -> None:
+    SearchTree(pool, even, told, noise=0.0).grow()
 
 
-def by_network(pool: Pool, told: Told, draw: random.Random) -> None:
-    Tree(pool, shipped_prior(), told).grow()
+def by_network(pool: Candidates, told: Told, draw: random.Random) -> None:
+    SearchTree(pool, shipped_prior(), told).grow()
 
 
-def drafts_until_spent(pool: Pool) -> range:
+def drafts_until_spent(pool: Candidates) -> range:
     return range(_MOST_FREE * (pool.search.calls or 0))
 
 
-def by_chance(pool: Pool, told: Told, draw: random.Random) -> None:
+def by_chance(pool: Candidates, told: Told, draw: random.Random) -> None:
     drafts = Drafts(pool.problem)
     leaves = Leaves(pool, drafts)
     for _ in drafts_until_spent(pool):
@@ -172,14 +174,14 @@ def by_chance(pool: Pool, told: Told, draw: random.Random) -> None:
             told(draft, leaves.price(draft))
 
 
-def completed(drafts: Drafts, draft: Draft, pick: Callable[[Draft, Sequence[Action]], Action]) -> Draft | None:
+def completed(drafts: Drafts, draft: Draft, pick: Callable[[Draft, Sequence[Decision]], Decision]) -> Draft | None:
     """A whole draft; None where the choices lead nowhere."""
     while actions := drafts.actions(draft):
         draft = draft.having(pick(draft, actions))
     return draft if draft.whole else None
 
 
-def by_annealing(pool: Pool, told: Told, draw: random.Random) -> None:
+def by_annealing(pool: Candidates, told: Told, draw: random.Random) -> None:
     drafts = Drafts(pool.problem)
     leaves = Leaves(pool, drafts)
     current = start_of(pool, drafts)
@@ -198,7 +200,7 @@ def by_annealing(pool: Pool, told: Told, draw: random.Random) -> None:
             current, seconds = changed, found
 
 
-def start_of(pool: Pool, drafts: Drafts) -> list[Action]:
+def start_of(pool: Candidates, drafts: Drafts) -> list[Decision]:
     """The choices that lead to the schemes' best plan, where a draft can say it."""
     if pool.best is None:
         return []
@@ -207,9 +209,9 @@ def start_of(pool: Pool, drafts: Drafts) -> list[Action]:
     return [action for _, action in path_to(drafts, draft)] if draft is not None else []
 
 
-def neighbour(drafts: Drafts, choices: Sequence[Action], draw: random.Random) -> list[Action]:
+def neighbour(drafts: Drafts, choices: Sequence[Decision], draw: random.Random) -> list[Decision]:
     """One choice drawn anew; those after it stay as far as they still can."""
-    at, made, draft = draw.randrange(len(choices)) if choices else -1, list[Action](), Draft()
+    at, made, draft = draw.randrange(len(choices)) if choices else -1, list[Decision](), Draft()
     while actions := drafts.actions(draft):
         i = len(made)
         keep = i < len(choices) and i != at and choices[i] in actions
@@ -218,22 +220,22 @@ def neighbour(drafts: Drafts, choices: Sequence[Action], draw: random.Random) ->
     return made
 
 
-def whole(choices: Sequence[Action]) -> Draft:
+def whole(choices: Sequence[Decision]) -> Draft:
     draft = Draft()
     for action in choices:
         draft = draft.having(action)
     return draft
 
 
-def by_cross_entropy(pool: Pool, told: Told, draw: random.Random) -> None:
+def by_cross_entropy(pool: Candidates, told: Told, draw: random.Random) -> None:
     drafts = Drafts(pool.problem)
     leaves = Leaves(pool, drafts)
-    weights: dict[tuple[int, int], Counter[Action]] = {}
+    weights: dict[tuple[int, int], Counter[Decision]] = {}
     tried = 0
     while not pool.search.spent() and tried < len(drafts_until_spent(pool)):
-        drawn: list[tuple[float, list[tuple[tuple[int, int], Action]]]] = []
+        drawn: list[tuple[float, list[tuple[tuple[int, int], Decision]]]] = []
         for _ in range(40):
-            path: list[tuple[tuple[int, int], Action]] = []
+            path: list[tuple[tuple[int, int], Decision]] = []
             draft = Draft()
             while actions := drafts.actions(draft):
                 at = (draft.degree, len(path))

@@ -276,7 +276,7 @@ def sync_row(name: str, seed: int) -> Row:
     from _sync_rows import sync_rows
 
     from isthmus.planners.layout.build_plan import build_stages, make_plan
-    from isthmus.planners.layout.memory_fit import Way
+    from isthmus.planners.layout.memory_fit import StageOptions
     from isthmus.planners.layout.shares import even_shares
     from isthmus.planners.schemes.device_sets import fastest
 
@@ -285,7 +285,7 @@ def sync_row(name: str, seed: int) -> Row:
     devices = fastest(problem, problem.usable, problem.job.batch)
     shares = even_shares(problem.job.batch, len(devices))
     members = [[((device,), share) for device, share in zip(devices, shares, strict=True)]]
-    stages = build_stages(problem, [0], members, Way(recompute=True))
+    stages = build_stages(problem, [0], members, StageOptions(recompute=True))
     row = sync_rows(problem, make_plan(problem, stages, 1, how="ring"))
     print(name, row, flush=True)
     return row

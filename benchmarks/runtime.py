@@ -38,7 +38,7 @@ from isthmus.model.torch_export import Example
 from isthmus.model.zoo.gpt import GPT, gpt
 from isthmus.plan.types import Pipeline, Plan, Replica, Stage, Sync
 from isthmus.plan.validate import check
-from isthmus.runtime.comm.channel import Network
+from isthmus.runtime.comm.channel import Channels
 from isthmus.runtime.process_memory import keep_freed_memory
 from isthmus.runtime.program import Program, programs
 from isthmus.runtime.random.draws import draws_of
@@ -192,7 +192,7 @@ def our_steps(world: World, rank: int, folder: str, program: Program) -> Step:
     model = built(world)
     example = model.example(2)
     pieces = cut(model.module, example, name=world.case.name, sequence=world.case.sequence)
-    network = Network(dist.FileStore(f"{folder}/store"), DEVICES[rank])
+    network = Channels(dist.FileStore(f"{folder}/store"), DEVICES[rank])
     worker = Worker(
         program, pieces, draws_of(pieces, example), network, torch.device("cpu"), model.loss, samples(world, model)
     )

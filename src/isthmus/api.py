@@ -35,8 +35,8 @@ from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
 from isthmus.planners.layout.cuts import balanced_cut, pipelines_seconds
 from isthmus.planners.layout.device_groups import all_bundles
-from isthmus.planners.layout.memory_fit import Room
-from isthmus.planners.layout.side_by_side import Lanes, Pace, lanes_plan
+from isthmus.planners.layout.memory_fit import MemoryFit
+from isthmus.planners.layout.side_by_side import LaneMaker, LaneSettings, lanes_plan
 from isthmus.planners.portfolio import Choice, choose_plan, parse_fix
 from isthmus.planners.problem import build_problem
 from isthmus.report.times import times_facts
@@ -395,13 +395,13 @@ def prepare_simulator(compiling: Callable[[], None] = lambda: None) -> None:
     job = Job(name="one", model="one.json", batch=2)
     with telling(compiling):
         problem = build_problem(parse_cluster(text), (job,), {"one": graph})
-        lanes = Lanes(problem, Room(problem))
-        layout = lanes.complete([(bundle,) for bundle in all_bundles(problem)], Pace(1))
+        lanes = LaneMaker(problem, MemoryFit(problem))
+        layout = lanes.complete([(bundle,) for bundle in all_bundles(problem)], LaneSettings(1))
         assert layout is not None
         problem.simulator.play(problem.price(lanes_plan(problem, layout)).plan)
         balanced_cut([np.ones(1)])
         pipelines_seconds(np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 0)), np.ones(1, np.int64), 1)
-        lanes.settled(((("a/CPU/0",),),), 1, Pace(1), 0)
+        lanes.settled(((("a/CPU/0",),),), 1, LaneSettings(1), 0)
 
 
 def check_trust(jobs: Collection[Job], trusted: Collection[str], *, runs: bool = False, flags: bool = False) -> None:
@@ -535,7 +535,7 @@ def _job_of(spec: str) -> Job:
             pass
         case source.Config(path=path):
             name = hf.name_of(path)
-        case source.Saved(path=path):
+        case source.SavedModel(path=path):
             name = path.stem
     return Job(name=_job_name(name), model=spec, batch=_BATCH)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.emulate import Change, parse_change
+from isthmus.cli.emulate import TimedLinkChange, parse_change
 from isthmus.errors import UsageError
 from tests.cli.conftest import Isthmus
 from tests.emulate.marks import shaped
@@ -155,7 +155,7 @@ def test_on_loopback_commands_end_with_a_killed_parent_or_at_the_second_interrup
 )
 def test_changes_are_read(text: str, expected: tuple[float, dict[str, float]]) -> None:
     change = parse_change(text)
-    assert isinstance(change, Change) and (change.at, change.values) == expected
+    assert isinstance(change, TimedLinkChange) and (change.at, change.values) == expected
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_model
 
 from isthmus.deploy import local
-from isthmus.deploy.free_memory import Free
+from isthmus.deploy.free_memory import FreeMemory
 from isthmus.emulate.world import unable
 from tests.cli.conftest import Isthmus
 from tests.deploy.jobs import BATCH, JOB, TRUSTED, A, B, plain_losses, two_stages, written
@@ -80,7 +80,7 @@ def test_a_machine_with_too_little_memory(
     isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(root)
-    monkeypatch.setattr(local, "free_on_host", lambda: Free(1e8, "MemAvailable"))
+    monkeypatch.setattr(local, "free_on_host", lambda: FreeMemory(1e8, "MemAvailable"))
     words = ("train", written(tmp_path, two_stages()), *TRUSTED, "--steps", 1)
     done = isthmus(*words)
     assert done.code == 1 and "more memory than is free" in done.err and "100 MB free" in done.err

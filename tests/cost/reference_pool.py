@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from isthmus.cost.plan_arrays import HOST_ADAM
 from isthmus.model.graph import BlockGraph
 from isthmus.model.profile import Profile
-from isthmus.plan.policy import POLICIES, Candidate
+from isthmus.plan.policy import POLICIES, ReadyJob
 from isthmus.plan.resolve import ResolvedPool
 from isthmus.plan.types import PoolJob
 from tests.cost.reference_costs import WIDTH, computing, state_of
@@ -120,7 +120,7 @@ class PoolWriter:
             now = max(free[d], min(ready[j] for j in waiting))
             here = [j for j in waiting if ready[j] <= now]
             left = {j: float(f"{sum(unit.seconds[0] for unit in waiting[j]):.9g}") for j in here}
-            offers = [Candidate(j, ready[j], left[j], last[j] == d) for j in here]
+            offers = [ReadyJob(j, ready[j], left[j], last[j] == d) for j in here]
             j = here[POLICIES[self.pool.policy].pick(offers)]
             unit = waiting[j].pop(0)
             bus = self.cluster.host_of(self.pool.devices[d]).bus

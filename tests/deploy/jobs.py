@@ -15,7 +15,7 @@ from isthmus.model.job import Job, Optimizer
 from isthmus.model.zoo.synthetic import cross_entropy
 from isthmus.plan.file import PlanFile, save_plan
 from isthmus.plan.types import Pipeline, Plan, Replica, Stage, Sync
-from isthmus.runtime.data.sample_order import Order
+from isthmus.runtime.data.sample_order import SampleOrder
 from tests.deploy import models
 
 BATCH = 4
@@ -92,7 +92,7 @@ def plain_losses(steps: int = JOB.steps) -> tuple[float, ...]:
     torch.manual_seed(JOB.seed)
     model, _ = models.small_gpt()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    data, order, losses = models.samples(), Order(seed=JOB.seed, count=models.COUNT), []
+    data, order, losses = models.samples(), SampleOrder(seed=JOB.seed, count=models.COUNT), []
     for step in range(steps):
         pairs = [data[number] for number in order.numbers(step, BATCH)]
         total, count = cross_entropy(model(torch.stack([x for x, _ in pairs])), torch.stack([y for _, y in pairs]))

@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.cluster.spec import TCP_PAYLOAD, Cluster
-from isthmus.deploy.probing.prober import Clock, Dismiss, Order, Pass, Passed, Read, Told
+from isthmus.deploy.probing.prober import Dismiss, Order, Pass, ProbeRelayed, Read, ReadClock, Told
 from isthmus.deploy.probing.probers import started
-from isthmus.deploy.probing.sync_participants import Enter, Entered, Entry, Reduce, Reduced, Said, Trouble
+from isthmus.deploy.probing.sync_participants import Entered, JoinSync, Reduce, Reduced, Said, StoreEntry, Trouble
 from isthmus.deploy.probing.sync_times import (
     HOW,
     LONGEST,
     REPEATS,
     SIZES,
-    Measurement,
+    SyncMeasurement,
     collectives,
     elapsed,
     measurements,
@@ -41,12 +41,12 @@ FOUR = {"a1": "a", "b1": "b", "a2": "a", "b2": "b"}
 KB = 1000
 
 
-def silent(one: Measurement, done: int, total: int) -> None:
+def silent(one: SyncMeasurement, done: int, total: int) -> None:
     pass
 
 
-def some(how: str, hosts: Iterable[str], *sizes: int) -> Measurement:
-    return Measurement(how, tuple(hosts), sizes, 1.0)  # type: ignore[arg-type]
+def some(how: str, hosts: Iterable[str], *sizes: int) -> SyncMeasurement:
+    return SyncMeasurement(how, tuple(hosts), sizes, 1.0)  # type: ignore[arg-type]
 
 
 # -- which
@@ -111,11 +111,11 @@ class Paper:
 
     def tell(self, host: str, order: Order) -> None:
         match order:
-            case Clock(number=number):
+            case ReadClock(number=number):
                 self.news.append((host, Read(number=number, now=time.monotonic() + self.ahead[host])))
-            case Pass(slot=slot, order=Entry()):
+            case Pass(slot=slot, order=StoreEntry()):
                 self.entries.append(f"{host}/{slot}")
-            case Pass(slot=slot, order=Enter() as enter):
+            case Pass(slot=slot, order=JoinSync() as enter):
                 self._enter(host, slot, enter)
             case Pass(slot=slot, order=Reduce() as reduce):
                 self.begun[f"{host}/{slot}"] = slot, reduce
@@ -128,13 +128,13 @@ class Paper:
         return self.news.popleft() if self.news else None
 
     def _say(self, host: str, slot: int, said: Said) -> None:
-        self.news.append((host, Passed(slot=slot, said=said)))
+        self.news.append((host, ProbeRelayed(slot=slot, said=said)))
 
-    def _enter(self, host: str, slot: int, enter: Enter) -> None:
+    def _enter(self, host: str, slot: int, enter: JoinSync) -> None:
         self.count = len(enter.members)
         self.syncs += [enter.number] if enter.number not in self.syncs else []
         assert enter.root == (enter.members[0] if enter.how == "server" else None)
-        self._say(host, slot, Entry(key="k", value=b"\x00v"))
+        self._say(host, slot, StoreEntry(key="k", value=b"\x00v"))
         if host == list(self.ahead)[-1] and len(self.syncs) - 1 == self.fails:
             self._say(host, slot, Trouble(number=enter.number, why="no memory"))
         elif host == list(self.ahead)[-1] and len(self.syncs) - 1 == self.dies:
@@ -202,7 +202,7 @@ def test_processes_reduce_and_one_that_is_killed_is_noticed(tmp_path: Path) -> N
     cluster: Cluster = cluster_of({"a1": "a", "b1": "b"}, links)
     seen: list[list[int]] = []
 
-    def listen(one: Measurement, done: int, total: int) -> None:
+    def listen(one: SyncMeasurement, done: int, total: int) -> None:
         seen.append(participants())
         if one.how == "server":
             os.kill(seen[-1][0], signal.SIGKILL)

@@ -9,7 +9,7 @@ import pytest
 
 import isthmus
 from isthmus.deploy import local
-from isthmus.deploy.free_memory import Free, check_fit, free_on_gpus, free_on_host, gpu_needs, host_needs
+from isthmus.deploy.free_memory import FreeMemory, check_fit, free_on_gpus, free_on_host, gpu_needs, host_needs
 from isthmus.errors import RunError
 from tests.deploy.jobs import DATA, MODEL, A, B, children, two_stages
 
@@ -29,7 +29,7 @@ MEMINFO = {"proc/meminfo": "MemTotal:  32000000 kB\nMemFree:  1 kB\nMemAvailable
 
 def test_what_the_kernel_calls_available(tmp_path: Path) -> None:
     assert free_on_host(tmp_path) is None
-    assert free_on_host(written(tmp_path, MEMINFO)) == Free(16_000_000 * 1024, "MemAvailable")
+    assert free_on_host(written(tmp_path, MEMINFO)) == FreeMemory(16_000_000 * 1024, "MemAvailable")
 
 
 def test_this_machine_has_some() -> None:
@@ -64,10 +64,10 @@ def test_groups_of_version_1_and_groups_without_a_limit(tmp_path: Path) -> None:
 
 def test_the_error_has_the_figures() -> None:
     needs = {"a/T4/0": 3.0 * GB, "b/T4/0": 2.0 * GB} | {f"c/T4/{n}": 1.0 * GB for n in range(4)}
-    check_fit("this machine", needs, Free(9 * GB, "MemAvailable"))
+    check_fit("this machine", needs, FreeMemory(9 * GB, "MemAvailable"))
     check_fit("this machine", needs, None)
     with pytest.raises(RunError, match=r"9 GB predicted, 8\.5 GB free") as caught:
-        check_fit("this machine", needs, Free(8.5 * GB, "MemAvailable"))
+        check_fit("this machine", needs, FreeMemory(8.5 * GB, "MemAvailable"))
     error = caught.value
     assert error.found == "6 workers: a/T4/0 3 GB, b/T4/0 2 GB, c/T4/0 1 GB, c/T4/1 1 GB, 2 more"
     assert error.expected == "at most 8.5 GB together (MemAvailable)" and "--ignore-memory" in (error.next or "")
@@ -85,7 +85,7 @@ def test_what_each_worker_needs_where() -> None:
 def test_a_run_that_does_not_fit_starts_nobody(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is made either; told to, it runs."""
     monkeypatch.chdir(root)
-    monkeypatch.setattr(local, "free_on_host", lambda: Free(0.25 * GB, "MemAvailable"))
+    monkeypatch.setattr(local, "free_on_host", lambda: FreeMemory(0.25 * GB, "MemAvailable"))
     folder = tmp_path / "saved"
     with pytest.raises(RunError, match=r"400\..* MB predicted, 250 MB free") as caught:
         isthmus.train(two_stages(), steps=1, trusted=(MODEL, DATA), checkpoint=folder)

@@ -17,7 +17,7 @@ from isthmus.deploy.engine import Ended, Garbled, Said, Silent
 from isthmus.errors import RunError
 from isthmus.plan.types import Pipeline
 from isthmus.runtime.program import programs
-from isthmus.runtime.protocol import Order
+from isthmus.runtime.protocol import StepOrder
 from tests.deploy.jobs import A, alive, graph, two_stages
 
 CHILD = """
@@ -33,7 +33,7 @@ HELLO = 'import os, time; os.write(1, b\'{"is": "hello"}\\n\'); '
 
 
 def started(
-    monkeypatch: pytest.MonkeyPatch, code: str, setting: local.Setting | None = None, silence: float = 30.0
+    monkeypatch: pytest.MonkeyPatch, code: str, setting: local.WorkerSetting | None = None, silence: float = 30.0
 ) -> local._Processes:
     monkeypatch.setattr(local, "_COMMAND", (sys.executable, "-S", "-c", code))
     file = two_stages()
@@ -41,7 +41,7 @@ def started(
     assert isinstance(part, Pipeline) and file.cluster is not None
     program = programs(file.plan, file.cluster, {part.job.name: graph()})[A]
     return local.LocalEngine(setting, silence=silence).start(
-        {A: Order(program=program, model=graph().digest, first=0, stop=1)}
+        {A: StepOrder(program=program, model=graph().digest, first=0, stop=1)}
     )
 
 

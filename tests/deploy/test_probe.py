@@ -22,17 +22,17 @@ from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import TCP_PAYLOAD, Cluster
 from isthmus.deploy.probing import prober as prober_module
 from isthmus.deploy.probing import sealed_lines as sealed
-from isthmus.deploy.probing.probe import Found, Pair, PairFound, ProbeSettings, Round, host_pairs, probe, rounds
+from isthmus.deploy.probing.probe import Pair, PairFound, ProbeResult, ProbeSettings, Round, host_pairs, probe, rounds
 from isthmus.deploy.probing.probed_cluster import probed_cluster
 from isthmus.deploy.probing.prober import (
-    Clock,
     Listen,
     Listening,
     Measure,
-    Measured,
     Order,
+    PairMeasured,
     Rate,
     Read,
+    ReadClock,
     Told,
     steady_rate,
 )
@@ -158,7 +158,7 @@ class Paper:
     def tell(self, host: str, order: Order) -> None:
         if host == self.frozen:
             return
-        if isinstance(order, Clock):
+        if isinstance(order, ReadClock):
             self.news.append((host, Read(number=order.number, now=0.0)))
         elif isinstance(order, Listen):
             self.waiting[order.pair] = host
@@ -180,7 +180,7 @@ class Paper:
             link = self.cluster.link(a, b)
             assert link is not None
             rates = [Rate(bytes_per_second=TCP_PAYLOAD * r, steady=True) for r in (there[a, b], back[b, a])]
-            told = Measured(
+            told = PairMeasured(
                 pair=number, least=2 * link.latency, median=2.1 * link.latency, there=rates[0], back=rates[1]
             )
             self.news.append((a, told))
@@ -304,7 +304,7 @@ def test_what_was_not_measured_stays_and_is_marked() -> None:
     given = cluster_of(SIX, LINKS[:4])  # b and c have no link
     pair = PairFound(latency=0.03, latency_median=0.03, bandwidth=(90 * MBIT, 95 * MBIT), steady=False)
     failed = {("a1", "b2"): "Connection refused", ("b1", "c1"): "Connection refused"}
-    found = Found(pairs={("a1", "b1"): pair}, failed=failed, lost=(), trunks={}, nics={}, seconds=1.0)
+    found = ProbeResult(pairs={("a1", "b1"): pair}, failed=failed, lost=(), trunks={}, nics={}, seconds=1.0)
     cluster, notes = probed_cluster(given, found)
     assert figures(cluster) == figures(given) | {frozenset(("a1", "b1")): (90 * MBIT, 0.03, None)}
     assert cluster.link("b1", "c1") is None

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 
 import isthmus
-from isthmus.deploy.engine import Interrupt, Kept, Notice, Passed, Resumed
+from isthmus.deploy.engine import CheckpointKept, CheckpointPassedOver, Interrupt, Notice, Resumed
 from isthmus.deploy.local import LocalEngine
 from isthmus.errors import CheckpointError, PlanError, RunError
 from isthmus.model.job import Optimizer
@@ -64,7 +64,7 @@ def test_killed_then_resumed_under_another_plan_then_interrupted(tmp_path: Path)
         nonlocal killed
         if isinstance(news := notice.news, Stepped):
             losses[news.step] = news.loss
-        if isinstance(news, Kept) and not killed:
+        if isinstance(news, CheckpointKept) and not killed:
             workers.update(children(os.getpid()))
             killed = time.monotonic()
             os.kill(next(process for process, device in workers.items() if device == A), signal.SIGKILL)
@@ -156,7 +156,7 @@ def test_a_changed_float_is_found_and_the_checkpoint_before_it_used(tmp_path: Pa
     result = isthmus.train(
         two_stages(), steps=6, checkpoint=tmp_path, resume=True, trusted=CODE, listen=lambda n: heard.append(n.news)
     )
-    passed, resumed = (next(n for n in heard if isinstance(n, kind)) for kind in (Passed, Resumed))
+    passed, resumed = (next(n for n in heard if isinstance(n, kind)) for kind in (CheckpointPassedOver, Resumed))
     assert passed.path == damaged and str(part) in passed.why and "changed after it was saved" in passed.why
     assert passed.aside == tmp_path / "step-00000004.damaged" and passed.aside.is_dir()
     assert resumed == Resumed(step=2, path=tmp_path / "step-00000002")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.emulate.queues import Queues, Route, wire_bytes
+from isthmus.emulate.queues import Queues, RouteQueue, wire_bytes
 from tests.emulate.filling import fair_rates
 
 HOSTS = 16
@@ -28,7 +28,7 @@ class Net:
         self.now = 0.0
         self.got: list[tuple[float, int, bytes]] = []
         self.queues = Queues(self._deliver)
-        self.routes = {pair: Route(pair[1]) for pair in rows}
+        self.routes = {pair: RouteQueue(pair[1]) for pair in rows}
         for (a, b), row in rows.items():
             self.queues.ways.setdefault(a, {})[bytes([10, 0, 0, b])] = self.routes[a, b]
             self.queues.change(self.routes[a, b], row)

@@ -22,9 +22,9 @@ from isthmus.model.capture import Example
 from isthmus.model.flow import flow_of
 from isthmus.model.runnable_blocks import Pieces, cut
 from isthmus.model.tensor_parallel.divide_pair import split_pair
-from isthmus.model.tensor_parallel.division_rules import Part, reshaped
+from isthmus.model.tensor_parallel.division_rules import DividedTensor, reshaped
 from isthmus.model.tensor_parallel.linear_pairs import find_pairs, linear_uses
-from isthmus.model.tensor_parallel.member_blocks import ParameterSlice, Shard, shard_blocks
+from isthmus.model.tensor_parallel.member_blocks import MemberBlocks, ParameterSlice, shard_blocks
 from isthmus.model.trace import trace
 from isthmus.model.zoo.bert import Bert, Sizes
 from isthmus.model.zoo.gpt import GPT
@@ -91,7 +91,7 @@ def computed(
     return leaves, dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
 
 
-def shards(pieces: Pieces, group: Group) -> list[Shard]:
+def shards(pieces: Pieces, group: Group) -> list[MemberBlocks]:
     blocks = range(len(pieces.blocks))
     return [
         shard_blocks(pieces, member=i, members=group.members, blocks=blocks, reduce=group.reduce(i))
@@ -104,7 +104,7 @@ def assert_members_equal_the_whole(
     example: Example,
     members: int,
     tolerance: float = 1e-11,
-    run: Callable[[Shard | None], Run] | None = None,
+    run: Callable[[MemberBlocks | None], Run] | None = None,
 ) -> Group:
     group = Group(members)
     parts = shards(pieces, group)
@@ -294,7 +294,7 @@ def test_the_part_of_random_numbers_is_told(name: str) -> None:
     assert len(shard.random) == (1 if name == "bert" else 2)
     assert {part.dim for part in shard.random.values()} == ({1} if name == "bert" else {1, 2})
 
-    def run(shard: Shard | None) -> Run:
+    def run(shard: MemberBlocks | None) -> Run:
         return lambda block, inputs: Drops(block, shard.random if shard else {}).run(*inputs)
 
     assert_members_equal_the_whole(pieces, Example(args=(inputs,)), 2, run=run)
@@ -476,7 +476,7 @@ def colours(sections: tuple[int, ...], members: int) -> Tensor:
     return torch.tensor([index * members // size for size in sections for index in range(size)])
 
 
-def coloured(shape: list[int], part: Part, members: int) -> Tensor:
+def coloured(shape: list[int], part: DividedTensor, members: int) -> Tensor:
     back = [1] * len(shape)
     back[part.dim] = -1
     return colours(part.sections, members).view(back).expand(shape)
@@ -489,7 +489,7 @@ def test_reshaped_parts_are_the_same_elements(data: st.DataObject, units: list[i
     members = 2
     sections = tuple(unit * members for unit in ([units[0]] * len(units) if equal else units))
     before, after = (data.draw(st.lists(st.integers(1, 3), max_size=2)) for _ in range(2))
-    old, part = [*before, sum(sections), *after], Part(len(before), sections)
+    old, part = [*before, sum(sections), *after], DividedTensor(len(before), sections)
     new = data.draw(st.sampled_from(factorings(math.prod(old))))
     found = reshaped(part, old, new)
     marks = coloured(old, part, members).reshape(new)
@@ -518,5 +518,5 @@ def factorings(size: int) -> list[list[int]]:
 @pytest.mark.parametrize("new", [[2, 3, 4], [6, 4], [24], [2, 12], [1, 6, 2, 2]])
 def test_reshapes_that_keep_heads_are_found(new: list[int]) -> None:
     """(2, 3 heads, 4) in other shapes in which the heads can still be told apart."""
-    found = reshaped(Part(1, (3,)), [2, 3, 4], new)
+    found = reshaped(DividedTensor(1, (3,)), [2, 3, 4], new)
     assert found is not None and max(found.sections) % 3 == 0

@@ -17,7 +17,7 @@ from torch import nn
 from isthmus.errors import FileError, IsthmusError, ModelError
 from isthmus.model.digest import digest_of
 from isthmus.model.graph import Block, BlockGraph, Linear, Parameter, Tensor, TensorSplit
-from isthmus.model.source import Config, Function, Saved, Zoo, build, load_graph, parse, read_graph, save_graph
+from isthmus.model.source import Config, Function, SavedModel, Zoo, build, load_graph, parse, read_graph, save_graph
 
 TINY = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 32, "vocab_size": 64}
 BERT_TINY = {
@@ -83,7 +83,7 @@ def test_each_form_is_told_by_its_name() -> None:
     assert parse("zoo:gpt2") == Zoo(name="gpt2")
     assert parse("hf:some/config.json") == Config(path=Path("some/config.json"))
     assert parse("my.package:model") == Function(module="my.package", function="model")
-    assert parse("some/model.json") == Saved(path=Path("some/model.json"))
+    assert parse("some/model.json") == SavedModel(path=Path("some/model.json"))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_names_no_model_is_said(spec: str, said: str) -> None:
 @given(st.text(max_size=30))
 def test_any_text_is_a_source_or_our_error(spec: str) -> None:
     try:
-        assert isinstance(parse(spec), (Zoo, Config, Function, Saved))
+        assert isinstance(parse(spec), (Zoo, Config, Function, SavedModel))
     except IsthmusError as error:
         assert error.expected
 

@@ -7,7 +7,7 @@ from random import Random
 
 from isthmus.planners.layout.device_groups import Bundle
 from isthmus.planners.layout.shares import divisors
-from isthmus.planners.layout.side_by_side import Lane, Pace
+from isthmus.planners.layout.side_by_side import Lane, LaneSettings
 from isthmus.planners.problem import Problem
 
 __all__ = ["random_lanes", "random_pace", "random_parts"]
@@ -15,11 +15,11 @@ __all__ = ["random_lanes", "random_pace", "random_parts"]
 Group = tuple[str, ...]
 
 
-def random_pace(problem: Problem, random: Random) -> Pace:
+def random_pace(problem: Problem, random: Random) -> LaneSettings:
     """Any number of micro-batches that divides the batch; state is sharded or spilled now and then."""
     state = random.choice(("replicated", "replicated", "sharded-optimizer", "sharded-all"))
     counts = random.choice(divisors(problem.job.batch)), random.choice((0, 0, 1, 3))
-    return Pace(*counts, state, random.random() < 0.2)
+    return LaneSettings(*counts, state, random.random() < 0.2)
 
 
 def random_parts(bundles: Sequence[Bundle], random: Random) -> tuple[tuple[Bundle, ...], ...]:
@@ -29,7 +29,7 @@ def random_parts(bundles: Sequence[Bundle], random: Random) -> tuple[tuple[Bundl
     return tuple(tuple(chosen[i::count]) for i in range(count))
 
 
-def random_lanes(problem: Problem, random: Random, pace: Pace, *, pairs: bool = False) -> list[Lane]:
+def random_lanes(problem: Problem, random: Random, pace: LaneSettings, *, pairs: bool = False) -> list[Lane]:
     """One lane to four, on some of the devices. `pairs`: of tensor groups now and then, which no rule may allow."""
     groups = _groups(problem, random, pairs and random.random() < 0.3)
     samples = problem.job.batch // pace.micro_batches

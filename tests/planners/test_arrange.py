@@ -17,10 +17,10 @@ from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Layout
 from isthmus.planners.layout.device_groups import Bundle, all_bundles, orders
-from isthmus.planners.layout.memory_fit import Need, Room, Way
+from isthmus.planners.layout.memory_fit import MemoryFit, Need, StageOptions
 from isthmus.planners.layout.stage_dp import Arranged, Arranger
 from isthmus.planners.layout.stage_shares import Sharing
-from isthmus.planners.layout.stage_tables import Runs, sync_seconds
+from isthmus.planners.layout.stage_tables import StageTables, sync_seconds
 from isthmus.planners.problem import Problem
 from isthmus.units import Bytes
 from tests.plan.small_models import chain
@@ -33,9 +33,9 @@ Groups = Sequence[tuple[str, ...]]
 class Plain:
     """The formula of `arrange`, without tables: seconds of a stage, and of what passes between two."""
 
-    def __init__(self, task: Problem, samples: int, count: int, held: Way, ahead: int) -> None:
+    def __init__(self, task: Problem, samples: int, count: int, held: StageOptions, ahead: int) -> None:
         self.task, self.samples, self.count, self.held, self.ahead = task, samples, count, held, ahead
-        self.room, self.sharing = Room(task), Sharing(task)
+        self.room, self.sharing = MemoryFit(task), Sharing(task)
         self._stages: dict[object, tuple[float, bool]] = {}
         blocks = list(enumerate(task.graph.blocks))
         self._owners = {name: i for i, block in reversed(blocks) for name in block.parameters}  # a tie: its first block
@@ -132,8 +132,8 @@ def test_the_best_of_all_stages_and_cuts(cluster: Cluster, graph: BlockGraph, se
     bundles = bundles[start : start + 4]
     count, ahead = random.choice((1, 4, 12)), random.choice((0, 2))
     state: Layout = random.choice(("replicated", "sharded-optimizer"))
-    held = Way(False, state, random.random() < 0.3)
-    arranger = Arranger(task, Room(task), Sharing(task))
+    held = StageOptions(False, state, random.random() < 0.3)
+    arranger = Arranger(task, MemoryFit(task), Sharing(task))
     fixed = 24 // count, count, held, ahead
     found = {len(one.stages): one for one in arranger.arrange(bundles, *fixed)}
     plain, blocks = Plain(task, *fixed), len(graph.blocks)
@@ -155,7 +155,7 @@ def cuts_again(plain: Plain, fixed: Any, bundles: Sequence[Bundle], random: Rand
     """Where a border was left out at first, stages are cut in the best way of all, as far as their own times go."""
     arranger, blocks = Arranger(plain.task, plain.room, plain.sharing), len(plain.task.graph.blocks)
     fewer = np.delete(arranger.borders, random.randrange(1, blocks))
-    arranger.runs = Runs(plain.task, plain.room, plain.sharing, fewer)
+    arranger.runs = StageTables(plain.task, plain.room, plain.sharing, fewer)
     for one in arranger.arrange(bundles, *fixed):
         recut, depth = arranger.recut(one, *fixed), len(one.stages)
         holds_as_it_says(plain, recut)
@@ -173,9 +173,9 @@ def holds_as_it_says(plain: Plain, one: Arranged) -> None:
 
 def test_models_of_many_blocks_are_cut_at_some_borders_first() -> None:
     task = problem(two_regions(), chain(60, width=256, rows=64))
-    arranger = Arranger(task, Room(task), Sharing(task))
+    arranger = Arranger(task, MemoryFit(task), Sharing(task))
     assert arranger.borders[0] == 0 and arranger.borders[-1] == 60 and len(arranger.borders) <= 30
-    plain, fixed = Plain(task, 2, 12, Way(), 0), (2, 12, Way(), 0)
+    plain, fixed = Plain(task, 2, 12, StageOptions(), 0), (2, 12, StageOptions(), 0)
     for one in arranger.arrange(all_bundles(task), *fixed):
         assert set(one.firsts) <= set(arranger.borders.tolist())
         recut = arranger.recut(one, *fixed)

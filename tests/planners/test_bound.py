@@ -12,8 +12,8 @@ from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Plan
-from isthmus.planners.layout.memory_fit import Room
-from isthmus.planners.layout.side_by_side import Lanes, lanes_plan
+from isthmus.planners.layout.memory_fit import MemoryFit
+from isthmus.planners.layout.side_by_side import LaneMaker, lanes_plan
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.problem import Problem
 from isthmus.planners.syncs.sync_options import make_offers
@@ -80,7 +80,7 @@ def test_no_plan_is_below_it(cluster: Cluster, graph: BlockGraph, batch: int, se
     if random.random() < 0.6:
         graph = chain(random.randint(3, 8), width=1024, rows=random.choice((1, 8)), tied=random.random() < 0.3)
     task = problem(cluster, graph, batch, sparsity=random.choice((None, None, 0.5)))
-    bound, lanes = lower_bound(task), Lanes(task, Room(task))
+    bound, lanes = lower_bound(task), LaneMaker(task, MemoryFit(task))
     assert bound >= 0.0
     for _ in range(4):
         pace = random_pace(task, random)

@@ -14,7 +14,7 @@ from isthmus.errors import NoPlanError, PlanError
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.validate import check
 from isthmus.planners.layout.build_plan import build_stages, make_plan, sync_messages
-from isthmus.planners.layout.memory_fit import Way
+from isthmus.planners.layout.memory_fit import StageOptions
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.notes import notes_on
 from isthmus.planners.portfolio import choose_plan
@@ -191,7 +191,7 @@ def test_very_many_devices() -> None:
     text = EQUAL.replace("1 Gbit/s", "400 Gbit/s").replace("1 ms", "1 us")
     task = problem(parse_cluster(text.replace("HOSTS", "90")), graph, batch=720)
     members = [((device,), 1) for device in task.usable]
-    plan = make_plan(task, build_stages(task, [0], [members], Way()), 1)
+    plan = make_plan(task, build_stages(task, [0], [members], StageOptions()), 1)
     notes = notes_on(task, plan, Timeline(1.0, (), (), ()), spent=False, crowded=0)
     assert sync_messages(plan) == 2 * 720 * 719 and any("720 devices were tried in one bucket only" in n for n in notes)
     large = problem(parse_cluster(text.replace("HOSTS", "125")), chain(6, width=256, rows=2**22), batch=1000)

@@ -13,7 +13,7 @@ from isthmus.cluster.load import parse_cluster
 from isthmus.model.job import Job
 from isthmus.planners.layout.build_plan import build_stages, make_plan
 from isthmus.planners.layout.cuts import Parts, balanced_cut, pipeline_seconds, pipeline_times
-from isthmus.planners.layout.memory_fit import Need, Room, Way
+from isthmus.planners.layout.memory_fit import MemoryFit, Need, StageOptions
 from isthmus.planners.problem import build_problem
 from tests.plan.small_models import chain
 
@@ -82,11 +82,11 @@ def test_estimated_memory_is_what_the_simulator_says(
     firsts = data.draw(st.sampled_from(cuts(6, stages)))
     kind, recompute = data.draw(st.sampled_from(["new", "old"])), data.draw(st.booleans())
     sharded = ["sharded-optimizer", "sharded-all"] if stages == 1 or not tied else ["sharded-optimizer"]
-    way = Way(recompute, data.draw(st.sampled_from(["replicated", *sharded])) if dp > 1 else "replicated")
+    way = StageOptions(recompute, data.draw(st.sampled_from(["replicated", *sharded])) if dp > 1 else "replicated")
     devices = [f"a/{kind}/{i}" for i in range(stages * dp)]
     members = [[((d,), 3) for d in devices[s * dp : (s + 1) * dp]] for s in range(stages)]
     price = problem.price(make_plan(problem, build_stages(problem, firsts, members, way), count)).price
-    room = Room(problem)
+    room = MemoryFit(problem)
     for s, (a, b) in enumerate(pairwise((*firsts, 6))):
         need = Need(tuple(d for (d,), _ in members[s]), 1, dp, 3, min(stages - s, count))
         estimate = float(room.filled(need, way)[a, b]) * 16e9

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.planners.budget import Limits, Search
-from isthmus.planners.layout.memory_fit import Room
-from isthmus.planners.layout.side_by_side import Lanes
-from isthmus.planners.learned.decisions import APART, IDLE, NEW, Action, Draft, Drafts, Leaves, path_to
-from isthmus.planners.learned.tree_search import Asked, Tree, even
+from isthmus.planners.layout.memory_fit import MemoryFit
+from isthmus.planners.layout.side_by_side import LaneMaker
+from isthmus.planners.learned.decisions import APART, IDLE, NEW, Decision, Draft, Drafts, Leaves, path_to
+from isthmus.planners.learned.tree_search import Asked, SearchTree, even
 from isthmus.planners.problem import Floats, Problem
-from isthmus.planners.search.candidates import Pool
+from isthmus.planners.search.candidates import Candidates
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters
 from tests.planners.test_portfolio import problem, two_regions
@@ -48,8 +48,8 @@ def random_draft(drafts: Drafts, random: Random) -> Draft:
     return draft
 
 
-def pool_of(task: Problem, **limits: int) -> Pool:
-    return Pool(task, Lanes(task, Room(task)), Search(task, Limits(**limits), None), None)
+def pool_of(task: Problem, **limits: int) -> Candidates:
+    return Candidates(task, LaneMaker(task, MemoryFit(task)), Search(task, Limits(**limits), None), None)
 
 
 @settings(max_examples=40)
@@ -85,12 +85,12 @@ def test_roles_of_equal_hosts_have_one_order() -> None:
 def test_what_can_be_chosen() -> None:
     drafts = Drafts(problem(two_regions(), chain(6), 24))
     start = Draft(degree=1)
-    assert drafts.actions(start) == [Action("role", NEW), Action("role", APART), Action("role", IDLE)]
-    assert Action("role", 0) in drafts.actions(start.having(Action("role", NEW)))
-    idle = start.having(Action("role", IDLE))
-    assert Action("role", IDLE) not in drafts.actions(idle)  # somebody must work
+    assert drafts.actions(start) == [Decision("role", NEW), Decision("role", APART), Decision("role", IDLE)]
+    assert Decision("role", 0) in drafts.actions(start.having(Decision("role", NEW)))
+    idle = start.having(Decision("role", IDLE))
+    assert Decision("role", IDLE) not in drafts.actions(idle)  # somebody must work
     one = Draft(1, (0, IDLE), micro_batches=1)
-    assert drafts.actions(one) == [Action("ahead", 0)]  # a single micro-batch has none after it
+    assert drafts.actions(one) == [Decision("ahead", 0)]  # a single micro-batch has none after it
 
 
 def test_the_tree_finds_the_best_of_all_drafts() -> None:
@@ -99,11 +99,11 @@ def test_the_tree_finds_the_best_of_all_drafts() -> None:
     drafts, leaves = Drafts(task), Leaves(pool_of(task), Drafts(task))
     best = min(leaves.price(draft) for draft in whole_drafts(drafts))
     pool = pool_of(problem(two_regions(), chain(6), 24), calls=600)
-    Tree(pool, even).grow()
+    SearchTree(pool, even).grow()
     assert pool.limit <= best * 1.001
 
 
-def wrong(pool: Pool, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
+def wrong(pool: Candidates, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
     """Sure of the last action, always: the last devices idle, all state sharded."""
     return [np.array([1e-6] * (len(actions) - 1) + [1.0]) for _, actions in asked]
 
@@ -112,7 +112,7 @@ def test_a_prior_that_is_wrong_is_doubted_in_time() -> None:
     task = problem(two_regions(), chain(6), 24)
     best = min(Leaves(pool_of(task), Drafts(task)).price(draft) for draft in whole_drafts(Drafts(task)))
     pool = pool_of(problem(two_regions(), chain(6), 24), calls=600)
-    tree = Tree(pool, wrong)
+    tree = SearchTree(pool, wrong)
     for _ in range(3):
         tree.round()
     assert pool.limit > best * 1.05
@@ -124,7 +124,7 @@ def test_the_same_seed_gives_the_same_plan() -> None:
     found = []
     for _ in range(2):
         pool = pool_of(problem(two_regions(), chain(8), 48), calls=60)
-        Tree(pool, even).grow()
+        SearchTree(pool, even).grow()
         found.append(pool.best)
         assert pool.search.made <= 60 + 3
     assert found[0] is not None and found[1] is not None and found[0].plan == found[1].plan

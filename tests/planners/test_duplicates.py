@@ -15,8 +15,8 @@ from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Plan
 from isthmus.plan.validate import check
 from isthmus.planners.layout.build_plan import build_stages, make_plan, only_pipeline
-from isthmus.planners.layout.memory_fit import Room, Way
-from isthmus.planners.layout.side_by_side import Lanes, lanes_plan
+from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
+from isthmus.planners.layout.side_by_side import LaneMaker, lanes_plan
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
@@ -47,7 +47,7 @@ def test_plans_keep_every_rule_and_the_bound(cluster: Cluster, graph: BlockGraph
     if random.random() < 0.6:
         graph = chain(random.randint(3, 8), width=1024, rows=random.choice((1, 8)), tied=random.random() < 0.3)
     task = problem(cluster, graph, batch, sparsity=random.choice((None, None, 0.5)))
-    bound, lanes = lower_bound(task), Lanes(task, Room(task))
+    bound, lanes = lower_bound(task), LaneMaker(task, MemoryFit(task))
     pace = random_pace(task, random)
     layout = lanes.layout(random_lanes(task, random, pace, pairs=True), pace)
     plan = synced(task, lanes_plan(task, layout, random.choice(("ring", "tree"))), random)
@@ -101,7 +101,7 @@ def test_the_rest_of_a_bucket_stays_as_it_is() -> None:
 def both(task: Problem) -> Plan:
     """The whole model on both devices, one bucket."""
     members = [[((device,), 32) for device in task.usable]]
-    return make_plan(task, build_stages(task, [0], members, Way()), 1, bucket=1e12)
+    return make_plan(task, build_stages(task, [0], members, StageOptions()), 1, bucket=1e12)
 
 
 def _names(task: Problem, words: tuple[str, ...]) -> list[str]:

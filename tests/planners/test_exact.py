@@ -15,9 +15,9 @@ from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.planners.layout.device_groups import all_bundles
-from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.shares import divisors
-from isthmus.planners.layout.side_by_side import Lane, Lanes, Pace, lanes_plan
+from isthmus.planners.layout.side_by_side import Lane, LaneMaker, LaneSettings, lanes_plan
 from isthmus.planners.lower_bound import Borders, lower_bound
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
@@ -62,7 +62,7 @@ def test_every_form_is_listed_once(devices: int) -> None:
     assert len(listed) == sum(comb(devices, k) * ORDERINGS[k] for k in range(1, devices + 1))
 
 
-def listed(task: Problem, devices: Sequence[str], pace: Pace) -> Iterator[list[Lane]]:
+def listed(task: Problem, devices: Sequence[str], pace: LaneSettings) -> Iterator[list[Lane]]:
     """All lanes on all these devices, with all cuts and all shares, recomputing or not: written to be plain."""
     samples = task.job.batch // pace.micro_batches
     for groups in partitions(list(devices)):
@@ -122,11 +122,11 @@ def product_of(options: list[list]) -> Iterator[list]:  # type: ignore[type-arg]
 @pytest.mark.parametrize("link", ["10 Gbit/s, latency: 0.1 ms", "100 Mbit/s, latency: 5 ms", "1 Mbit/s, latency: 1 s"])
 def test_nothing_that_can_be_listed_is_faster(link: str) -> None:
     task = three(link)
-    choice, lanes, best = choose_plan(task, planner="exact"), Lanes(task, Room(task)), float("inf")
+    choice, lanes, best = choose_plan(task, planner="exact"), LaneMaker(task, MemoryFit(task)), float("inf")
     for count in range(1, 4):
         for devices in combinations(task.usable, count):
             for micro_batches in divisors(task.job.batch):
-                pace = Pace(micro_batches)
+                pace = LaneSettings(micro_batches)
                 for made in listed(task, devices, pace):
                     layout = lanes.layout(made, pace)
                     plans = [lanes_plan(task, layout, how, n) for how, n in ways(task, layout)]
@@ -141,7 +141,7 @@ def test_nothing_that_can_be_listed_is_faster(link: str) -> None:
 def test_no_plan_is_below_its_form(cluster: Cluster, graph: BlockGraph, batch: int, seed: int) -> None:
     random = Random(seed)
     task = problem(cluster, graph, batch)
-    lanes, sorts, borders = Lanes(task, Room(task)), Sorts(task, all_bundles(task, most=1000)), Borders(task)
+    lanes, sorts, borders = LaneMaker(task, MemoryFit(task)), Sorts(task, all_bundles(task, most=1000)), Borders(task)
     for _ in range(4):
         pace = random_pace(task, random)
         layout = lanes.layout(random_lanes(task, random, pace), pace)

@@ -8,7 +8,7 @@ import pytest
 from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.explain.binding import Explanation, explain, explain_schemes
-from isthmus.explain.what_if import Place, Setting, ladders, swapped
+from isthmus.explain.what_if import Culprit, PricedPlan, ladders, swapped
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
 from isthmus.model.profile import BlockTime, Profile
@@ -25,10 +25,10 @@ from tests.plan.small_models import chain
 from tests.planners.test_portfolio import TWO_REGIONS
 
 
-def setting(plan: Plan, cluster: Cluster, graph: BlockGraph, profile: Profile | None = None) -> Setting:
+def setting(plan: Plan, cluster: Cluster, graph: BlockGraph, profile: Profile | None = None) -> PricedPlan:
     given = {part.job.name: graph for part in plan.parts if isinstance(part, Pipeline)}
     check(plan, cluster, given)
-    return Setting(plan, cluster, given, profile)
+    return PricedPlan(plan, cluster, given, profile)
 
 
 def adds_up(found: Explanation) -> bool:
@@ -40,7 +40,7 @@ def changes(found: Explanation) -> dict[str, float]:
     return {each.change: each.step_seconds for each in found.what_if}
 
 
-def two_stages(bandwidth: float, latency: float, *, memory: float = 1e12, **more: object) -> Setting:
+def two_stages(bandwidth: float, latency: float, *, memory: float = 1e12, **more: object) -> PricedPlan:
     """Four micro-batches of 100 bytes each way between two devices."""
     cluster = flat_cluster({"a": "r", "b": "s"}, [link("r", "s", bandwidth, latency)])
     kinds = {name: msgspec.structs.replace(kind, memory=Bytes(memory)) for name, kind in cluster.kinds.items()}
@@ -133,7 +133,7 @@ def test_a_plan_that_does_not_fit_is_bound_by_memory() -> None:
 def test_other_names_cost_the_same(name: str) -> None:
     """All devices become ones of another kind with the same figures: another plan file, and the same price."""
     plan, cluster = golden(name), atlantic()
-    given = Setting(plan, cluster, models(plan), None)
+    given = PricedPlan(plan, cluster, models(plan), None)
     for kind in list(cluster.kinds):
         twin = msgspec.structs.replace(cluster.kinds[kind], name=f"{kind}-twin")
         members = [device for device in given.cluster.devices if given.cluster.devices[device].kind == kind]
@@ -141,7 +141,7 @@ def test_other_names_cost_the_same(name: str) -> None:
         assert all(names[member].split("/")[1] == twin.name for member in members)
     check(given.plan, given.cluster, given.models)
     assert given.plan != plan
-    before = Setting(plan, cluster, given.models, None).price()
+    before = PricedPlan(plan, cluster, given.models, None).price()
     assert given.price().step_seconds == pytest.approx(before.step_seconds, rel=1e-9)
 
 
@@ -161,7 +161,7 @@ def test_indices_count_within_a_kind() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_plans_are_explained(name: str) -> None:
     plan = golden(name)
-    found = explain(Setting(plan, atlantic(), models(plan), None))
+    found = explain(PricedPlan(plan, atlantic(), models(plan), None))
     assert adds_up(found) and found.binding.seconds > 0.0
     assert all(each.step_seconds < found.step_seconds for each in found.what_if)
 
@@ -185,7 +185,7 @@ def test_every_sort_of_place_has_its_change() -> None:
     assert found.binding.name == "trunk r - s"
     assert next(iter(changes(found))) == "trunk r - s at 1.44 kbit/s instead of 720 bit/s"
     for sort in ("nic", "bus", "inside", "processor"):
-        (ladder,) = ladders(given, Place(sort, ("a",)), {"sending"}, ())
+        (ladder,) = ladders(given, Culprit(sort, ("a",)), {"sending"}, ())
         assert len(ladder) == 2 and all(change.made().cluster != given.cluster for change in ladder)
 
 
@@ -193,8 +193,8 @@ def test_a_nic_that_nobody_gave_still_fills_its_link() -> None:
     text = TWO_REGIONS.replace("MEMORY", "16 GB").replace(", nic: 100 Gbit/s", "").replace(", nic: 10 Gbit/s", "")
     cluster = parse_cluster(text.replace("1 Gbit/s, latency", "400 Gbit/s, latency"))
     assert cluster.hosts["a"].nic == cluster.links[0].bandwidth
-    given = Setting(Plan(cluster="two", parts=()), cluster, {}, None)
-    ladder, *_ = ladders(given, Place("link", cluster.links[0].between), {"sending"}, ())
+    given = PricedPlan(Plan(cluster="two", parts=()), cluster, {}, None)
+    ladder, *_ = ladders(given, Culprit("link", cluster.links[0].between), {"sending"}, ())
     changed = ladder[0].made().cluster
     assert changed.hosts["a"].nic == changed.links[0].bandwidth == 2 * cluster.links[0].bandwidth
 

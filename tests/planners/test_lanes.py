@@ -16,8 +16,8 @@ from isthmus.plan.types import Layout as State
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.planners.layout.build_plan import build_stages, make_plan
 from isthmus.planners.layout.device_groups import all_bundles
-from isthmus.planners.layout.memory_fit import Room, Way
-from isthmus.planners.layout.side_by_side import Lane, Lanes, Pace, lanes_plan
+from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
+from isthmus.planners.layout.side_by_side import Lane, LaneMaker, LaneSettings, lanes_plan
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.schemes.pipeline_bounds import Staged, staged_plan
 from isthmus.planners.search.candidates import ways
@@ -39,7 +39,7 @@ def test_no_plan_takes_less_than_one_of_its_lanes_needs(
         graph = chain(random.randint(3, 8), width=1024, rows=random.choice((1, 8)), tied=random.random() < 0.3)
     task = problem(cluster, graph, batch, sparsity=random.choice((None, None, 0.5)))
     with task.over_relays():
-        lanes = Lanes(task, Room(task))
+        lanes = LaneMaker(task, MemoryFit(task))
         for _ in range(4):
             pace = random_pace(task, random)
             layout = lanes.layout(random_lanes(task, random, pace, pairs=True), pace)
@@ -82,9 +82,9 @@ def test_syncs_that_a_lane_knows_nothing_of(state: State, rows: list[list[str]])
     """Each once had a bound above what the simulator says."""
     graph = chain(6, width=1024, rows=1, heads=2)
     task = problem(parse_cluster(SQUARE), graph, batch=12)
-    lanes, shares = Lanes(task, Room(task)), 12 // sum(map(len, rows))
+    lanes, shares = LaneMaker(task, MemoryFit(task)), 12 // sum(map(len, rows))
     made = [Lane((tuple((tuple(group.split()), shares) for group in row),), (0,), (False,)) for row in rows]
-    layout = lanes.layout(made, Pace(1, 0, state))
+    layout = lanes.layout(made, LaneSettings(1, 0, state))
     for how in dict.fromkeys(how for how, _ in ways(task, layout)):
         seconds = task.price(lanes_plan(task, layout, how)).price.step_seconds
         assert 0.0 < max(lane.least for lane in layout.lanes) <= seconds < float("inf")
@@ -95,7 +95,7 @@ def test_syncs_that_a_lane_knows_nothing_of(state: State, rows: list[list[str]])
 def test_completed_lanes_are_plans(cluster: Cluster, graph: BlockGraph, batch: int, seed: int) -> None:
     """Every sample is in one lane, every stage of a lane has all of that lane's; the plan keeps every rule."""
     task, random = problem(cluster, graph, batch), Random(seed)
-    lanes, bundles = Lanes(task, Room(task)), all_bundles(task)
+    lanes, bundles = LaneMaker(task, MemoryFit(task)), all_bundles(task)
     for _ in range(3):
         parts, pace = random_parts(bundles, random), random_pace(task, random)
         pace = pace._replace(state="sharded-optimizer" if pace.state == "sharded-all" else pace.state)
@@ -117,8 +117,8 @@ def test_completed_lanes_are_plans(cluster: Cluster, graph: BlockGraph, batch: i
 
 def test_what_no_part_can_hold_is_none() -> None:
     task = problem(two_regions("0.7 GB"), chain(6, width=4096))
-    assert Lanes(task, Room(task)).complete([all_bundles(task)], Pace(24)) is None
-    assert Lanes(task, Room(task)).complete([], Pace(24)) is None
+    assert LaneMaker(task, MemoryFit(task)).complete([all_bundles(task)], LaneSettings(24)) is None
+    assert LaneMaker(task, MemoryFit(task)).complete([], LaneSettings(24)) is None
 
 
 def alike(one: Plan, other: Plan) -> bool:
@@ -140,23 +140,25 @@ def pipeline(plan: Plan) -> Pipeline:
 def test_a_lane_for_each_device_is_data_parallelism() -> None:
     task = problem(two_regions(), chain(8, width=256))
     shares = [(("a/quick/0",), 4), (("a/quick/1",), 3), (("b/slow/2",), 1)]
-    layout = Lanes(task, Room(task)).layout([Lane(((pair,),), (0,), (False,)) for pair in shares], Pace(3))
-    assert alike(lanes_plan(task, layout), make_plan(task, build_stages(task, [0], [shares], Way()), 3))
+    layout = LaneMaker(task, MemoryFit(task)).layout(
+        [Lane(((pair,),), (0,), (False,)) for pair in shares], LaneSettings(3)
+    )
+    assert alike(lanes_plan(task, layout), make_plan(task, build_stages(task, [0], [shares], StageOptions()), 3))
 
 
 def test_one_lane_is_a_pipeline() -> None:
     task = problem(two_regions(), chain(8, width=256))
     stages = (((("a/quick/0",), 2), (("a/quick/1",), 1)), ((("b/slow/1",), 3),))
     for again in (False, True):
-        layout = Lanes(task, Room(task)).layout([Lane(stages, (0, 5), (again, again))], Pace(8, 2))
-        assert alike(lanes_plan(task, layout), staged_plan(task, Staged(stages, 8, 2), [0, 5], Way(again)))
+        layout = LaneMaker(task, MemoryFit(task)).layout([Lane(stages, (0, 5), (again, again))], LaneSettings(8, 2))
+        assert alike(lanes_plan(task, layout), staged_plan(task, Staged(stages, 8, 2), [0, 5], StageOptions(again)))
 
 
 def test_lanes_cut_apart_end_stages_wherever_one_ends() -> None:
     """A device of one lane holds several of the plan's stages, which take no time to pass between: they are a run."""
     task = problem(two_regions(), chain(8, width=256))
     lane, deep = Lane((((("a/quick/0",), 3),),), (0,), (False,)), (((("b/slow/0",), 1),), ((("b/slow/1",), 1),))
-    layout = Lanes(task, Room(task)).layout([lane, Lane(deep, (0, 3), (False, True))], Pace(6))
+    layout = LaneMaker(task, MemoryFit(task)).layout([lane, Lane(deep, (0, 3), (False, True))], LaneSettings(6))
     plan = lanes_plan(task, layout)
     stages = pipeline(plan).stages
     assert [(stage.first, stage.last, stage.recompute) for stage in stages] == [
@@ -170,7 +172,7 @@ def test_lanes_cut_apart_end_stages_wherever_one_ends() -> None:
 def test_samples_are_given_so_that_lanes_are_done_together() -> None:
     """Against all ways to give them to two lanes, by what a lane takes."""
     task = problem(two_regions(), chain(8, width=1024, rows=256), batch=96)
-    lanes, bundles, pace = Lanes(task, Room(task)), all_bundles(task), Pace(1)
+    lanes, bundles, pace = LaneMaker(task, MemoryFit(task)), all_bundles(task), LaneSettings(1)
     layout = lanes.complete([bundles[:2], bundles[2:]], pace)
     assert layout is not None
     one, two = layout.lanes

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.planners.layout.device_groups import all_bundles, orders
-from isthmus.planners.layout.side_by_side import Layout, Pace, lanes_plan
-from isthmus.planners.search.moves import Setting, Stages, first_settings, layout_moves, setting_moves, stage_moves
+from isthmus.planners.layout.side_by_side import LaneSettings, Layout, lanes_plan
+from isthmus.planners.search.moves import Grouping, Stages, first_settings, layout_moves, setting_moves, stage_moves
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.random_layouts import random_lanes, random_pace, random_parts
@@ -25,7 +25,7 @@ def test_settings_one_step_away(cluster: Cluster, seed: int, degree: int) -> Non
     """A device is in one lane at most, no lane is empty, and the change is one that matters."""
     task, random = problem(cluster, chain(6), 24), Random(seed)
     bundles = all_bundles(task, degree) or all_bundles(task)
-    start = Setting(random_parts(bundles, random), random_pace(task, random))
+    start = Grouping(random_parts(bundles, random), random_pace(task, random))
     for setting in (start, *setting_moves(task, start, bundles)):
         devices = [device for part in setting.parts for bundle in part for device in bundle.devices]
         assert len(devices) == len(set(devices)) and set(devices) <= set(task.usable)
@@ -38,17 +38,20 @@ def test_steps_lead_both_ways() -> None:
     """What two lanes joined, or one that was taken apart, came from is one step away again."""
     task = problem(two_regions(), chain(6))
     bundles = all_bundles(task)
-    apart, joined = (Setting(parts, Pace(4)) for parts in ((bundles[:2], bundles[2:]), (bundles,)))
+    apart, joined = (Grouping(parts, LaneSettings(4)) for parts in ((bundles[:2], bundles[2:]), (bundles,)))
     for one, two in ((apart, joined), (joined, apart)):
         assert two.signature in {setting.signature for setting in setting_moves(task, one, bundles)}
 
 
 def test_equal_units_are_interchangeable() -> None:
     bundles = all_bundles(problem(two_regions(), chain(6)))
-    assert Setting(((bundles[0],), (bundles[1], bundles[2])), Pace(2)).signature == (
-        Setting(((bundles[3], bundles[0]), (bundles[1],)), Pace(2)).signature
+    assert Grouping(((bundles[0],), (bundles[1], bundles[2])), LaneSettings(2)).signature == (
+        Grouping(((bundles[3], bundles[0]), (bundles[1],)), LaneSettings(2)).signature
     )
-    assert Setting(((bundles[0],), (bundles[2],)), Pace(2)).signature != Setting(((bundles[0],),), Pace(2)).signature
+    assert (
+        Grouping(((bundles[0],), (bundles[2],)), LaneSettings(2)).signature
+        != Grouping(((bundles[0],),), LaneSettings(2)).signature
+    )
 
 
 @settings(max_examples=20)

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from isthmus.planners.learned.decisions import Draft, Drafts
 from isthmus.planners.learned.features import ACTION, BLOCK, EDGE, SORT, WHOLE, Look, Looked, feedback_of
-from isthmus.planners.learned.graph_network import Attention, Network, batch_of
+from isthmus.planners.learned.graph_network import EdgeAttention, GraphNetwork, batch_of
 from isthmus.planners.learned.network_numpy import log_likely
 from isthmus.planners.learned.prior import load_network, save_network, shipped_prior
-from isthmus.planners.learned.tree_search import Tree, even
+from isthmus.planners.learned.tree_search import SearchTree, even
 from tests.plan.small_models import chain
 from tests.planners.test_drafts import pool_of
 from tests.planners.test_portfolio import problem, two_regions
@@ -32,7 +32,7 @@ def test_attention_is_that_of_pytorch_geometric(seed: int) -> None:
     geometric = pytest.importorskip("torch_geometric.nn", reason="torch_geometric is not installed")
     torch.manual_seed(seed)
     sources, targets, edges, width, heads, features = 7, 5, 20, 16, 4, 3
-    own = Attention(width, features, heads)
+    own = EdgeAttention(width, features, heads)
     theirs = geometric.GATv2Conv(
         (width, width), width // heads, heads, edge_dim=features, add_self_loops=False, bias=False, residual=False
     )
@@ -53,7 +53,7 @@ def looks(seed: int = 0) -> list[Looked]:
     task = problem(two_regions(), chain(8), 48)
     drafts, random = Drafts(task), Random(seed)
     pool = pool_of(task, calls=10)
-    Tree(pool, even).grow()
+    SearchTree(pool, even).grow()
     assert pool.best is not None
     look, told, found = Look(task, drafts), feedback_of(task, pool.best), []
     draft = Draft()
@@ -73,7 +73,7 @@ def test_features_have_the_sizes_that_are_stated() -> None:
 
 def test_drafts_side_by_side_are_as_alone() -> None:
     torch.manual_seed(0)
-    network, many = Network(32, 2).eval(), looks()
+    network, many = GraphNetwork(32, 2).eval(), looks()
     with torch.no_grad():
         together = network(batch_of(many))
         alone = torch.cat([network(batch_of([one])) for one in many])
@@ -85,7 +85,7 @@ def test_drafts_side_by_side_are_as_alone() -> None:
 def test_without_torch_it_says_the_same() -> None:
     """The forward pass that planning uses against the one that is trained."""
     torch.manual_seed(2)
-    network, many = Network(32, 2).eval(), looks(seed=3)
+    network, many = GraphNetwork(32, 2).eval(), looks(seed=3)
     weights = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
     with torch.no_grad():
         theirs = network(batch_of(many)).split([len(one.actions) for one in many])
@@ -98,7 +98,7 @@ def test_without_torch_it_says_the_same() -> None:
 def test_names_and_order_of_sorts_do_not_matter() -> None:
     """The same scene with its sorts in another order scores the same actions alike."""
     torch.manual_seed(1)
-    network = Network(32, 2).eval()
+    network = GraphNetwork(32, 2).eval()
     one = next(look for look in looks() if look.current >= 0)
     turn = np.arange(len(one.sorts))[::-1]
     scene = one.scene._replace(sorts=one.scene.sorts[turn])
@@ -122,7 +122,7 @@ def test_the_shipped_network() -> None:
         found = []
         for prior in (shipped_prior(), even):
             pool = pool_of(problem(two_regions(), chain(8), batch), calls=8)
-            Tree(pool, prior).grow()
+            SearchTree(pool, prior).grow()
             found.append(pool.limit)
         gains.append(np.log(found[1] / found[0]))
     assert np.mean(gains) > 0.0
@@ -151,7 +151,7 @@ def test_features_are_the_same_in_every_process() -> None:
 
 def test_a_network_of_another_cost_model_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "network.safetensors"
-    save_network(Network(32, 2), file)
+    save_network(GraphNetwork(32, 2), file)
     assert load_network(file) is not None
     stamp = {"cost_model": "0", "scene": json.dumps({})}
     save_file(load_file(file), file, metadata=stamp)

@@ -17,7 +17,7 @@ from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
 from isthmus.plan.types import Pipeline
 from isthmus.plan.validate import check
-from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.portfolio import PLANNERS, Choice, choose_plan
 from isthmus.planners.problem import Problem, build_problem
@@ -63,7 +63,7 @@ def devices_of(choice: Choice) -> list[str]:
 def test_every_plan_of_every_scheme_is_valid_and_not_below_its_bounds(tied: bool, sparsity: float | None) -> None:
     """And the search, which leaves out what its bounds tell it to, finds the best of all of them."""
     task = problem(two_regions(), chain(6, tied=tied, width=256), batch=8, sparsity=sparsity)
-    bound, room = lower_bound(task), Room(task)
+    bound, room = lower_bound(task), MemoryFit(task)
     for name, scheme in SCHEMES.items():
         fastest = float("inf")
         for idea in scheme(task, room, Fix()):
@@ -102,7 +102,7 @@ def test_shares_by_speed_beat_equal_shares_on_unequal_devices() -> None:
     text = TWO_REGIONS.replace("{region: west,", "{region: east,").replace("[east, west]", "[east, east]")
     text = text.replace("1 Gbit/s, latency: 20 ms", "100 Gbit/s, latency: 5 us").replace("nic: 10 ", "nic: 100 ")
     task = problem(parse_cluster(text.replace("MEMORY", "16 GB")), chain(8, width=2048, rows=64), batch=240)
-    room = Room(task)
+    room = MemoryFit(task)
     everyone = [
         task.price(next(SCHEMES[name](task, room, Fix())).versions()[0].make()).price.step_seconds
         for name in ("data-even", "data")

@@ -13,7 +13,7 @@ from isthmus.cost.profiled import ALONE
 from isthmus.model.job import Job
 from isthmus.model.profile import BlockTime, CollectiveTime, Profile
 from isthmus.plan.types import Pipeline, Plan
-from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem, build_problem
@@ -61,7 +61,7 @@ def test_no_plan_of_any_scheme_is_below_its_bounds(seed: int, synced: bool) -> N
     cluster = parse_cluster(CLUSTER)
     drawn = random_profile(Plan(cluster="two", parts=()), cluster, chain(5, width=256), seed)
     task = problem(cluster, msgspec.structs.replace(drawn, collectives=collectives(cluster, 1e-5) if synced else ()))
-    bound, room, tried = lower_bound(task), Room(task), 0
+    bound, room, tried = lower_bound(task), MemoryFit(task), 0
     for scheme in SCHEMES.values():
         for idea in islice(scheme(task, room, Fix()), 60):
             for version in idea.versions():

@@ -20,7 +20,7 @@ from isthmus.plan.types import Layout, Plan
 from isthmus.plan.validate import check
 from isthmus.planners.layout.build_plan import build_stages, make_plan, sync_messages
 from isthmus.planners.layout.cuts import even_limits
-from isthmus.planners.layout.memory_fit import Room, Way
+from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
@@ -43,7 +43,7 @@ hosts:
 links:
   - {between: [east, OTHER], bandwidth: LINK}
 """
-WAYS = [Way(recompute, state) for recompute in (False, True) for state in ("replicated", "sharded-optimizer")]
+WAYS = [StageOptions(recompute, state) for recompute in (False, True) for state in ("replicated", "sharded-optimizer")]
 Row = Sequence[tuple[str, ...]]  # the replicas of one stage
 
 
@@ -108,7 +108,7 @@ def test_fsdp_is_the_best_of_all_states_and_units() -> None:
                 continue
             members = [[((device,), 16 // count // len(devices)) for device in devices]]
             for blocks in (1, 2, 3, 4, 6, 12) if state == "sharded-all" else (3,):
-                stages = build_stages(task, [0], members, Way(recompute, state))
+                stages = build_stages(task, [0], members, StageOptions(recompute, state))
                 yield make_plan(task, stages, count, bucket=(blocks - 0.5) * 2 * 1600**2 * task.table.width)
 
     choice = choose_plan(task, planner="fsdp")
@@ -152,7 +152,9 @@ def test_region_is_the_best_of_all_chains_and_rows() -> None:
     assert choice.price.step_seconds == pytest.approx(best_of(task, plans()))
 
 
-def most_balanced(task: Problem, members: Sequence[Sequence[tuple[tuple[str, ...], int]]], way: Way) -> list[int]:
+def most_balanced(
+    task: Problem, members: Sequence[Sequence[tuple[tuple[str, ...], int]]], way: StageOptions
+) -> list[int]:
     """Of all cuts the one whose slowest stage is fastest."""
     times = [task.block_seconds(*task.fact(row[0][0]), row[0][1]) for row in members]
     rows = [forward * (2 if way.recompute else 1) + backward for forward, backward in times]
@@ -209,7 +211,7 @@ def test_bounds_hold_on_random_clusters(
 ) -> None:
     """Of every idea and version, also over relays; and what can run at all keeps every rule."""
     task = problem(cluster, graph, batch, sparsity=data.draw(st.sampled_from((None, None, 0.5))))
-    bound, room = lower_bound(task), Room(task)
+    bound, room = lower_bound(task), MemoryFit(task)
     with task.over_relays():
         for scheme in SCHEMES.values():
             ideas = list(scheme(task, room, Fix()))
@@ -261,8 +263,8 @@ def test_classes_use_unequal_kinds_in_unequal_numbers() -> None:
 
 def test_schemes_that_do_not_apply_say_what_they_need() -> None:
     whole = problem(two_hosts(), chain(6, heads=0))
-    assert not list(SCHEMES["tensor"](whole, Room(whole), Fix())) and not list(
-        SCHEMES["region"](whole, Room(whole), Fix())
+    assert not list(SCHEMES["tensor"](whole, MemoryFit(whole), Fix())) and not list(
+        SCHEMES["region"](whole, MemoryFit(whole), Fix())
     )
     choice = choose_plan(whole)
     assert choice.schemes["tensor"] is None and choice.schemes["region"] is None
@@ -274,6 +276,6 @@ def test_schemes_that_do_not_apply_say_what_they_need() -> None:
 
 def test_sharded_state_of_pruned_jobs_sends_all_values() -> None:
     task = problem(two_regions(), chain(6, width=256), sparsity=0.5)
-    for idea in islice(SCHEMES["fsdp"](task, Room(task), Fix()), 8):
+    for idea in islice(SCHEMES["fsdp"](task, MemoryFit(task), Fix()), 8):
         plan = idea.versions()[0].make()
         check(plan, task.cluster, {"job": task.graph})

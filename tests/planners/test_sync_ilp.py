@@ -17,7 +17,7 @@ from isthmus.cost.network import fabric
 from isthmus.plan.types import Layout, Plan, Sync
 from isthmus.plan.validate import check
 from isthmus.planners.layout.build_plan import build_stages, make_plan, only_pipeline
-from isthmus.planners.layout.memory_fit import Way
+from isthmus.planners.layout.memory_fit import StageOptions
 from isthmus.planners.problem import Problem
 from isthmus.planners.syncs.ring_order import pass_seconds, ring_order
 from isthmus.planners.syncs.sync_ilp import best_syncs, greedy, objective, solve
@@ -70,7 +70,9 @@ def spread(
     groups = groups[::2] + groups[1::2]
     each = task.job.batch // micro_batches // len(groups)
     return make_plan(
-        task, build_stages(task, firsts, [[(g, each) for g in groups]] * len(firsts), Way(**way)), micro_batches
+        task,
+        build_stages(task, firsts, [[(g, each) for g in groups]] * len(firsts), StageOptions(**way)),
+        micro_batches,
     )
 
 

@@ -36,7 +36,7 @@ from isthmus.runtime.checkpoint.reading import (
     saving,
     write_part,
 )
-from isthmus.runtime.checkpoint.tensor_file import DTYPES, Entry, open_tensors, write_tensors
+from isthmus.runtime.checkpoint.tensor_file import DTYPES, TensorEntry, open_tensors, write_tensors
 from tests.runtime.saved_states import (
     SHAPES,
     assert_holds,
@@ -277,7 +277,9 @@ def test_what_cannot_be_saved_is_said(data: Tensor, folder: Path) -> None:
 @settings(max_examples=25)
 def test_our_safetensors_files_are_safetensors_files(data: st.DataObject) -> None:
     shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
-    entries = data.draw(st.dictionaries(st.text(min_size=1), st.builds(Entry, st.sampled_from([*DTYPES]), shapes)))
+    entries = data.draw(
+        st.dictionaries(st.text(min_size=1), st.builds(TensorEntry, st.sampled_from([*DTYPES]), shapes))
+    )
     tensors = {name: torch.randint(0, 2, shape).to(DTYPES[dtype]) for name, (dtype, shape) in entries.items()}
     with folder_in_memory() as folder:
         path = folder / "x.safetensors"

@@ -25,7 +25,7 @@ from isthmus.model.job import Job
 from isthmus.model.load_job import named_code
 from isthmus.model.torch_export import Example
 from isthmus.model.zoo.synthetic import cross_entropy, masked_tokens, next_tokens, vectors
-from isthmus.runtime.data.sample_order import Order, epoch_order
+from isthmus.runtime.data.sample_order import SampleOrder, epoch_order
 from isthmus.runtime.data.sources import open_samples
 from isthmus.runtime.loss import open_loss
 
@@ -66,13 +66,13 @@ def test_an_epoch_has_every_sample_once(seed: int, epoch: int, count: int) -> No
 @settings(max_examples=60)
 def test_a_walk_uses_every_sample_once_per_epoch(count: int, batch: int, steps: int, seed: int) -> None:
     """Whatever the batch; any step can be had without those before it."""
-    order = Order(seed=seed, count=count)
+    order = SampleOrder(seed=seed, count=count)
     walk = [number for step in range(steps) for number in order.numbers(step, batch)]
     assert len(walk) == steps * batch
     for start in range(0, len(walk) - count + 1, count):
         assert sorted(walk[start : start + count]) == list(range(count))
     assert max(Counter(walk).values()) - min(Counter(walk).get(n, 0) for n in range(count)) <= 1
-    assert Order(seed=seed, count=count).numbers(steps - 1, batch) == walk[-batch:]
+    assert SampleOrder(seed=seed, count=count).numbers(steps - 1, batch) == walk[-batch:]
 
 
 def test_orders_differ_by_epoch_and_seed_and_are_even() -> None:
@@ -92,8 +92,8 @@ def test_orders_differ_by_epoch_and_seed_and_are_even() -> None:
 
 
 def test_endless_samples_are_taken_in_order_and_large_numbers_fit() -> None:
-    assert Order(seed=0, count=None).numbers(3, 4) == [12, 13, 14, 15]
-    far = Order(seed=0, count=10**12).numbers(10**12, 10**3)
+    assert SampleOrder(seed=0, count=None).numbers(3, 4) == [12, 13, 14, 15]
+    far = SampleOrder(seed=0, count=10**12).numbers(10**12, 10**3)
     assert len(set(far)) == 1000 and all(0 <= number < 10**12 for number in far)
 
 

@@ -18,8 +18,8 @@ from isthmus.model.job import Job
 from isthmus.model.runnable_blocks import Pieces, cut
 from isthmus.model.torch_export import Example
 from isthmus.plan import ring
-from isthmus.runtime.comm.channel import ChannelError, Network
-from isthmus.runtime.comm.factor_exchange import FactorExchange, Line
+from isthmus.runtime.comm.channel import ChannelError, Channels
+from isthmus.runtime.comm.factor_exchange import FactorExchange, TurnLine
 from isthmus.runtime.comm.factors import Factors, make_factors, tap
 from isthmus.runtime.program import BucketSpec
 from tests.runtime.threads import at_once, networks
@@ -135,7 +135,7 @@ def test_what_is_no_single_product_is_refused(build: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[dict[str, Network]]:
+def workers() -> Iterator[dict[str, Channels]]:
     made = networks([f"w{i}" for i in range(4)])
     yield made
     for network in made.values():
@@ -153,7 +153,7 @@ numbers = iter(range(10**6))
     dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
 )
 def test_gradients_are_those_of_all_samples(
-    workers: dict[str, Network], form: str, shares: list[list[int]], micro_batches: int, dtype: torch.dtype
+    workers: dict[str, Channels], form: str, shares: list[list[int]], micro_batches: int, dtype: torch.dtype
 ) -> None:
     """Every participant has slices of its own sizes; two steps, so that receives are posted ahead across them."""
     names, name = list(workers)[: len(shares)], f"exchange {next(numbers)}"
@@ -200,7 +200,7 @@ def test_gradients_are_those_of_all_samples(
             assert float((result[step].double() - expected[step]).abs().max()) <= tolerance * scale
 
 
-def test_weights_take_turns(workers: dict[str, Network], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_take_turns(workers: dict[str, Channels], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two are expected at once and not more, where there is no other room; each worker has an order of its own."""
     monkeypatch.setattr(ring, "SCRATCH", 0)
     monkeypatch.setattr(ring, "FAST", 0.0)
@@ -209,7 +209,7 @@ def test_weights_take_turns(workers: dict[str, Network], monkeypatch: pytest.Mon
     expected = [sum(f.reshape(-1, 4).t() @ f.reshape(-1, 4) for f in found.unbind()) for found in factors]
 
     def work(p: int) -> list[Tensor]:
-        line = Line()
+        line = TurnLine()
         made = [
             FactorExchange(
                 str(k),
@@ -244,7 +244,7 @@ class Small(nn.Module):
         return self.second(torch.relu(self.first(x)))
 
 
-def test_a_captured_model(workers: dict[str, Network]) -> None:
+def test_a_captured_model(workers: dict[str, Channels]) -> None:
     """Weights of a cut model, tapped by name, against one process that has all samples."""
     names = list(workers)[:2]
     torch.manual_seed(0)

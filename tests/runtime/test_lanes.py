@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from isthmus.runtime.comm.worker_threads import Lanes
+from isthmus.runtime.comm.worker_threads import WorkerThreads
 
 
 def test_a_lane_keeps_its_order_and_its_thread() -> None:
-    lanes, seen = Lanes(), []
+    lanes, seen = WorkerThreads(), []
     for step in range(3):
         for number in range(5):
             lanes.start("one", lambda n=(step, number): seen.append((n, threading.get_ident())))
@@ -22,7 +22,7 @@ def test_a_lane_keeps_its_order_and_its_thread() -> None:
 
 def test_lanes_run_beside_each_other() -> None:
     """Each of two waits for the other: one after the other they would never end."""
-    lanes, met = Lanes(), threading.Barrier(2)
+    lanes, met = WorkerThreads(), threading.Barrier(2)
     for lane in range(2):
         lanes.start(lane, lambda: met.wait(10.0) and None)
     lanes.wait()
@@ -30,7 +30,7 @@ def test_lanes_run_beside_each_other() -> None:
 
 
 def test_a_failure_is_raised_though_another_lane_hangs() -> None:
-    lanes, release = Lanes(), threading.Event()
+    lanes, release = WorkerThreads(), threading.Event()
 
     def fail() -> None:
         raise ValueError("lost")
@@ -45,7 +45,7 @@ def test_a_failure_is_raised_though_another_lane_hangs() -> None:
 
 def test_closing_ends_the_threads() -> None:
     before = set(threading.enumerate())
-    lanes = Lanes()
+    lanes = WorkerThreads()
     lanes.start("one", lambda: None)
     lanes.wait()
     (thread,) = set(threading.enumerate()) - before

@@ -19,7 +19,7 @@ from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.plan.relays import joined, relays
 from isthmus.plan.types import Via
-from isthmus.runtime.comm.channel import Channel, ChannelError, Network
+from isthmus.runtime.comm.channel import Channel, ChannelError, Channels
 from isthmus.runtime.comm.relay import pass_on
 from tests.runtime.threads import at_once
 
@@ -28,11 +28,11 @@ _Message = tuple[int, Tensor]  # tag
 
 
 @contextmanager
-def row(path: tuple[str, ...]) -> Iterator[dict[str, Network]]:
+def row(path: tuple[str, ...]) -> Iterator[dict[str, Channels]]:
     """Networks of workers in a row, the first and the last of which talk over the others."""
     store, between = HashStore(), path[1:-1]
     ways: dict[str, Any] = {path[0]: {path[-1]: between}, path[-1]: {path[0]: between[::-1]}}
-    made = {name: Network(store, name, ways=ways.get(name)) for name in path}
+    made = {name: Channels(store, name, ways=ways.get(name)) for name in path}
     for at, name in enumerate(path):
         carries = (path[at - 1], path[at + 1]) if name in between else ()
         pass_on(made[name], (way[0] for way in ways.get(name, {}).values()), carries)

@@ -20,8 +20,8 @@ from torch.distributed import FileStore, HashStore, Store, TCPStore
 from isthmus.model.job import Job
 from isthmus.plan import ring
 from isthmus.runtime.comm import scratch, syncs
-from isthmus.runtime.comm.channel import ChannelError, Network
-from isthmus.runtime.comm.syncs import Ring, Sync, make_sync, piece_bounds
+from isthmus.runtime.comm.channel import ChannelError, Channels
+from isthmus.runtime.comm.syncs import Ring, SyncMethod, make_sync, piece_bounds
 from isthmus.runtime.program import BucketSpec
 from tests.runtime.threads import at_once, networks
 
@@ -34,11 +34,11 @@ class World:
 
     def __init__(self) -> None:
         self.networks = networks(NAMES)
-        self.made: dict[Any, list[Sync]] = {}
+        self.made: dict[Any, list[SyncMethod]] = {}
 
     def syncs(
         self, how: str, count: int, segments: int = 1, regions: tuple[int, ...] = (), root: int | None = None
-    ) -> list[Sync]:
+    ) -> list[SyncMethod]:
         key = (how, count, segments, regions, root)
         if key not in self.made:
             members = tuple(NAMES[:count])
@@ -83,7 +83,7 @@ def close_to_sum(found: Tensor, parts: list[Tensor]) -> None:
     assert ((found.double() - exact).abs() <= rounding * size + 1e-300).all()
 
 
-def check_all_reduce(made: list[Sync], parts: list[Tensor]) -> None:
+def check_all_reduce(made: list[SyncMethod], parts: list[Tensor]) -> None:
     flats = [part.clone() for part in parts]
     flats += [torch.full_like(parts[0], torch.nan)] * (len(made) - len(flats))  # a root that takes no part
     at_once([lambda s=s, f=f: s.all_reduce(f) for s, f in zip(made, flats, strict=True)])
@@ -239,10 +239,10 @@ def test_channels_in_any_order(kind: str, tmp_path: Path) -> None:
         "tcp": lambda: TCPStore("127.0.0.1", server.port, wait_for_workers=False),
         "file": lambda: FileStore(str(tmp_path / "store")),
     }
-    made: dict[str, Network] = {}
+    made: dict[str, Channels] = {}
 
     def make(me: str) -> None:
-        made[me] = Network(clients[kind](), me)
+        made[me] = Channels(clients[kind](), me)
         wanted = [(f"c{k}", other) for k in range(4) for other in names if other != me]
         random.Random(me).shuffle(wanted)
         for channel in [made[me].channel(*one) for one in wanted]:

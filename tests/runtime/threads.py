@@ -8,14 +8,14 @@ from typing import TypeVar
 
 from torch.distributed import HashStore
 
-from isthmus.runtime.comm.channel import Network
+from isthmus.runtime.comm.channel import Channels
 
 T = TypeVar("T")
 
 
-def networks(names: Sequence[str]) -> dict[str, Network]:
+def networks(names: Sequence[str]) -> dict[str, Channels]:
     store = HashStore()
-    return {name: Network(store, name) for name in names}
+    return {name: Channels(store, name) for name in names}
 
 
 def at_once(bodies: Sequence[Callable[[], T]], seconds: float = 20.0) -> list[T]:

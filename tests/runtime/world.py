@@ -33,7 +33,7 @@ from isthmus.runtime.checkpoint.manifest import Header
 from isthmus.runtime.checkpoint.reading import open_checkpoint
 from isthmus.runtime.checkpoint.saving import Piece, finish, write_part
 from isthmus.runtime.checkpoint.worker_state import load_state, saved_pieces
-from isthmus.runtime.comm.channel import Network
+from isthmus.runtime.comm.channel import Channels
 from isthmus.runtime.placed_blocks import Draws
 from isthmus.runtime.program import programs
 from isthmus.runtime.random.draws import draws_of
@@ -162,7 +162,7 @@ def train(
     def work(device: str) -> None:
         try:
             own = owned.get(device) or dataclasses.replace(pieces.pieces, blocks=copy.deepcopy(pieces.pieces.blocks))
-            network = Network(store, device, ways=made[device].ways)
+            network = Channels(store, device, ways=made[device].ways)
             worker = Worker(
                 made[device], own, pieces.draws, network, DEVICE, task.loss, task.get, buffers=buffers, initial=initial
             )
@@ -208,7 +208,7 @@ def train(
     return Result(everywhere[0], _assembled(saved, pieces))
 
 
-def _talked_directly(network: Network, cluster: Cluster) -> None:
+def _talked_directly(network: Channels, cluster: Cluster) -> None:
     """Every connection is inside a host, or between two that have a link."""
     for channel in network.channels:
         one, other = (cluster.devices[device].host for device in (channel.me, channel.near))

@@ -19,8 +19,8 @@ from isthmus.cluster.load import load_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.cluster.write import cluster_yaml
 from isthmus.deploy.probing.probe import (
-    Found,
     PairFound,
+    ProbeResult,
     ProbeSettings,
     Round,
     expected_seconds,
@@ -35,7 +35,7 @@ from isthmus.deploy.probing.sync_times import (
     SIZES,
     Collectives,
     Hosts,
-    Measurement,
+    SyncMeasurement,
     collectives,
     measurements,
     usual_sets,
@@ -194,7 +194,7 @@ def _emulated(
     return company, [f"only this machine's loopback was measured, not these links ({world.reason})"]
 
 
-def _probe(args: argparse.Namespace, cluster: Cluster, company: Company, progress: Progress) -> Found:
+def _probe(args: argparse.Namespace, cluster: Cluster, company: Company, progress: Progress) -> ProbeResult:
     settings = ProbeSettings(seconds=args.seconds, trunks=args.trunks, nics=args.nics)
     pairs = host_pairs([host for host in cluster.hosts if host in company.addresses])
     if args.emulate:  # nothing that the file does not know can be found there
@@ -216,7 +216,7 @@ def _probe(args: argparse.Namespace, cluster: Cluster, company: Company, progres
 
 
 def _collectives(
-    args: argparse.Namespace, cluster: Cluster, found: Found, company: Company, progress: Progress
+    args: argparse.Namespace, cluster: Cluster, found: ProbeResult, company: Company, progress: Progress
 ) -> Collectives:
     """All-reduces among those who are here, sized by the links as they were measured."""
     measured, _ = probed_cluster(cluster, found)
@@ -226,7 +226,7 @@ def _collectives(
     seconds = format_seconds(sum(one.seconds for one in todo))
     progress.phase(f"Measuring {sum(one.cannot is None for one in todo)} kinds of all-reduces, about {seconds}")
 
-    def listen(one: Measurement, done: int, total: int) -> None:
+    def listen(one: SyncMeasurement, done: int, total: int) -> None:
         progress.phase(
             cut(f"Measuring all-reduces, {done + 1} of {total}: {one.how} among {', '.join(one.hosts)}", 110)
         )
@@ -272,7 +272,7 @@ def _reduced_table(found: Collectives) -> list[str]:
     return excerpt("\n".join(columns(rows, right=range(1, 1 + len(sizes)))), _SHOWN, "the file has them all")
 
 
-def _answer(cluster: Cluster, found: Found, missing: list[str], remarks: list[str], output: str) -> Answer:
+def _answer(cluster: Cluster, found: ProbeResult, missing: list[str], remarks: list[str], output: str) -> Answer:
     measured, notes = probed_cluster(cluster, found)
     notes = [*remarks, *notes]
     head = f"Links measured by isthmus cluster probe, {date.today().isoformat()}: {len(found.pairs)} pairs of hosts"
@@ -290,7 +290,7 @@ def _answer(cluster: Cluster, found: Found, missing: list[str], remarks: list[st
     return Answer(values=_values(cluster, found, notes, output), text="\n".join(text), failure=failure)
 
 
-def _table(cluster: Cluster, found: Found) -> list[str]:
+def _table(cluster: Cluster, found: ProbeResult) -> list[str]:
     rows = [["pair", "latency", "median", "there", "back", "the file says"]]
     for (a, b), pair in found.pairs.items():
         link = cluster.link(a, b)
@@ -300,7 +300,7 @@ def _table(cluster: Cluster, found: Found) -> list[str]:
     return excerpt("\n".join(columns(rows, right=range(1, 5))), _SHOWN, "--json has them all")
 
 
-def _values(cluster: Cluster, found: Found, notes: list[str], output: str) -> dict[str, Any]:
+def _values(cluster: Cluster, found: ProbeResult, notes: list[str], output: str) -> dict[str, Any]:
     others = [pair for pair in host_pairs(cluster.hosts) if pair not in found.pairs]
     return {
         "file": output,

@@ -26,7 +26,7 @@ from isthmus.errors import UsageError
 from isthmus.report.columns import columns
 from isthmus.units import Seconds, format_seconds, parse_bandwidth, parse_seconds
 
-__all__ = ["Change", "parse_change", "run"]
+__all__ = ["TimedLinkChange", "parse_change", "run"]
 
 _WHERE = "isthmus emulate"
 _MASTER_PORT = 29500  # torch's own default; free on a host that was just made
@@ -36,7 +36,7 @@ _UNWATCHED = 1.0  # seconds after which nobody watches a command: a signal came 
 _LAST_WORDS = 5.0  # seconds for a command to end when told to, and for its last lines to be read
 
 
-class Change(NamedTuple):
+class TimedLinkChange(NamedTuple):
     """What becomes of a link, when. No values: it is as in the file again."""
 
     at: Seconds
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         return _answer(world, codes, seconds)
 
 
-def parse_change(text: str) -> Change:
+def parse_change(text: str) -> TimedLinkChange:
     """`10 s virginia frankfurt bandwidth=100 Mbit/s latency=80 ms`, or `cut`, `mend`, `loss=0.01`."""
     match = re.fullmatch(r"\s*([0-9.]+ ?[a-z]+)\s+(\S+)\s+(\S+)\s+(\S.*?)\s*", text)
     values: dict[str, Any] = {}
@@ -79,7 +79,7 @@ def parse_change(text: str) -> Change:
         for item in re.split(r"\s+(?=\w+=|cut\b|mend\b)", match[4]):
             values |= _value(*item.partition("="))
         check_values(**{name: value for name, value in values.items() if name != "cut"})
-        return Change(parse_seconds(match[1]), match[2], match[3], values)
+        return TimedLinkChange(parse_seconds(match[1]), match[2], match[3], values)
     except ValueError as error:
         example = "'10 s virginia frankfurt bandwidth=100 Mbit/s', latency=80 ms, loss=0.01, cut or mend"
         raise UsageError(
@@ -102,7 +102,7 @@ def _value(name: str, sign: str, text: str) -> dict[str, Any]:
     raise ValueError("bandwidth=, latency=, loss=, cut or mend")
 
 
-def _play(args: argparse.Namespace, world: World, changes: Sequence[Change]) -> dict[str, int]:
+def _play(args: argparse.Namespace, world: World, changes: Sequence[TimedLinkChange]) -> dict[str, int]:
     """The exit code of each host's command, when all have ended; what changes meanwhile is changed."""
     start, waiting = time.monotonic(), list(changes)
     commands = _Commands(world, args.argv, sys.stderr if args.json else args.out)
@@ -116,7 +116,7 @@ def _play(args: argparse.Namespace, world: World, changes: Sequence[Change]) -> 
     return {host: commands.codes[host] for host in world.hosts}
 
 
-def _apply(world: World, change: Change) -> None:
+def _apply(world: World, change: TimedLinkChange) -> None:
     if change.values:
         world.change(change.a, change.b, **change.values)
     else:

@@ -14,7 +14,7 @@ from isthmus.cli.simulate import price_again
 from isthmus.cli.summary import unused_in
 from isthmus.explain.binding import Explanation, SchemeBinding, explain, explain_schemes
 from isthmus.explain.link_trials import WhyUnused
-from isthmus.explain.what_if import Setting
+from isthmus.explain.what_if import PricedPlan
 from isthmus.plan.file import PlanFile, load_plan
 from isthmus.planners.problem import build_problem
 from isthmus.report.columns import columns, cut, percent, times, wrapped
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     file = load_plan(args.plan)
     result = price_again(args, file, progress)
     progress.phase("Trying what would help")
-    given = Setting(result.plan, result.cluster, result.models, result.profile)
+    given = PricedPlan(result.plan, result.cluster, result.models, result.profile)
     found = explain(given, progress.detail)
     unused = unused_in(file, result, progress)
     schemes = _schemes(args, file, result, progress)

@@ -20,7 +20,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     captured: list[bool] = []
     progress.phase(f"Reading {args.model}")
     graph = source.load_graph(args.model, sequence=args.sequence, capturing=lambda: captured.append(True))
-    origin = "file" if isinstance(kind, source.Saved) else "captured" if captured else "cache"
+    origin = "file" if isinstance(kind, source.SavedModel) else "captured" if captured else "cache"
     if args.save:
         source.save_graph(graph, args.save)
     values = {**_values(graph), "origin": origin, "file": args.save}

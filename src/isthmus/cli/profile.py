@@ -21,7 +21,7 @@ from isthmus.units import format_seconds
 
 if TYPE_CHECKING:
     from isthmus.runtime.profiling.block_times import Measurement
-    from isthmus.runtime.profiling.machine import Machine
+    from isthmus.runtime.profiling.machine import MeasuredMachine
 
 __all__ = ["run"]
 
@@ -72,12 +72,12 @@ def _slower(args: argparse.Namespace) -> dict[str, float]:
     return paces(load_cluster(args.emulate))
 
 
-def _where(machine: Machine) -> str:
+def _where(machine: MeasuredMachine) -> str:
     threads = f" ({machine.threads} thread{'s' * (machine.threads > 1)})" if machine.device.type == "cpu" else ""
     return f"{machine.name}{threads} in {machine.precision}"
 
 
-def _values(machine: Machine, found: Measurement, file: str | None, seconds: float) -> dict[str, Any]:
+def _values(machine: MeasuredMachine, found: Measurement, file: str | None, seconds: float) -> dict[str, Any]:
     return {
         "file": file,
         "points": len(found.profile.blocks),
@@ -92,7 +92,7 @@ def _values(machine: Machine, found: Measurement, file: str | None, seconds: flo
 
 
 def _lines(
-    args: argparse.Namespace, machine: Machine, slower: Mapping[str, float], found: Measurement, output: str
+    args: argparse.Namespace, machine: MeasuredMachine, slower: Mapping[str, float], found: Measurement, output: str
 ) -> list[str]:
     points = found.profile.blocks
     left_out = [f"left out: {block} on {samples} samples, no room" for block, samples in found.left_out]

@@ -10,7 +10,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from isthmus.deploy.engine import Garbled, Interrupt, Kept, Notice, Passed, Resumed, Said, Silent
+from isthmus.deploy.engine import (
+    CheckpointKept,
+    CheckpointPassedOver,
+    Garbled,
+    Interrupt,
+    Notice,
+    Resumed,
+    Said,
+    Silent,
+)
 from isthmus.errors import FileError, UsageError
 from isthmus.model.job import Job
 from isthmus.plan.file import plan_digest
@@ -80,9 +89,9 @@ class Bar(_Watch):
                 self._step(step)
             case Said(line=line):
                 self._say(f"{notice.worker} | {line}")
-            case Kept(path=path):
+            case CheckpointKept(path=path):
                 self._say(f"saved {path}")
-            case Passed(path=path, why=why, aside=aside):
+            case CheckpointPassedOver(path=path, why=why, aside=aside):
                 self._say(f"passing over a damaged checkpoint: {why}" + (f" It is now {aside}" if aside else ""))
             case Resumed(step=number, path=path, notes=notes):
                 for text in (f"going on from {path}, after step {number}", *(f"note: {note}" for note in notes)):
@@ -142,11 +151,11 @@ class EventFile(_Watch):
                 self._write("ready", worker=notice.worker)
             case Stepped(step=step, loss=loss, norm=norm, seconds=seconds, skipped=skipped):
                 self._write("step", step=step + 1, loss=loss, norm=norm, seconds=seconds, skipped=skipped)
-            case Passed(path=path, why=why, aside=aside):
+            case CheckpointPassedOver(path=path, why=why, aside=aside):
                 self._write("damaged", path=str(path), what=why, aside=None if aside is None else str(aside))
             case Resumed(step=step, path=path, notes=notes):
                 self._write("resume", step=step, path=str(path), notes=notes)
-            case Kept(step=step, path=path):
+            case CheckpointKept(step=step, path=path):
                 self._write("checkpoint", step=step, path=str(path))
             case Said(line=line):
                 self._write("said", worker=notice.worker, line=line)

@@ -22,7 +22,7 @@ from isthmus.cost.measured_syncs import played_bytes
 from isthmus.cost.memory import StateBytes, moment_bytes, state_bytes
 from isthmus.cost.network import Fabric, latency_between
 from isthmus.cost.profiled import ESTIMATED, INTERPOLATED, MEASURED
-from isthmus.cost.tables import ALONE, Bucket, ModelTable
+from isthmus.cost.tables import ALONE, BucketCost, ModelTable
 from isthmus.cost.task_types import (
     DUPLICATE,
     FACTORS,
@@ -342,18 +342,18 @@ def _measured(
     return played, MEASURED if found[1] else INTERPOLATED
 
 
-def _replicated(pipeline: Pipeline, table: ModelTable, bucket: Bucket) -> bool:
+def _replicated(pipeline: Pipeline, table: ModelTable, bucket: BucketCost) -> bool:
     """Return whether every participant holds and updates all of a bucket."""
     return all(stage.state == "replicated" for stage in _stages(pipeline, table, bucket))
 
 
-def _stages(pipeline: Pipeline, table: ModelTable, bucket: Bucket) -> list[Stage]:
+def _stages(pipeline: Pipeline, table: ModelTable, bucket: BucketCost) -> list[Stage]:
     """The stages that hold some of a bucket's blocks."""
     ends = [table.graph.by_name[stage.last] for stage in pipeline.stages]
     return [pipeline.stages[s] for s in dict.fromkeys(bisect_left(ends, block) for block in bucket.blocks)]
 
 
-def _layout(pipeline: Pipeline, table: ModelTable, bucket: Bucket) -> int:
+def _layout(pipeline: Pipeline, table: ModelTable, bucket: BucketCost) -> int:
     """Return which part of a bucket's gradient its participants need for their updates."""
     states = {stage.state for stage in _stages(pipeline, table, bucket)}
     if "sharded-optimizer" not in states:
@@ -373,7 +373,7 @@ class _Lines:
         self._all = defaultdict[tuple[int, int], float](float)  # (device, stage) -> bytes of a micro-batch
         self._room = defaultdict[tuple[int, int], float](float)
 
-    def add(self, bucket: Bucket, leads: Sequence[int], devices: Sequence[int]) -> None:
+    def add(self, bucket: BucketCost, leads: Sequence[int], devices: Sequence[int]) -> None:
         """A bucket that these devices sync, each of the replica that is led by the one at its place in `leads`."""
         stage = _stages(self._pipeline, self._table, bucket)[-1]
         shares = {self._fabric.number[replica.devices[0]]: replica.share for replica in stage.replicas}
@@ -399,14 +399,14 @@ class _Lines:
             rooms[key[0]] += min(size, self._room[key])
 
 
-def _leading(pipeline: Pipeline, table: ModelTable, bucket: Bucket, fabric: Fabric) -> dict[int, tuple[int, ...]]:
+def _leading(pipeline: Pipeline, table: ModelTable, bucket: BucketCost, fabric: Fabric) -> dict[int, tuple[int, ...]]:
     """First device -> all devices of the replicas that hold some of a bucket."""
     stages = _stages(pipeline, table, bucket)
     groups = [tuple(fabric.number[name] for name in q.devices) for stage in stages for q in stage.replicas]
     return {group[0]: group for group in groups}
 
 
-def _rings(pipeline: Pipeline, table: ModelTable, bucket: Bucket) -> int:
+def _rings(pipeline: Pipeline, table: ModelTable, bucket: BucketCost) -> int:
     """Members of equal tensor groups sync their own parts, in as many rings; unequal groups sync as one."""
     degrees = {len(q.devices) for stage in _stages(pipeline, table, bucket) for q in stage.replicas}
     return degrees.pop() if len(degrees) == 1 else 1

@@ -39,7 +39,7 @@ from isthmus.cost.network import COMPUTE, LANE_KINDS, LOAD, STORE, Fabric
 from isthmus.cost.plan_arrays import HOST_ADAM
 from isthmus.cost.tables import ALONE, ModelTable
 from isthmus.cost.task_list import BACKWARD, FORWARD, HOST_UPDATE, LOADING, STORING, TaskList, edge, task
-from isthmus.plan.policy import POLICIES, Candidate
+from isthmus.plan.policy import POLICIES, ReadyJob
 from isthmus.plan.types import Pool, PoolJob
 
 __all__ = ["PreparedPool", "Unit", "prepare_pool", "units_of", "write_pool"]
@@ -188,7 +188,7 @@ def _assign(chains: list[list[Unit]], pool: Pool, cluster: Cluster) -> tuple[lis
         waiting = [j for j, chain in enumerate(chains) if at[j] < len(chain)]
         now = max(free[device], min(ready[j] for j in waiting))
         here = [j for j in waiting if ready[j] <= now]
-        pick = policy.pick([Candidate(j, ready[j], left[j][at[j]], last[j] == device) for j in here])
+        pick = policy.pick([ReadyJob(j, ready[j], left[j][at[j]], last[j] == device) for j in here])
         j = here[pick]
         unit = chains[j][at[j]]
         exposed = max(0.0, unit.weights / bus - (now - free[device])) if not pool.buffered else 0.0

@@ -32,7 +32,7 @@ from isthmus.model.graph import BlockGraph
 from isthmus.model.profile import Profile
 from isthmus.plan.schedule import stage_at
 
-__all__ = ["ALONE", "Bucket", "ModelTable", "Span", "Sums", "TensorTable", "stage_links"]
+__all__ = ["ALONE", "BlockSpan", "BucketCost", "ModelTable", "Sums", "TensorTable", "stage_links"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -64,7 +64,7 @@ class TensorTable(NamedTuple):
     grad: Floats  # 1 where a gradient flows back
 
 
-class Span(NamedTuple):
+class BlockSpan(NamedTuple):
     """What blocks a .. b are together."""
 
     elements: float  # trained, ties counted once
@@ -78,7 +78,7 @@ class Span(NamedTuple):
     largest_elements: float
 
 
-class Bucket(NamedTuple):
+class BucketCost(NamedTuple):
     """What a list of parameters is together."""
 
     elements: float
@@ -123,8 +123,8 @@ class ModelTable:
         self.profiled = self._profiled(profile, cluster, computed) if profile is not None else None
         self.times = np.zeros((64, 2, len(graph.blocks) + 1))  # rows that are used, then room for more
         self._rows: dict[tuple[str, Group, int], int] = {}
-        self._spans: dict[tuple[int, int, bool], Span] = {}
-        self._buckets: dict[tuple[str, ...], Bucket] = {}
+        self._spans: dict[tuple[int, int, bool], BlockSpan] = {}
+        self._buckets: dict[tuple[str, ...], BucketCost] = {}
 
     def flops(self, kind: str) -> float | None:
         """Peak FLOP/s at which this kind computes the job, None where it cannot."""
@@ -207,12 +207,12 @@ class ModelTable:
         known = Profiled(profile, self.graph, cluster, computed, self._roofline, bare, loss)
         return known if known.kinds else None
 
-    def span(self, a: int, b: int, wide: bool = False) -> Span:
+    def span(self, a: int, b: int, wide: bool = False) -> BlockSpan:
         """Blocks a .. b together, computed in the job's width or in 4 bytes."""
         if (a, b, wide) not in self._spans:
             s, largest = (self.wide_sums, self._wide_largest) if wide else (self.sums, self._largest)
             twice = sum(max(0, sum(a <= user <= b for user in users) - 1) * n for users, n in self.tied)
-            self._spans[a, b, wide] = Span(
+            self._spans[a, b, wide] = BlockSpan(
                 elements=float(s.elements[b + 1] - s.elements[a]) - twice,
                 split_elements=float(s.split_elements[b + 1] - s.split_elements[a]),
                 pruned=float(s.pruned[b + 1] - s.pruned[a]),
@@ -233,7 +233,7 @@ class ModelTable:
     def _wide_largest(self) -> Floats:
         return _largest(self.wide_sums)
 
-    def bucket(self, words: tuple[str, ...], named: frozenset[str]) -> Bucket:
+    def bucket(self, words: tuple[str, ...], named: frozenset[str]) -> BucketCost:
         """Parameters by name; `[block]` is all parameters of the block that are not `named`."""
         if named:
             return self._bucket(words, named)
@@ -241,7 +241,7 @@ class ModelTable:
             self._buckets[words] = self._bucket(words, named)
         return self._buckets[words]
 
-    def _bucket(self, words: tuple[str, ...], named: frozenset[str]) -> Bucket:
+    def _bucket(self, words: tuple[str, ...], named: frozenset[str]) -> BucketCost:
         graph, rows, names = self.graph, list[tuple[float, ...]](), set[str]()
         blocks = dict[int, None]()  # in order
         for word in words:
@@ -261,7 +261,7 @@ class ModelTable:
                     blocks.update(dict.fromkeys(self.users[name]))
         sums = [sum(column) for column in zip(*rows, strict=True)] or [0] * 8
         elements, split, pruned, pruned_split, factors, outputs, flops, flops_split = sums
-        return Bucket(
+        return BucketCost(
             elements=float(elements),
             split=float(split),
             pruned=float(pruned),
@@ -296,7 +296,7 @@ class ModelTable:
 
     @cached_property
     def _facts(self) -> Mapping[str, tuple[float, ...]]:
-        """Return for each parameter the figures that `Bucket` adds up, with factors counted in elements."""
+        """Return for each parameter the figures that `BucketCost` adds up, with factors counted in elements."""
         found = {}
         for p in self.graph.parameters:
             x, split = p.linear, p.name in self.split

@@ -8,17 +8,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
-from isthmus.runtime.protocol import Event, Order
+from isthmus.runtime.protocol import Event, StepOrder
 
 __all__ = [
+    "CheckpointKept",
+    "CheckpointPassedOver",
     "Ended",
     "Engine",
     "Garbled",
     "Interrupt",
-    "Kept",
     "News",
     "Notice",
-    "Passed",
     "Resumed",
     "Running",
     "Said",
@@ -63,7 +63,7 @@ class Interrupt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passed:
+class CheckpointPassedOver:
     """A damaged checkpoint was passed over; `aside` is where it lies now. Comes from no worker."""
 
     path: Path
@@ -81,14 +81,14 @@ class Resumed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class CheckpointKept:
     """A checkpoint is whole; comes from no worker."""
 
     step: int
     path: Path
 
 
-News = Event | Said | Ended | Silent | Garbled | Interrupt | Passed | Resumed | Kept
+News = Event | Said | Ended | Silent | Garbled | Interrupt | CheckpointPassedOver | Resumed | CheckpointKept
 
 
 class Notice(NamedTuple):
@@ -125,7 +125,7 @@ class Engine(Protocol):
     def check_memory(self, own: Mapping[str, float], building: float) -> None:
         """RunError if memory is short: bytes that each worker trains with, and that each needs to build the model."""
 
-    def start(self, orders: Mapping[str, Order]) -> Running:
+    def start(self, orders: Mapping[str, StepOrder]) -> Running:
         """Starts a worker for each device."""
 
     def describe(self, workers: int) -> str:

@@ -17,7 +17,7 @@ from isthmus.cost.memory import CONTEXT
 from isthmus.errors import RunError
 from isthmus.units import format_bytes
 
-__all__ = ["Free", "check_fit", "free_on_gpus", "free_on_host", "gpu_needs", "host_needs"]
+__all__ = ["FreeMemory", "check_fit", "free_on_gpus", "free_on_host", "gpu_needs", "host_needs"]
 
 _PROCESS = 0.2e9  # bytes of a worker's process before its model; the pages of libraries are shared, and not counted
 _UNLIMITED = 2**60  # bytes; version 1 writes a number above this where there is no limit
@@ -28,14 +28,14 @@ _FILES = (  # of a control group, by version: limit, use, and the use's part tha
 )
 
 
-class Free(NamedTuple):
+class FreeMemory(NamedTuple):
     """Bytes that are free somewhere, and what says so."""
 
     bytes: float
     source: str
 
 
-def check_fit(where: str, needs: Mapping[str, float], free: Free | None) -> None:
+def check_fit(where: str, needs: Mapping[str, float], free: FreeMemory | None) -> None:
     """Raises RunError if workers (bytes by name) together need more than is free."""
     total = sum(needs.values())
     if free is None or total <= free.bytes:
@@ -55,19 +55,19 @@ def check_fit(where: str, needs: Mapping[str, float], free: Free | None) -> None
     )
 
 
-def free_on_host(system: Path = Path("/")) -> Free | None:
+def free_on_host(system: Path = Path("/")) -> FreeMemory | None:
     """Free host memory; None where the system does not tell (`system` is the root of its files)."""
     found = [*_available(system / "proc/meminfo"), *_left_by_groups(system)]
     return min(found, default=None)
 
 
-def _available(meminfo: Path) -> Iterator[Free]:
+def _available(meminfo: Path) -> Iterator[FreeMemory]:
     match = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(meminfo), re.MULTILINE)
     if match:
-        yield Free(int(match[1]) * 1024, "MemAvailable")
+        yield FreeMemory(int(match[1]) * 1024, "MemAvailable")
 
 
-def _left_by_groups(system: Path) -> Iterator[Free]:
+def _left_by_groups(system: Path) -> Iterator[FreeMemory]:
     """Yield what the limits of this process's control group, and of those above it, leave free."""
     for line in _text(system / "proc/self/cgroup").splitlines():
         _, controllers, name = line.split(":", 2)
@@ -81,13 +81,13 @@ def _left_by_groups(system: Path) -> Iterator[Free]:
                 break
 
 
-def _left_in(folder: Path) -> Iterator[Free]:
+def _left_in(folder: Path) -> Iterator[FreeMemory]:
     for limit, use, given_back in _FILES:
         most, used = _text(folder / limit).strip(), _text(folder / use).strip()
         if most.isdecimal() and used.isdecimal() and int(most) < _UNLIMITED:
             cached = re.search(rf"^{given_back} (\d+)$", _text(folder / "memory.stat"), re.MULTILINE)
             left = int(most) - int(used) + (int(cached[1]) if cached else 0)
-            yield Free(max(0, left), f"the limit of {format_bytes(int(most))} in {folder / limit}")
+            yield FreeMemory(max(0, left), f"the limit of {format_bytes(int(most))} in {folder / limit}")
 
 
 def _text(path: Path) -> str:
@@ -107,7 +107,7 @@ class _MemoryInfo(ctypes.Structure):
     ]
 
 
-def free_on_gpus(count: int) -> list[Free | None]:
+def free_on_gpus(count: int) -> list[FreeMemory | None]:
     """Free memory of each CUDA device, in CUDA's order; None where the driver does not tell."""
     try:
         cuda, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
@@ -118,7 +118,7 @@ def free_on_gpus(count: int) -> list[Free | None]:
         return [None] * count
 
 
-def _free_on_gpu(cuda: ctypes.CDLL, nvml: ctypes.CDLL, number: int) -> Free | None:
+def _free_on_gpu(cuda: ctypes.CDLL, nvml: ctypes.CDLL, number: int) -> FreeMemory | None:
     """CUDA's numbers are not the management library's: the device is found by its identity."""
     device, identity = ctypes.c_int(), (ctypes.c_ubyte * 16)()
     if cuda.cuDeviceGet(ctypes.byref(device), number) or cuda.cuDeviceGetUuid(identity, device):
@@ -130,7 +130,7 @@ def _free_on_gpu(cuda: ctypes.CDLL, nvml: ctypes.CDLL, number: int) -> Free | No
         return None
     if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(info)):
         return None
-    return Free(float(info.free), "the driver's figure")
+    return FreeMemory(float(info.free), "the driver's figure")
 
 
 def host_needs(own: Mapping[str, float], building: float, on_gpus: bool) -> dict[str, float]:

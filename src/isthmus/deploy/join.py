@@ -39,7 +39,7 @@ from isthmus.runtime.checkpoint.reading import Checkpoint, assemble, newest_whol
 from isthmus.runtime.checkpoint.saving import Piece, finish, write_part
 from isthmus.runtime.checkpoint.tensor_file import writing
 from isthmus.runtime.checkpoint.worker_state import load_state, saved_pieces
-from isthmus.runtime.comm.channel import ChannelError, Network
+from isthmus.runtime.comm.channel import ChannelError, Channels
 from isthmus.runtime.data.datasets import described
 from isthmus.runtime.loss import CheckedLoss
 from isthmus.runtime.program import Program, programs
@@ -281,7 +281,7 @@ class _Crew:
     ) -> None:
         self.programs, self.graph = made, source.pieces.graph
         self.leader = next(iter(made.values())).leader
-        self._networks: dict[str, Network] = {}
+        self._networks: dict[str, Channels] = {}
         self._tasks: dict[str, SimpleQueue[Any]] = {device: SimpleQueue() for device in made}
         self._answers: SimpleQueue[tuple[str, Any, BaseException | None]] = SimpleQueue()
         self._threads = []
@@ -289,7 +289,7 @@ class _Crew:
         try:
             own = {device: source.copy(program) for device, program in made.items()}  # torch.export wants one thread
             for device in made:
-                self._networks[device] = Network(store, device, ways=made[device].ways)
+                self._networks[device] = Channels(store, device, ways=made[device].ways)
                 make = partial(self._made, device, places[device], own.pop(device), source, loss, get)
                 thread = threading.Thread(target=self._work, args=(device, make), name=device, daemon=True)
                 self._threads.append(thread)

@@ -30,9 +30,9 @@ import msgspec
 from isthmus.deploy import cleanup_process as guard
 from isthmus.deploy.engine import Ended, Garbled, Interrupt, Notice, Said, Silent
 from isthmus.deploy.free_memory import check_fit, free_on_gpus, free_on_host, gpu_needs, host_needs
-from isthmus.runtime.protocol import Alive, Clock, Command, Event, Hello, Order, Place, Start
+from isthmus.runtime.protocol import Alive, Clock, Command, Event, Hello, Start, StepOrder, WorkerPlace
 
-__all__ = ["LocalEngine", "Setting"]
+__all__ = ["LocalEngine", "WorkerSetting"]
 
 _LAST_LINES = 20
 _LOOK = 1.0  # seconds between two looks at workers and at where they run
@@ -49,7 +49,7 @@ _COMMAND = (
 )  # -P: no file of the working directory hides a module
 
 
-class Setting(Protocol):
+class WorkerSetting(Protocol):
     """How workers run, where that is not plainly on this machine: on emulated hosts, say."""
 
     @property
@@ -74,7 +74,7 @@ class LocalEngine:
 
     def __init__(
         self,
-        setting: Setting | None = None,
+        setting: WorkerSetting | None = None,
         *,
         nccl: bool = False,
         silence: float = _SILENCE,
@@ -96,7 +96,7 @@ class LocalEngine:
         for number, (needs, free) in enumerate(zip(gpu_needs(own, count), free_on_gpus(count), strict=True)):
             check_fit(f"cuda:{number}", needs, free)
 
-    def start(self, orders: Mapping[str, Order]) -> _Processes:
+    def start(self, orders: Mapping[str, StepOrder]) -> _Processes:
         """A process for each. The calling thread must outlive the run: the kernel ends workers with it."""
         folder = Path(tempfile.mkdtemp(prefix="isthmus-"))  # mode 0700
         places = [self._place(device, number, len(orders), folder) for number, device in enumerate(orders)]
@@ -119,15 +119,15 @@ class LocalEngine:
         command = [*_COMMAND, device]
         return command if self._setting is None else self._setting.command(device, command)
 
-    def _place(self, device: str, number: int, workers: int, folder: Path) -> Place:
+    def _place(self, device: str, number: int, workers: int, folder: Path) -> WorkerPlace:
         store, parent, beat = str(folder / "store"), os.getpid(), self._silence / _BEATS
         if self._setting is not None:
             interface, slower = self._setting.interface, self._setting.slower(device)
-            return Place(
+            return WorkerPlace(
                 store=store, device="cpu", threads=1, interface=interface, slower=slower, parent=parent, beat=beat
             )
         count = _accelerators()
-        return Place(
+        return WorkerPlace(
             store=store,
             parent=parent,
             beat=beat,
@@ -143,8 +143,8 @@ class _Processes:
     def __init__(
         self,
         folder: Path,
-        orders: Mapping[str, Order],
-        places: Mapping[str, Place],
+        orders: Mapping[str, StepOrder],
+        places: Mapping[str, WorkerPlace],
         command: Callable[[str], Sequence[str]],
         check: Callable[[], None],
         silence: float,

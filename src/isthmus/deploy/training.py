@@ -16,14 +16,25 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from isthmus.cost.timeline import Timeline
-from isthmus.deploy.engine import Ended, Engine, Garbled, Interrupt, Kept, Notice, Passed, Resumed, Running, Silent
+from isthmus.deploy.engine import (
+    CheckpointKept,
+    CheckpointPassedOver,
+    Ended,
+    Engine,
+    Garbled,
+    Interrupt,
+    Notice,
+    Resumed,
+    Running,
+    Silent,
+)
 from isthmus.deploy.worker_timeline import measured_timeline
 from isthmus.errors import CheckpointError, RunError
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job
 from isthmus.runtime.checkpoint.manifest import Header, PartInfo
 from isthmus.runtime.program import Program
-from isthmus.runtime.protocol import STOP, Done, Failed, Order, Ready, Saving, Stepped, Wrote
+from isthmus.runtime.protocol import STOP, Done, Failed, Ready, Saving, StepOrder, Stepped, Wrote
 
 if TYPE_CHECKING:
     from isthmus.runtime.checkpoint.reading import Checkpoint
@@ -138,7 +149,7 @@ def _followed(
 ) -> RunResult:
     first, resumed = _begin(next(iter(programs.values())), graph, settings, listen)
     orders = {
-        device: Order(
+        device: StepOrder(
             program=program,
             model=graph.digest,
             first=first,
@@ -209,7 +220,7 @@ def _newest(folder: Path, listen: Listener) -> Checkpoint | None:
 
     checkpoint, refused = newest_whole(folder)
     for path, error in refused:
-        listen(Notice("", Passed(path=path, why=str(error), aside=set_aside(path))))
+        listen(Notice("", CheckpointPassedOver(path=path, why=str(error), aside=set_aside(path))))
     return checkpoint
 
 
@@ -317,7 +328,7 @@ class _Run:
         written = [part for part in parts.values() if part is not None]
         self._checkpoint = finish(self._settings.folder, written, header, keep=self._settings.keep)
         del self._parts[step], self._saving[step]
-        self._listen(Notice("", Kept(step=step, path=self._checkpoint)))
+        self._listen(Notice("", CheckpointKept(step=step, path=self._checkpoint)))
 
     def _reason(self, running: Running, first: Notice) -> RunError:
         """One worker's end takes others with it: the best reason is a signal, then an error, then a lost channel."""

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
-__all__ = ["FLAGS", "Packet", "Queues", "Resource", "Route", "wire_bytes"]
+__all__ = ["FLAGS", "Packet", "Queues", "Resource", "RouteQueue", "wire_bytes"]
 
 FLAGS = 10  # bytes in front of what a TUN device hands over: struct virtio_net_hdr
 _HEADERS = 40  # bytes of IP and TCP in front of each packet
@@ -34,7 +34,7 @@ class Packet:
 
     __slots__ = ("data", "flow", "resources", "route", "size", "step", "through")
 
-    def __init__(self, data: bytes, route: Route) -> None:
+    def __init__(self, data: bytes, route: RouteQueue) -> None:
         self.data, self.route = data, route
         self.size = wire_bytes(data)
         self.flow = data[FLAGS + 12 : FLAGS + 24]  # both addresses and both ports
@@ -57,7 +57,7 @@ class Resource:
         self.waiting: list[tuple[float, int, Packet]] = []
 
 
-class Route:
+class RouteQueue:
     """From one host to another."""
 
     __slots__ = ("cut", "latency", "loss", "resources", "target")
@@ -88,10 +88,10 @@ class Queues:
         self._number = itertools.count()  # makes what happens at one instant happen in order
         self._events: list[tuple[float, int, Callable[[Any, float], None], Any]] = []
         self._held = 0
-        self.ways: dict[int, dict[bytes, Route]] = {}  # by the sender's file, by the receiver's address
+        self.ways: dict[int, dict[bytes, RouteQueue]] = {}  # by the sender's file, by the receiver's address
         self.dropped = 0
 
-    def change(self, route: Route, row: dict[str, Any]) -> None:
+    def change(self, route: RouteQueue, row: dict[str, Any]) -> None:
         """A route becomes what the row says; packets that have begun to leave go on as they were."""
         resources = []
         for number, rate in row["resources"].items():
@@ -152,7 +152,7 @@ class Queues:
         else:
             self._arrive(packet, start)
 
-    def _lost(self, route: Route) -> bool:
+    def _lost(self, route: RouteQueue) -> bool:
         return route.cut or (route.loss > 0 and self._chance.random() < route.loss)
 
     def _deliver(self, packet: Packet, now: float) -> None:

@@ -21,7 +21,7 @@ import time
 from typing import Any
 
 from isthmus.emulate import namespaces
-from isthmus.emulate.queues import FLAGS, Queues, Route
+from isthmus.emulate.queues import FLAGS, Queues, RouteQueue
 
 __all__ = ["main"]
 
@@ -39,7 +39,7 @@ class _Hosts:
         self.queues = queues
         self.tuns: list[int] = []
         self._names: list[str] = []
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, RouteQueue] = {}
         self._single: set[int] = set()  # devices that hand over single packets
 
     def make(self, order: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ class _Hosts:
         for pair in order["routes"]:
             i, j = map(int, pair.split())
             address = bytes(map(int, order["hosts"][j]["address"].split(".")))
-            self._routes[pair] = self.queues.ways[self.tuns[i]][address] = Route(self.tuns[j])
+            self._routes[pair] = self.queues.ways[self.tuns[i]][address] = RouteQueue(self.tuns[j])
         self.change(order)
 
     def change(self, order: dict[str, Any]) -> None:

@@ -17,14 +17,14 @@ from isthmus.cost.simulate import Played, Price, Shortage
 from isthmus.cost.timeline import LinkUse, timeline
 from isthmus.errors import NoPlanError, NoPlanYetError
 from isthmus.explain.group_talk import talk_of
-from isthmus.explain.what_if import Change, Place, Setting, ladders, roomier
+from isthmus.explain.what_if import Alternative, Culprit, PricedPlan, ladders, roomier
 from isthmus.plan.types import Outcome
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
 from isthmus.planners.schemes.all_schemes import SCHEMES
 from isthmus.units import format_bytes, format_seconds
 
-__all__ = ["Binding", "Explanation", "Part", "SchemeBinding", "WhatIf", "explain", "explain_schemes", "place_of"]
+__all__ = ["Binding", "Explanation", "SchemeBinding", "TimePart", "WhatIf", "explain", "explain_schemes", "place_of"]
 
 Listener = Callable[[str], None]  # what is being tried
 
@@ -40,11 +40,11 @@ _CARRIED = {
 }  # fmt: skip
 
 
-class Part(NamedTuple):
+class TimePart(NamedTuple):
     """Seconds of the step that one place takes in one way."""
 
     what: str  # cost.critical.What
-    place: Place
+    place: Culprit
     seconds: float
     kinds: Mapping[str, float]  # seconds by kind of task
 
@@ -72,7 +72,7 @@ class Explanation(NamedTuple):
     """All of it; `what_if` has the change that saves most first."""
 
     step_seconds: float
-    parts: tuple[Part, ...]
+    parts: tuple[TimePart, ...]
     binding: Binding
     what_if: tuple[WhatIf, ...]
 
@@ -85,7 +85,7 @@ class SchemeBinding(NamedTuple):
     why: str  # what takes its time
 
 
-def explain(given: Setting, listen: Listener = lambda text: None) -> Explanation:
+def explain(given: PricedPlan, listen: Listener = lambda text: None) -> Explanation:
     """Explain what limits the step time of a plan, and what would help."""
     price, played = given.price(), given.simulator.play(given.plan)
     parts = _parts(given, played)
@@ -116,37 +116,37 @@ def _scheme(problem: Problem, name: str, budget: float | None, listen: Listener)
         return SchemeBinding(Outcome(state="cannot run", reason=error.what), None, "")
     if choice.interrupted:
         raise KeyboardInterrupt
-    given = Setting(choice.plan, problem.cluster, {problem.job.name: problem.graph}, problem.profile)
+    given = PricedPlan(choice.plan, problem.cluster, {problem.job.name: problem.graph}, problem.profile)
     played = problem.simulator.play(choice.plan)
     parts = _parts(given, played)
     binding = _binding(parts, played, problem.cluster, choice.price)
     return SchemeBinding(choice.outcomes[name], binding, _why(parts, choice.price.step_seconds))
 
 
-def place_of(cluster: Cluster, where: str) -> Place:
+def place_of(cluster: Cluster, where: str) -> Culprit:
     """The place of a leg of the chain: `where` is a device, a host, or a resource of the fabric."""
     if where in cluster.devices:
-        return Place("device", (where,))
+        return Culprit("device", (where,))
     if where in cluster.hosts:
-        return Place("processor", (where,))
+        return Culprit("processor", (where,))
     a, _, b = where.removesuffix(" trunk").partition(" to ")
     if b and where.endswith(" trunk"):
-        return Place("trunk", next(link.between for link in cluster.links if set(link.between) == {a, b}))
+        return Culprit("trunk", next(link.between for link in cluster.links if set(link.between) == {a, b}))
     if b:
         link = cluster.link(a, b)
         assert link is not None
-        return Place("link", link.between)
+        return Culprit("link", link.between)
     name, _, what = where.partition(" ")
     if what.startswith("nic"):
-        return Place("nic", (name,))
-    return Place("bus" if what.startswith("bus") else "inside", (cluster.devices[name].host,))
+        return Culprit("nic", (name,))
+    return Culprit("bus" if what.startswith("bus") else "inside", (cluster.devices[name].host,))
 
 
-def _parts(given: Setting, played: Played) -> tuple[Part, ...]:
+def _parts(given: PricedPlan, played: Played) -> tuple[TimePart, ...]:
     """The chain added up, the largest part first; what tensor groups send while they compute is told as sending."""
-    found: dict[tuple[str, Place], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    found: dict[tuple[str, Culprit], dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
-    def add(what: str, place: Place, kind: str, seconds: float) -> None:
+    def add(what: str, place: Culprit, kind: str, seconds: float) -> None:
         found[what, place][kind] += seconds
 
     for leg in critical_path(played):
@@ -164,41 +164,41 @@ def _parts(given: Setting, played: Played) -> tuple[Part, ...]:
             del found[what, place]
             for kind, seconds in kinds.items():
                 add(what, merged[place], kind, seconds)
-    parts = [Part(what, place, sum(kinds.values()), dict(kinds)) for (what, place), kinds in found.items()]
+    parts = [TimePart(what, place, sum(kinds.values()), dict(kinds)) for (what, place), kinds in found.items()]
     return tuple(sorted((part for part in parts if part.seconds > 0.0), key=lambda part: -part.seconds))
 
 
-def _together(cluster: Cluster, seconds: Mapping[tuple[str, Place], float]) -> dict[Place, Place]:
+def _together(cluster: Cluster, seconds: Mapping[tuple[str, Culprit], float]) -> dict[Culprit, Culprit]:
     """Devices of one kind and region of which none takes half of their seconds: a long pipeline's, told as one."""
-    classes: dict[tuple[str, str], dict[Place, float]] = defaultdict(lambda: defaultdict(float))
+    classes: dict[tuple[str, str], dict[Culprit, float]] = defaultdict(lambda: defaultdict(float))
     for (_, place), spent in seconds.items():
         if place.sort == "device":
             device = cluster.devices[place.names[0]]
             classes[device.kind, cluster.hosts[device.host].region][place] += spent
-    merged: dict[Place, Place] = {}
+    merged: dict[Culprit, Culprit] = {}
     for members in classes.values():
         if max(members.values()) < sum(members.values()) / 2:
             largest = sorted(members, key=lambda place: -members[place])
-            merged |= dict.fromkeys(members, Place("device", tuple(place.names[0] for place in largest)))
+            merged |= dict.fromkeys(members, Culprit("device", tuple(place.names[0] for place in largest)))
     return merged
 
 
-def _by_place(parts: Sequence[Part]) -> dict[Place, list[Part]]:
+def _by_place(parts: Sequence[TimePart]) -> dict[Culprit, list[TimePart]]:
     """The parts of each place, that with most seconds first."""
-    found: dict[Place, list[Part]] = defaultdict(list)
+    found: dict[Culprit, list[TimePart]] = defaultdict(list)
     for part in parts:
         found[part.place].append(part)
     return dict(sorted(found.items(), key=lambda item: -_seconds(item[1])))
 
 
-def _seconds(parts: Sequence[Part]) -> float:
+def _seconds(parts: Sequence[TimePart]) -> float:
     return sum(part.seconds for part in parts)
 
 
 # What binds, in words.
 
 
-def _binding(parts: Sequence[Part], played: Played, cluster: Cluster, price: Price) -> Binding:
+def _binding(parts: Sequence[TimePart], played: Played, cluster: Cluster, price: Price) -> Binding:
     """Memory that is missing, or the place with most seconds."""
     if price.shortages:
         return _short_of(price.shortages, 0.0, "the plan does not fit")
@@ -212,17 +212,17 @@ def _binding(parts: Sequence[Part], played: Played, cluster: Cluster, price: Pri
     return Binding(place.sort, str(place), total, f"{text}; {format_bytes(used)} a step)" if used else f"{text})")
 
 
-def _spent(parts: Sequence[Part]) -> str:
+def _spent(parts: Sequence[TimePart]) -> str:
     """`1.2 s sending gradients, 300 ms latency`."""
     return ", ".join(f"{format_seconds(part.seconds)} {_doing(part)}" for part in parts)
 
 
-def _doing(part: Part) -> str:
+def _doing(part: TimePart) -> str:
     kind = max(part.kinds, key=lambda name: part.kinds[name])
     return f"sending {_CARRIED.get(kind, kind)}" if part.what == "sending" else part.what
 
 
-def _why(parts: Sequence[Part], step: float) -> str:
+def _why(parts: Sequence[TimePart], step: float) -> str:
     """The places that take most of a step: `link a - b 61 % (sending gradients, latency), ...`."""
     told, words = 0.0, []
     for place, own in list(_by_place(parts).items())[:_TOLD]:
@@ -239,7 +239,7 @@ def _percent(part: float) -> str:
     return f"{100 * part:.0f} %"
 
 
-def _use(cluster: Cluster, place: Place, links: Sequence[LinkUse]) -> float:
+def _use(cluster: Cluster, place: Culprit, links: Sequence[LinkUse]) -> float:
     """Bytes a step over a place, both ways."""
     return sum(link.bytes for link in links if place_of(cluster, link.name) == place)
 
@@ -261,7 +261,7 @@ def _way(price: Price, best: WhatIf) -> str:
 
 
 def _machines(
-    given: Setting, price: Price, played: Played, parts: Sequence[Part], listen: Listener
+    given: PricedPlan, price: Price, played: Played, parts: Sequence[TimePart], listen: Listener
 ) -> Iterator[WhatIf]:
     """Faster devices and links at the places that take most of the step."""
     names, tried = played.fabric.devices, set[str]()
@@ -276,7 +276,7 @@ def _machines(
 
 
 def _climbed(
-    place: Place, ladder: Sequence[Change], price: Price, total: float, tried: set[str], listen: Listener
+    place: Culprit, ladder: Sequence[Alternative], price: Price, total: float, tried: set[str], listen: Listener
 ) -> Iterator[WhatIf]:
     """The changes that save something, up to one that was tried; wider ones only where narrower ones save little."""
     told = _LEAST * price.step_seconds / _MORE
@@ -294,7 +294,7 @@ def _climbed(
             return
 
 
-def _memory(given: Setting, price: Price, listen: Listener) -> Iterator[tuple[WhatIf, tuple[Shortage, ...]]]:
+def _memory(given: PricedPlan, price: Price, listen: Listener) -> Iterator[tuple[WhatIf, tuple[Shortage, ...]]]:
     """Ways to do the same that need more memory and are faster, with what they lack."""
     for words, other in roomier(given):
         listen(words)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.compute import Group
 from isthmus.cost.plan_arrays import group_of
-from isthmus.explain.what_if import Place, Setting
+from isthmus.explain.what_if import Culprit, PricedPlan
 from isthmus.plan.types import Pipeline, Replica, Stage
 
 __all__ = ["Talk", "talk_of"]
@@ -23,12 +23,12 @@ class Talk(NamedTuple):
     """Parts of a group's computing that are messages, and the places that hold them up."""
 
     sending: float
-    narrowest: Place
+    narrowest: Culprit
     latency: float
-    longest: Place
+    longest: Culprit
 
 
-def talk_of(given: Setting, device: str) -> Talk | None:
+def talk_of(given: PricedPlan, device: str) -> Talk | None:
     """Return how much messages slow the tensor group whose first device this is, and where; None where it is none."""
     found = [(part, stage, replica) for part, stage, replica in _replicas(given) if replica.devices[0] == device]
     if not found or len(found[0][2].devices) == 1:
@@ -56,7 +56,7 @@ def talk_of(given: Setting, device: str) -> Talk | None:
     )
 
 
-def _replicas(given: Setting) -> Iterator[tuple[Pipeline, Stage, Replica]]:
+def _replicas(given: PricedPlan) -> Iterator[tuple[Pipeline, Stage, Replica]]:
     for part in given.plan.parts:
         if isinstance(part, Pipeline):
             yield from ((part, stage, replica) for stage in part.stages for replica in stage.replicas)
@@ -66,14 +66,14 @@ def _ring(replica: Replica) -> Iterator[tuple[str, str]]:
     return zip(replica.devices, (*replica.devices[1:], replica.devices[0]), strict=True)
 
 
-def _hop(cluster: Cluster, a: str, b: str) -> tuple[float, float, Place]:
+def _hop(cluster: Cluster, a: str, b: str) -> tuple[float, float, Culprit]:
     """Bandwidth and latency between two devices, and whose those are."""
     host, other = cluster.host_of(a), cluster.host_of(b)
     link = cluster.link(host.name, other.name) if host.name != other.name else None
     if link is None:
-        return host.bandwidth, host.latency, Place("inside", (host.name,))
-    return link.bandwidth, link.latency, Place("link", link.between)
+        return host.bandwidth, host.latency, Culprit("inside", (host.name,))
+    return link.bandwidth, link.latency, Culprit("link", link.between)
 
 
-def _latency(hop: tuple[float, float, Place]) -> float:
+def _latency(hop: tuple[float, float, Culprit]) -> float:
     return hop[1]

@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from isthmus.cluster.spec import Cluster, Host, Link
-from isthmus.explain.what_if import Place
+from isthmus.explain.what_if import Culprit
 from isthmus.units import BytesPerSecond, Seconds, format_bit_rate, format_seconds
 
 __all__ = ["FasterLinks", "LinkChange", "NewLinks"]
@@ -81,7 +81,7 @@ class FasterLinks:
 
     def _words(self, link: Link, factor: int) -> str:
         new = self._link(link, factor)
-        words = f"{Place('link', link.between)} at {format_bit_rate(new.bandwidth)}"
+        words = f"{Culprit('link', link.between)} at {format_bit_rate(new.bandwidth)}"
         words += f" instead of {format_bit_rate(link.bandwidth)}"
         if self.latency:
             words += f", {format_seconds(new.latency)} instead of {format_seconds(link.latency)} one way"
@@ -124,7 +124,7 @@ class NewLinks:
 
     def _words(self, link: Link) -> str:
         figures = f"of {format_bit_rate(link.bandwidth)}, {format_seconds(link.latency)} one way"
-        return f"new {Place('link', link.between)} {figures}"
+        return f"new {Culprit('link', link.between)} {figures}"
 
 
 def _widened(cluster: Cluster, names: set[str], widest: float) -> dict[str, Host]:

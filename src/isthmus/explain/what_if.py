@@ -24,12 +24,12 @@ from isthmus.plan.types import Pipeline, Plan, Pool, Stage
 from isthmus.plan.validate import check
 from isthmus.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, format_bandwidth, format_seconds
 
-__all__ = ["Change", "Place", "Setting", "ladders", "roomier", "swapped"]
+__all__ = ["Alternative", "Culprit", "PricedPlan", "ladders", "roomier", "swapped"]
 
 Sort = Literal["device", "processor", "link", "trunk", "nic", "bus", "inside"]
 
 
-class Place(NamedTuple):
+class Culprit(NamedTuple):
     """Something of a cluster that can hold a step up: a device, or what one line of the cluster file gives.
 
     `names`: the devices (several where equal ones take turns), the host, or the two ends of the link.
@@ -49,7 +49,7 @@ class Place(NamedTuple):
         return {"inside": "links inside ", **words}.get(self.sort, f"{self.sort} ") + ends
 
 
-class Setting(NamedTuple):
+class PricedPlan(NamedTuple):
     """A plan and all that its price depends on."""
 
     plan: Plan
@@ -67,15 +67,17 @@ class Setting(NamedTuple):
         return self.simulator.price(self.plan)
 
 
-class Change(NamedTuple):
+class Alternative(NamedTuple):
     """Something else, in words, and how to make it."""
 
     words: str
-    made: Callable[[], Setting]
+    made: Callable[[], PricedPlan]
     wide: bool = False  # whether it is more than what is at one place
 
 
-def ladders(given: Setting, place: Place, what: Collection[str], members: Sequence[str]) -> Iterator[list[Change]]:
+def ladders(
+    given: PricedPlan, place: Culprit, what: Collection[str], members: Sequence[str]
+) -> Iterator[list[Alternative]]:
     """Yield what may help where the step does `what`; `members`: its devices and all that act as one with them."""
     if place.sort == "device":
         yield _faster_devices(given, place, members)
@@ -91,7 +93,7 @@ def ladders(given: Setting, place: Place, what: Collection[str], members: Sequen
 # Devices.
 
 
-def _faster_devices(given: Setting, place: Place, members: Sequence[str]) -> list[Change]:
+def _faster_devices(given: PricedPlan, place: Culprit, members: Sequence[str]) -> list[Alternative]:
     """Those devices, all of their kind, all; the narrower words where these are the same."""
     kind = given.cluster.devices[members[0]].kind
     alike = [name for name, each in given.cluster.devices.items() if each.kind == kind]
@@ -104,13 +106,13 @@ def _faster_devices(given: Setting, place: Place, members: Sequence[str]) -> lis
     sizes = [len(devices) for devices in rungs.values()]
     wider = [index == 0 or sizes[index - 1] < size for index, size in enumerate(sizes)]
     return [
-        Change(words, partial(_twice, given, devices), devices is not members)
+        Alternative(words, partial(_twice, given, devices), devices is not members)
         for (words, devices), new in zip(rungs.items(), wider, strict=True)
         if new
     ]
 
 
-def _twice(given: Setting, devices: Collection[str]) -> Setting:
+def _twice(given: PricedPlan, devices: Collection[str]) -> PricedPlan:
     """Those devices compute, and use their memory, twice as fast; how much of it there is, is not the question."""
     for name in dict.fromkeys(given.cluster.devices[device].kind for device in devices):
         kind = given.cluster.kinds[name]
@@ -147,7 +149,7 @@ def _sped_up(profile: Profile | None, kind: str, faster: str) -> Profile | None:
     return replace(profile, blocks=profile.blocks + blocks, devices=profile.devices + devices)
 
 
-def _fastest_kind(given: Setting, place: Place, members: Sequence[str]) -> list[Change]:
+def _fastest_kind(given: PricedPlan, place: Culprit, members: Sequence[str]) -> list[Alternative]:
     """The cluster's fastest kind, if that is another."""
     device, own = members[0], given.cluster.devices[members[0]].kind
     job = next(job for job in _jobs(given.plan) if device in job[0])
@@ -158,7 +160,7 @@ def _fastest_kind(given: Setting, place: Place, members: Sequence[str]) -> list[
     if seconds[best] >= seconds[own]:
         return []
     words = f"{best} instead of {device}" if len(members) == 1 else f"{len(members)} {best} instead of {own}, {place}"
-    return [Change(words, lambda: swapped(given, members, given.cluster.kinds[best])[0])]
+    return [Alternative(words, lambda: swapped(given, members, given.cluster.kinds[best])[0])]
 
 
 def _jobs(plan: Plan) -> Iterator[tuple[set[str], str, Any, bool]]:
@@ -172,7 +174,7 @@ def _jobs(plan: Plan) -> Iterator[tuple[set[str], str, Any, bool]]:
             yield devices | roots, part.job.name, part.precision, part.job.mixed
 
 
-def swapped(given: Setting, devices: Collection[str], kind: DeviceKind) -> tuple[Setting, dict[str, str]]:
+def swapped(given: PricedPlan, devices: Collection[str], kind: DeviceKind) -> tuple[PricedPlan, dict[str, str]]:
     """Those devices become others of a kind; and the new name of every device, as the index counts within a kind."""
     cluster, names = given.cluster, dict[str, str]()
     hosts = {name: Counter[str]() for name in cluster.hosts}
@@ -214,30 +216,30 @@ def _renamed(plan: Plan, names: Mapping[str, str]) -> Plan:
 # Links and hosts.
 
 
-def _links(given: Setting, place: Place, what: Collection[str]) -> Iterator[list[Change]]:
+def _links(given: PricedPlan, place: Culprit, what: Collection[str]) -> Iterator[list[Alternative]]:
     link = next(link for link in given.cluster.links if link.between == place.names)
     if "sending" in what:
         rate = BytesPerSecond(2 * link.bandwidth)
         words = f"{place} at {format_bandwidth(rate)} instead of {format_bandwidth(link.bandwidth)}"
         wide = f"{place} and the nics there twice as fast"
         yield [
-            Change(words, lambda: _with_link(given, link, bandwidth=rate)),
-            Change(wide, lambda: _with_nics(_with_link(given, link, bandwidth=rate), place.names), wide=True),
+            Alternative(words, lambda: _with_link(given, link, bandwidth=rate)),
+            Alternative(wide, lambda: _with_nics(_with_link(given, link, bandwidth=rate), place.names), wide=True),
         ]
     if "latency" in what:
         wait = Seconds(link.latency / 2)
         words = f"{place} at {format_seconds(wait)} instead of {format_seconds(link.latency)} one way"
-        yield [Change(words, lambda: _with_link(given, link, latency=wait))]
+        yield [Alternative(words, lambda: _with_link(given, link, latency=wait))]
 
 
-def _trunk(given: Setting, place: Place) -> Change:
+def _trunk(given: PricedPlan, place: Culprit) -> Alternative:
     link = next(link for link in given.cluster.links if link.between == place.names)
     trunk = BytesPerSecond(link.trunk or 0.0)
     words = f"{place} at {format_bandwidth(2 * trunk)} instead of {format_bandwidth(trunk)}"
-    return Change(words, lambda: _with_link(given, link, trunk=BytesPerSecond(2 * trunk)))
+    return Alternative(words, lambda: _with_link(given, link, trunk=BytesPerSecond(2 * trunk)))
 
 
-def _with_link(given: Setting, link: Link, **fields: Any) -> Setting:
+def _with_link(given: PricedPlan, link: Link, **fields: Any) -> PricedPlan:
     """One link is another; nics that nobody gave still fill it (as in `cluster.load`)."""
     new = replace(link, **fields)
 
@@ -250,26 +252,28 @@ def _with_link(given: Setting, link: Link, **fields: Any) -> Setting:
     return given._replace(cluster=replace(given.cluster, links=links, hosts=hosts))
 
 
-def _with_nics(given: Setting, names: Collection[str]) -> Setting:
+def _with_nics(given: PricedPlan, names: Collection[str]) -> PricedPlan:
     return _with_hosts(given, "nic", [h.name for h in given.cluster.hosts.values() if {h.name, h.region} & {*names}])
 
 
 _FIELDS = {"nic": "nic", "bus": "bus", "inside": "bandwidth", "processor": "cores"}
 
 
-def _host_field(given: Setting, place: Place) -> list[Change]:
+def _host_field(given: PricedPlan, place: Culprit) -> list[Alternative]:
     """Twice of what a host has, and of what every host has."""
     field, (name,) = _FIELDS[place.sort], place.names
     value = getattr(given.cluster.hosts[name], field)
     old, new = (f"{v} cores" if field == "cores" else format_bandwidth(v) for v in (value, 2 * value))
     every = str(place).replace(name, "every host")
     return [
-        Change(f"{place} at {new} instead of {old}", lambda: _with_hosts(given, field, [name])),
-        Change(f"{every} at twice as much", lambda: _with_hosts(given, field, list(given.cluster.hosts)), wide=True),
+        Alternative(f"{place} at {new} instead of {old}", lambda: _with_hosts(given, field, [name])),
+        Alternative(
+            f"{every} at twice as much", lambda: _with_hosts(given, field, list(given.cluster.hosts)), wide=True
+        ),
     ]
 
 
-def _with_hosts(given: Setting, field: str, names: Collection[str]) -> Setting:
+def _with_hosts(given: PricedPlan, field: str, names: Collection[str]) -> PricedPlan:
     def doubled(host: Host) -> Host:
         down = {"down": BytesPerSecond(2 * host.nic_in)} if field == "nic" and host.nic_in != host.nic else {}
         return replace(host, **{field: 2 * getattr(host, field)}, **down)
@@ -281,7 +285,7 @@ def _with_hosts(given: Setting, field: str, names: Collection[str]) -> Setting:
 # Memory.
 
 
-def roomier(given: Setting) -> Iterator[tuple[str, Setting]]:
+def roomier(given: PricedPlan) -> Iterator[tuple[str, PricedPlan]]:
     """Ways to do the same that need more memory, each with how it is done, where the rules of plans allow them."""
     for words, way in _WAYS.items():
         parts = tuple(part if isinstance(part, Pool) else way(part) for part in given.plan.parts)

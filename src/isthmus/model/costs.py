@@ -18,11 +18,11 @@ from typing import Any
 
 from torch import fx
 
-from isthmus.model.flow import Flow
-from isthmus.model.torch_export import Line
+from isthmus.model.flow import TraceFlow
+from isthmus.model.torch_export import LinearSize
 from isthmus.model.trace import Op, Trace, Value, kind_of
 
-__all__ = ["Kept", "backward_flops", "forward_flops", "kept_by", "moved_by", "weights_moved_by"]
+__all__ = ["SavedTensor", "backward_flops", "forward_flops", "kept_by", "moved_by", "weights_moved_by"]
 
 Shape = tuple[int, ...]
 
@@ -99,7 +99,7 @@ def _node_flops(trace: Trace, node: fx.Node) -> float:
     if formula is None:
         return 0.0
     low, high = (formula(_shaped(trace, node.args, probe), trace.value(node).shapes[probe]) for probe in (0, 1))
-    return Line.through(trace.probes, low, high).slope
+    return LinearSize.through(trace.probes, low, high).slope
 
 
 def _shaped(trace: Trace, args: Any, probe: int) -> list[Any]:
@@ -111,7 +111,7 @@ def _shaped(trace: Trace, args: Any, probe: int) -> list[Any]:
     return list(fx.map_arg(args, shape))
 
 
-def backward_flops(trace: Trace, flow: Flow, op: Op) -> float:
+def backward_flops(trace: Trace, flow: TraceFlow, op: Op) -> float:
     """As much as forward for each of the two operands that needs a gradient; attention and nested graphs twice."""
     if not flow.grad[op.node]:
         return 0.0
@@ -135,7 +135,7 @@ def _operands(op: Op) -> list[fx.Node]:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedTensor:
     """A tensor kept for backward: `elements` per sample, of the memory that `root` stands for."""
 
     root: fx.Node | str
@@ -160,20 +160,20 @@ _MASKED = {"where", "masked_fill", "masked_scatter"}
 _RECURRENT_KEPT = {"lstm": 6.0, "gru": 5.0, "rnn_tanh": 1.0, "rnn_relu": 1.0}  # results, gates, cells per result
 
 
-def kept_by(trace: Trace, flow: Flow, op: Op) -> Iterator[Kept]:
+def kept_by(trace: Trace, flow: TraceFlow, op: Op) -> Iterator[SavedTensor]:
     """Yield what autograd keeps of one operation: tensors of the trace, then memory of the operation's own."""
     if op.node in flow.views or not flow.grad[op.node]:
         return
     kind = op.kind.rstrip("_") if op.mutates is not None else op.kind
     for node in _kept_tensors(trace, flow, op, kind):
         if flow.root[node] not in trace.attributes:
-            yield Kept(flow.root[node], node, _counted(trace.values[node]))
+            yield SavedTensor(flow.root[node], node, _counted(trace.values[node]))
     own = _own_memory(trace, op, kind)
     if own:
-        yield Kept(f"{op.node.name} keeps", op.node, own)
+        yield SavedTensor(f"{op.node.name} keeps", op.node, own)
 
 
-def _kept_tensors(trace: Trace, flow: Flow, op: Op, kind: str) -> list[fx.Node]:
+def _kept_tensors(trace: Trace, flow: TraceFlow, op: Op, kind: str) -> list[fx.Node]:
     tensors = [node for node in op.node.all_input_nodes if node in trace.values]
     if kind in _PRODUCTS:
         return _kept_operands(flow, op)
@@ -193,7 +193,7 @@ def _kept_tensors(trace: Trace, flow: Flow, op: Op, kind: str) -> list[fx.Node]:
     return [node for node in tensors if trace.value(node).floating or kind == "nll_loss"]
 
 
-def _kept_operands(flow: Flow, op: Op) -> list[fx.Node]:
+def _kept_operands(flow: TraceFlow, op: Op) -> list[fx.Node]:
     """Each operand of a product is kept where the other one needs a gradient."""
     operands = [node for node in _operands(op) if node in flow.grad]  # the others are numbers
     if len(operands) < 2:
@@ -229,7 +229,7 @@ def _counted(values: tuple[Value, ...]) -> float:
     return sum(value.size.slope * value.weight for value in values)
 
 
-def moved_by(trace: Trace, flow: Flow, op: Op) -> float:
+def moved_by(trace: Trace, flow: TraceFlow, op: Op) -> float:
     """Elements per sample read and written; an embedding reads only the rows it returns."""
     if op.node in flow.views:
         return 0.0
@@ -241,7 +241,7 @@ def _travels(trace: Trace, node: fx.Node) -> bool:
     return node in trace.values and node not in trace.attributes
 
 
-def weights_moved_by(trace: Trace, flow: Flow, op: Op) -> float:
+def weights_moved_by(trace: Trace, flow: TraceFlow, op: Op) -> float:
     """Parameter elements read, whatever the samples."""
     if op.node in flow.views or op.kind == "embedding":
         return 0.0

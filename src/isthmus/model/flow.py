@@ -19,7 +19,7 @@ from isthmus.model.samples.proof import State, prove
 from isthmus.model.samples.rules import SAMPLE_RULES
 from isthmus.model.trace import Op, Trace, Value, memory_root
 
-__all__ = ["Flow", "alias", "flow_of", "is_view"]
+__all__ = ["TraceFlow", "alias", "flow_of", "is_view"]
 
 _VIEWS = {
     "view", "_unsafe_view", "transpose", "permute", "unsqueeze", "squeeze", "expand", "slice", "select", "split",
@@ -37,7 +37,7 @@ _LINEAR = {"add", "sub", "neg", "mul", "div", "sum", "to", "_to_copy", "stack", 
 
 
 @dataclass(frozen=True, eq=False)
-class Flow:
+class TraceFlow:
     """Facts about each node of a trace, by node."""
 
     root: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -49,9 +49,9 @@ class Flow:
     mixing: dict[fx.Node, str] = field(default_factory=dict)  # what mixes samples, or may do so
 
 
-def flow_of(trace: Trace) -> Flow:
+def flow_of(trace: Trace) -> TraceFlow:
     """All facts, in passes over the operations in execution order."""
-    flow = Flow()
+    flow = TraceFlow()
     for node in (*trace.inputs, *trace.attributes):
         flow.root[node] = node
         flow.grad[node] = node in trace.attributes and trace.attributes[node].kind == "parameter"
@@ -65,7 +65,7 @@ def flow_of(trace: Trace) -> Flow:
     return flow
 
 
-def alias(trace: Trace, flow: Flow, op: Op) -> None:
+def alias(trace: Trace, flow: TraceFlow, op: Op) -> None:
     """Finds whose memory an operation's result shares."""
     source = op.mutates or (op.node.args[0] if op.node.args else None)
     shares = op.mutates is not None or is_view(trace, flow, op)
@@ -74,7 +74,7 @@ def alias(trace: Trace, flow: Flow, op: Op) -> None:
     flow.root[op.node] = flow.root[source] if shares and isinstance(source, fx.Node) else op.node
 
 
-def is_view(trace: Trace, flow: Flow, op: Op) -> bool:
+def is_view(trace: Trace, flow: TraceFlow, op: Op) -> bool:
     """Return whether an operation only looks at its first input's memory in another way."""
     source = op.node.args[0] if op.node.args else None
     if not isinstance(source, fx.Node) or source not in trace.values:
@@ -88,7 +88,7 @@ def is_view(trace: Trace, flow: Flow, op: Op) -> bool:
     return op.kind in _VIEWS
 
 
-def _after_attention(trace: Trace, flow: Flow, source: fx.Node) -> bool:
+def _after_attention(trace: Trace, flow: TraceFlow, source: fx.Node) -> bool:
     """Flash attention writes its result as (batch, position, head, width): joining the heads again copies nothing."""
     op = trace.op.get(flow.root[source])
     return op is not None and op.kind == "scaled_dot_product_attention"
@@ -105,7 +105,7 @@ def _viewable(source: Value, result: Value, kind: str) -> bool:
     return True
 
 
-def _needs_grad(trace: Trace, flow: Flow, op: Op) -> bool:
+def _needs_grad(trace: Trace, flow: TraceFlow, op: Op) -> bool:
     if op.kind in _NO_GRAD or not any(value.floating for value in op.values):
         return False
     if op.kind == "wrap_with_set_grad_enabled" and op.node.args[0] is False:
@@ -113,7 +113,7 @@ def _needs_grad(trace: Trace, flow: Flow, op: Op) -> bool:
     return any(flow.grad.get(source, False) for source in op.node.all_input_nodes)
 
 
-def _join(trace: Trace, flow: Flow, op: Op) -> None:
+def _join(trace: Trace, flow: TraceFlow, op: Op) -> None:
     """Record how the parts of a split batch become this operation's whole result."""
     sources = [node for node in op.node.all_input_nodes if node in trace.values and op.kind not in _FORMS]
     splits = {flow.split[node] for node in sources if node not in trace.attributes}
@@ -131,7 +131,7 @@ def _sums(op: Op) -> bool:
     return op.kind == "sum" or (op.kind in ("cross_entropy_loss", "nll_loss") and bool(reduction == 2))
 
 
-def _find_mixing(trace: Trace, flow: Flow) -> None:
+def _find_mixing(trace: Trace, flow: TraceFlow) -> None:
     """Batch statistics, by the operation's kind, and what is not proven to keep samples apart, by its line of code."""
     proven = prove(trace, SAMPLE_RULES)
     flow.samples.update(proven.states)
@@ -141,7 +141,7 @@ def _find_mixing(trace: Trace, flow: Flow) -> None:
             flow.mixing[op.node] = op.kind
 
 
-def _find_constants(trace: Trace, flow: Flow) -> None:
+def _find_constants(trace: Trace, flow: TraceFlow) -> None:
     """Grows the constants forward; a tensor that something not constant writes into is none, with all its readers."""
     banned: set[fx.Node] = set()
     state = {memory_root(op.mutates) for op in trace.ops if op.mutates is not None} & trace.attributes.keys()
@@ -158,7 +158,7 @@ def _find_constants(trace: Trace, flow: Flow) -> None:
         banned |= written
 
 
-def _is_constant(trace: Trace, flow: Flow, op: Op, state: set[fx.Node]) -> bool:
+def _is_constant(trace: Trace, flow: TraceFlow, op: Op, state: set[fx.Node]) -> bool:
     random = torch.Tag.nondeterministic_seeded in getattr(op.node.target, "tags", ())
     if op.parameters or random or not state.isdisjoint(op.node.all_input_nodes):
         return False

@@ -23,7 +23,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from isthmus.model.restored_state import kept_state
 
-__all__ = ["ChangedError", "Kept", "settled", "unchanged_by_calls"]
+__all__ = ["ChangedError", "HiddenState", "settled", "unchanged_by_calls"]
 
 _DEPTH = 3  # an attribute, a container in it, what that holds
 _HOOKS = {  # that transformers installs in the first call; they only collect results that somebody asked for
@@ -71,7 +71,7 @@ def _parts(value: Any) -> tuple[tuple[Any, Any], ...] | None:
     return tuple((part, None) for part in value) if isinstance(value, set) else None
 
 
-class Kept:
+class HiddenState:
     """What the modules of a model and Python's random numbers hold at one moment."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -119,10 +119,10 @@ def _computed(module: nn.Module) -> set[str]:
 @contextmanager
 def unchanged_by_calls(model: nn.Module) -> Iterator[None]:
     """Lets a model be called that changes nothing but tensors in place; any other ends with a ChangedError."""
-    before, called = Kept(model), []
+    before, called = HiddenState(model), []
 
     def begin(*_: Any) -> None:
-        called.append(Kept(model))
+        called.append(HiddenState(model))
 
     def end(*_: Any) -> None:
         if (name := called.pop().changed()) is not None:
@@ -143,7 +143,7 @@ def settled(model: nn.Module, called: Callable[[], object], exported: Callable[[
 
     If the first two calls do the same operations, and the second leaves everything as it found it, then all calls do.
     """
-    before = Kept(model)
+    before = HiddenState(model)
     try:
         with kept_state(model):
             first = exported()

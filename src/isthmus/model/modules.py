@@ -36,7 +36,7 @@ from isthmus.model.gradients import NoHooks
 from isthmus.model.graph import Block, BlockGraph, Tensor
 from isthmus.model.restored_state import kept_state
 from isthmus.model.samples.measured import measured_mixing
-from isthmus.model.torch_export import Example, Line, example_of, probes_of, training
+from isthmus.model.torch_export import Example, LinearSize, example_of, probes_of, training
 from isthmus.model.trace import tensors_of
 
 __all__ = ["ModuleCut", "cut_modules"]
@@ -297,7 +297,7 @@ def _block(
     low, high = meters
 
     def slope(what: str) -> float:
-        return Line.through(probes, getattr(low, what), getattr(high, what)).slope
+        return LinearSize.through(probes, getattr(low, what), getattr(high, what)).slope
 
     block = Block(
         name=run[0][0] or type(model).__name__,
@@ -339,11 +339,11 @@ def _input(index: int, tensor: torch.Tensor) -> Tensor:
 def _outputs(low: _Total, high: _Total, probes: tuple[int, int]) -> float:
     """Elements per sample of the first result with numbers, as `describe` counts them."""
     firsts = [[t.numel() for t in tensors_of(total.result) if t.is_floating_point()][:1] for total in (low, high)]
-    return Line.through(probes, sum(firsts[0]), sum(firsts[1])).slope
+    return LinearSize.through(probes, sum(firsts[0]), sum(firsts[1])).slope
 
 
 def _between(index: int, low: _Total, high: _Total, probes: tuple[int, int]) -> Tensor:
-    line = Line.through(probes, low.result.numel(), high.result.numel())
+    line = LinearSize.through(probes, low.result.numel(), high.result.numel())
     return Tensor(
         name=f"between{index}",
         source=index,

@@ -17,7 +17,7 @@ from isthmus.model.graph import BlockGraph
 from isthmus.model.modules import ModuleCut, cut_modules
 from isthmus.model.quiet import without_weight_warnings
 from isthmus.model.sections import Section, Sections, cut_trace
-from isthmus.model.torch_export import Example, Line, NotExportedError
+from isthmus.model.torch_export import Example, LinearSize, NotExportedError
 from isthmus.model.trace import Op, Trace, trace
 from isthmus.model.unreached import without_unreached
 
@@ -188,7 +188,7 @@ class Builder:
             return self.graph.node_copy(node, self.copy)
         if pair[0] == pair[1]:
             return int(pair[0])
-        line = Line.through(self.trace.probes, *pair)
+        line = LinearSize.through(self.trace.probes, *pair)
         scaled = self._local_batch()
         if line.slope != 1:
             scaled = self.graph.call_function(operator.mul, (scaled, int(line.slope)))

@@ -9,7 +9,7 @@ from torch import fx
 from isthmus.errors import ModelError
 from isthmus.model.blocks import Item, choose_blocks
 from isthmus.model.costs import backward_flops, forward_flops
-from isthmus.model.flow import Flow, flow_of
+from isthmus.model.flow import TraceFlow, flow_of
 from isthmus.model.samples.proof import Mixed, State, is_apart
 from isthmus.model.tensor_parallel.divide_pair import PairSplit, split_pairs
 from isthmus.model.tensor_parallel.linear_pairs import LinearUse, Pair, find_pairs, linear_uses
@@ -40,7 +40,7 @@ class Sections:
     """A whole cut, with everything that was found out on the way."""
 
     trace: Trace
-    flow: Flow
+    flow: TraceFlow
     uses: dict[fx.Node, LinearUse]
     splits: tuple[PairSplit, ...]  # what a tensor group can divide
     flops: dict[fx.Node, tuple[float, float]]  # forward, backward
@@ -91,7 +91,7 @@ def _owned(trace: Trace, main: list[Op]) -> dict[fx.Node, float]:
     return owned
 
 
-def _joins(trace: Trace, flow: Flow, pairs: list[Pair], splits: list[PairSplit]) -> list[list[fx.Node]]:
+def _joins(trace: Trace, flow: TraceFlow, pairs: list[Pair], splits: list[PairSplit]) -> list[list[fx.Node]]:
     """Return the groups of nodes that no cut may separate.
 
     Layer pairs and their weights, tuples and their items, memory and what writes it, and tensors whose samples do not
@@ -115,7 +115,7 @@ def _readers(trace: Trace, node: fx.Node) -> list[fx.Node]:
     return [user for user in node.users if user in trace.op]
 
 
-def _written_together(trace: Trace, flow: Flow, root: fx.Node) -> list[fx.Node]:
+def _written_together(trace: Trace, flow: TraceFlow, root: fx.Node) -> list[fx.Node]:
     """Names of a memory up to its last writer, and later readers of the earlier names: they see what was written."""
     sharing = [op for op in trace.ops if flow.root[op.node] is root]
     last = max(op.index for op in sharing if op.mutates is not None)
@@ -131,7 +131,7 @@ def _silent(trace: Trace, main: list[Op]) -> list[list[int]]:
     return [[i, i + 1 if i < last else i - 1] for i, op in enumerate(main) if op.node not in read and last > 0]
 
 
-def _sections(trace: Trace, flow: Flow, parts: list[list[Op]]) -> tuple[Section, ...]:
+def _sections(trace: Trace, flow: TraceFlow, parts: list[list[Op]]) -> tuple[Section, ...]:
     home = {op.node: index for index, part in enumerate(parts) for op in part}
     results = [node for node in trace.outputs if isinstance(node, fx.Node)]
     sections = []
@@ -150,7 +150,7 @@ def _sections(trace: Trace, flow: Flow, parts: list[list[Op]]) -> tuple[Section,
 
 
 def _taken(
-    trace: Trace, flow: Flow, part: list[Op], home: dict[fx.Node, int], index: int
+    trace: Trace, flow: TraceFlow, part: list[Op], home: dict[fx.Node, int], index: int
 ) -> tuple[list[fx.Node], list[Op]]:
     """Tensors that a part needs from outside, model inputs first, and the constants it computes for itself."""
     constants = _constants(trace, flow, [node for op in part for node in op.reads if node in flow.constant])
@@ -162,7 +162,7 @@ def _taken(
     return sorted(incoming, key=order.__getitem__), constants
 
 
-def _constants(trace: Trace, flow: Flow, wanted: list[fx.Node]) -> list[Op]:
+def _constants(trace: Trace, flow: TraceFlow, wanted: list[fx.Node]) -> list[Op]:
     """Constants with all they are computed from, and with everything that writes into them."""
     writers: dict[fx.Node, list[fx.Node]] = {}
     for node in flow.constant:

@@ -27,7 +27,18 @@ from isthmus.model.saved import read_graph, save_graph
 if TYPE_CHECKING:
     from isthmus.model.built import BuiltModel
 
-__all__ = ["Config", "Function", "Saved", "Source", "Zoo", "build", "load_graph", "parse", "read_graph", "save_graph"]
+__all__ = [
+    "Config",
+    "Function",
+    "SavedModel",
+    "Source",
+    "Zoo",
+    "build",
+    "load_graph",
+    "parse",
+    "read_graph",
+    "save_graph",
+]
 
 _FUNCTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.ASCII)
 _FORMS = "zoo:NAME, hf:CONFIG.json, package.module:function or a saved MODEL.json"
@@ -55,13 +66,13 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     function: str
 
 
-class Saved(msgspec.Struct, frozen=True, kw_only=True):
+class SavedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A file that holds a captured model."""
 
     path: Path
 
 
-Source = Zoo | Config | Function | Saved
+Source = Zoo | Config | Function | SavedModel
 
 
 def parse(spec: str) -> Source:
@@ -75,7 +86,7 @@ def parse(spec: str) -> Source:
     if match := _FUNCTION.fullmatch(spec):
         return Function(module=match[1], function=match[2])
     if spec.endswith(".json"):
-        return Saved(path=Path(spec))
+        return SavedModel(path=Path(spec))
     other = wrong_kind(spec, "model", error=ModelError, instead=_FORMS)
     if other is not None and spec not in zoo.names():
         raise other
@@ -96,7 +107,7 @@ def load_graph(
     `capturing` is called when it is captured.
     """
     source = parse(spec)
-    if isinstance(source, Saved):
+    if isinstance(source, SavedModel):
         return _read_saved(source.path, sequence)
     built = _on_meta(source, sequence) if isinstance(source, Function) or not cache else None
     key = _key(source, sequence, built) if cache else None
@@ -189,7 +200,7 @@ def _build(source: Source, sequence: int | None) -> BuiltModel:
             from isthmus.model import function
 
             return function.build(source.module, source.function, sequence)
-        case Saved(path=path):
+        case SavedModel(path=path):
             raise wrong_kind(path, "model", error=ModelError, instead=_CODE) or ModelError(
                 "A saved model has no code to build", where=str(path), next=f"Name the model's code: {_CODE}"
             )

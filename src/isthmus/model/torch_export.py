@@ -25,7 +25,7 @@ from isthmus.model.gradients import plain_gradients
 from isthmus.model.hidden_state import ChangedError, settled, unchanged_by_calls
 from isthmus.model.regions import open_regions
 
-__all__ = ["Example", "Exported", "Line", "NotExportedError", "example_of", "export_model", "probes_of"]
+__all__ = ["Example", "Exported", "LinearSize", "NotExportedError", "example_of", "export_model", "probes_of"]
 __all__ += ["training"]
 
 _HOMES = (PurePath(torch.__file__).parent, PurePath(__file__).parent)
@@ -51,14 +51,14 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Line:
+class LinearSize:
     """`slope * batch + fixed`."""
 
     slope: float
     fixed: float
 
     @classmethod
-    def through(cls, probes: tuple[int, int], low: float, high: float) -> Line:
+    def through(cls, probes: tuple[int, int], low: float, high: float) -> LinearSize:
         """The line through both sizes; a size that grows otherwise is taken as proportional to the batch."""
         slope = (high - low) / (probes[1] - probes[0])
         fixed = low - slope * probes[0]

@@ -15,7 +15,7 @@ from torch import fx, nn
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from isthmus.model.torch_export import Example, Exported, Line, NotExportedError, export_model
+from isthmus.model.torch_export import Example, Exported, LinearSize, NotExportedError, export_model
 
 __all__ = ["Attribute", "Op", "Trace", "Value", "arguments_of", "bound", "described", "kind_of", "tensors_of", "trace"]
 __all__ += ["memory_root", "written_by"]
@@ -42,7 +42,7 @@ class Value:
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     stride: tuple[int, ...]  # at the lower probe
     dtype: torch.dtype
-    size: Line
+    size: LinearSize
 
     @property
     def floating(self) -> bool:
@@ -262,7 +262,7 @@ class _Reader:
         pairs = [self.at_probes(size) for size in tensor.shape]
         stride = tuple(self.at_probes(size)[0] for size in tensor.stride())
         shapes = tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
-        size = Line.through(self.probes, *(float(torch.Size(s).numel()) for s in shapes))
+        size = LinearSize.through(self.probes, *(float(torch.Size(s).numel()) for s in shapes))
         return Value(shapes, stride, tensor.dtype, size)
 
     def _scalar(self, content: Any) -> tuple[float, float] | None:

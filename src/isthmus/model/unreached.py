@@ -16,7 +16,7 @@ from dataclasses import replace
 from torch import fx
 
 from isthmus.errors import ModelError
-from isthmus.model.flow import Flow, alias
+from isthmus.model.flow import TraceFlow, alias
 from isthmus.model.trace import Op, Trace
 
 __all__ = ["without_unreached"]
@@ -75,7 +75,7 @@ def _passes(op: Op) -> bool:
 
 def _families(trace: Trace) -> dict[fx.Node, fx.Node]:
     """Each node's family, named by its first node."""
-    flow, family = Flow(), {node: node for node in (*trace.inputs, *trace.attributes)}
+    flow, family = TraceFlow(), {node: node for node in (*trace.inputs, *trace.attributes)}
     flow.root.update(family)
     for op in trace.ops:
         alias(trace, flow, op)

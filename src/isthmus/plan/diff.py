@@ -1,8 +1,8 @@
 """What changes from one plan to the next: which parameters move where, how many bytes, and which settings differ.
 
-What a device must receive is what it will hold less what it holds (`plan.parameter_pieces`). Each missing piece comes from the
-nearest device that has it: same host, then same region, then anywhere, in the cluster's order. What no device of the
-cluster has is new: initialised, or read from a checkpoint. Gradients do not move.
+What a device must receive is what it will hold less what it holds (`plan.parameter_pieces`). Each missing piece comes
+from the nearest device that has it: same host, then same region, then anywhere, in the cluster's order. What no device
+of the cluster has is new: initialised, or read from a checkpoint. Gradients do not move.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from isthmus.plan.text import render_replica, render_schedule, render_stage, ren
 from isthmus.plan.types import Pipeline, Plan, Pool
 from isthmus.units import format_bytes
 
-__all__ = ["Change", "Diff", "Drop", "Move", "diff"]
+__all__ = ["Diff", "Drop", "Move", "SettingChange", "diff"]
 
 
 class _Frozen(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class Drop(_Frozen, frozen=True, kw_only=True):
     bytes: float
 
 
-class Change(_Frozen, frozen=True, kw_only=True):
+class SettingChange(_Frozen, frozen=True, kw_only=True):
     """A setting of a job that differs; None where one of the plans lacks it."""
 
     job: str
@@ -73,7 +73,7 @@ class Diff(_Frozen, frozen=True, kw_only=True):
 
     moves: tuple[Move, ...]
     drops: tuple[Drop, ...]
-    changes: tuple[Change, ...]
+    changes: tuple[SettingChange, ...]
 
     @property
     def moved_bytes(self) -> float:
@@ -178,12 +178,12 @@ def _drops(before: Pieces, after: Pieces, weights: Mapping[tuple[str, str], Weig
             yield Drop(device=device, job=job, parameter=name, weights=weight, state=state, bytes=size)
 
 
-def _changes(old: Plan, new: Plan) -> Iterator[Change]:
+def _changes(old: Plan, new: Plan) -> Iterator[SettingChange]:
     before, after = _settings(old), _settings(new)
     for job, what in dict.fromkeys([*before, *after]):
         one, other = before.get((job, what)), after.get((job, what))
         if one != other:
-            yield Change(job=job, what=what, old=one, new=other)
+            yield SettingChange(job=job, what=what, old=one, new=other)
 
 
 def _settings(plan: Plan) -> dict[tuple[str, str], str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-__all__ = ["POLICIES", "Candidate", "FirstCome", "LongestRemaining", "UnitPolicy"]
+__all__ = ["POLICIES", "FirstCome", "LongestRemaining", "ReadyJob", "UnitPolicy"]
 
 
-class Candidate(NamedTuple):
+class ReadyJob(NamedTuple):
     """A job whose next unit could run now."""
 
     job: int
@@ -20,14 +20,14 @@ class Candidate(NamedTuple):
 class UnitPolicy(Protocol):
     """Picks one of the candidates."""
 
-    def pick(self, candidates: Sequence[Candidate]) -> int:
+    def pick(self, candidates: Sequence[ReadyJob]) -> int:
         """The position of the chosen candidate."""
 
 
 class LongestRemaining:
     """The job with most work left (LRTF of Hydra); among equals the one whose data is on this device."""
 
-    def pick(self, candidates: Sequence[Candidate]) -> int:
+    def pick(self, candidates: Sequence[ReadyJob]) -> int:
         """The position of the chosen candidate."""
         return max(range(len(candidates)), key=lambda i: (candidates[i].remaining, candidates[i].here, -i))
 
@@ -35,7 +35,7 @@ class LongestRemaining:
 class FirstCome:
     """The job that has waited longest."""
 
-    def pick(self, candidates: Sequence[Candidate]) -> int:
+    def pick(self, candidates: Sequence[ReadyJob]) -> int:
         """The position of the chosen candidate."""
         return min(range(len(candidates)), key=lambda i: (candidates[i].ready, i))
 

@@ -22,7 +22,7 @@ from isthmus.planners.budget import Limits, Progress, Search, sound, usual_effor
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.notes import notes_on, unfinished_note
 from isthmus.planners.problem import Candidate, Problem
-from isthmus.planners.rounds import Asked, Found, Rounds
+from isthmus.planners.rounds import Asked, Rounds, SearchResult
 from isthmus.planners.schemes.all_schemes import SCHEMES
 from isthmus.planners.schemes.grid import Fix, parse_fix
 from isthmus.planners.schemes.plain_ddp import everywhere
@@ -142,7 +142,7 @@ def scheme_plans(problem: Problem, limits: Limits) -> list[Candidate]:
     return rounds.fitting() or rounds.fail()
 
 
-def _of_copies(problem: Problem, copies: Copies, asked: Asked, stop: Stop, effort: float) -> Found | None:
+def _of_copies(problem: Problem, copies: Copies, asked: Asked, stop: Stop, effort: float) -> SearchResult | None:
     """The same for a large cluster, by plans for a copy of it; None where none of them fits as a whole."""
     rounds = Rounds(copies.problem, asked, stop.part(_COPY_PART), _COPY_PART * effort)
     try:

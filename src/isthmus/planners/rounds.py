@@ -20,7 +20,7 @@ from typing import NamedTuple, NoReturn
 
 from isthmus.plan.types import Outcome
 from isthmus.planners.budget import Limits, Progress, Search
-from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.notes import missing_bytes, nothing_fits
 from isthmus.planners.problem import LARGE, Candidate, Problem
 from isthmus.planners.proposal import Idea
@@ -30,7 +30,7 @@ from isthmus.planners.schemes.scheme_search import SchemeSearch
 from isthmus.planners.search_planners import BEYOND
 from isthmus.planners.stop import Stop
 
-__all__ = ["Asked", "Found", "Rounds"]
+__all__ = ["Asked", "Rounds", "SearchResult"]
 
 _ALL = ("auto", "exact", "search", "learned")  # planners whose answer may be a scheme's plan
 _USUAL = ("auto", "split", "search", "learned")  # planners that the usual effort ends
@@ -70,7 +70,7 @@ class Asked(NamedTuple):
         return not self.limited and self.planner in _USUAL
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The best plan of every scheme that has one, and the planner's own under its name."""
 
     plans: Mapping[str, Candidate]
@@ -85,7 +85,7 @@ class Rounds:
 
     def __init__(self, problem: Problem, asked: Asked, stop: Stop, effort: float) -> None:
         self.problem, self.asked, self.stop, self.effort = problem, asked, stop, effort
-        self.room = Room(problem)
+        self.room = MemoryFit(problem)
         self.schemes: dict[str, SchemeSearch] = {}
         self.best: Candidate | None = None  # of the planner that goes beyond the schemes
         self.crowded = 0
@@ -102,7 +102,7 @@ class Rounds:
             for name in self.asked.names
         }
 
-    def find(self) -> Found:
+    def find(self) -> SearchResult:
         """Search to the end; raises NoPlanError if none of the plans that were asked for fits."""
         with self.problem.stopping(self.stop):
             for effort, thorough in self._efforts():
@@ -117,7 +117,7 @@ class Rounds:
             plans[self.asked.planner] = self.best
         if not any(name in plans for name in (*self.asked.wanted, self.asked.planner)):
             self.fail()
-        return Found(
+        return SearchResult(
             plans=plans,
             outcomes={name: self.schemes[name].outcome() for name in SCHEMES if name in self.schemes},
             spent=self.stopped or self.cut_short,

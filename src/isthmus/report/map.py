@@ -33,7 +33,7 @@ _Box = tuple[float, float, float, float]  # left, top, right, bottom
 _Curve = tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
 
 
-class Way(NamedTuple):
+class MapLink(NamedTuple):
     """What goes one way between two cards in a step."""
 
     bytes: float
@@ -47,7 +47,7 @@ class Edge(NamedTuple):
     ends: tuple[int, int]
     link: Link
     number: int  # links between them
-    ways: tuple[Way, Way]
+    ways: tuple[MapLink, MapLink]
 
     @property
     def load(self) -> float:
@@ -67,7 +67,7 @@ def edges_of(cluster: Cluster, cards: Sequence[Card], timeline: Timeline) -> lis
     if len(cards) == len(cluster.regions):
         of_region = {card.hosts[0].region: index for index, card in enumerate(cards)}
     ways = _ways(timeline, of_host, of_region)
-    nothing = Way(0.0, 0.0, None)
+    nothing = MapLink(0.0, 0.0, None)
     return [
         Edge((a, b), links[0], len(links), (ways.get((a, b), nothing), ways.get((b, a), nothing)))
         for (a, b), links in _links(cluster, cards, of_host, of_region).items()
@@ -88,9 +88,11 @@ def _links(
     return found
 
 
-def _ways(timeline: Timeline, of_host: Mapping[str, int], of_region: Mapping[str, int]) -> dict[tuple[int, int], Way]:
+def _ways(
+    timeline: Timeline, of_host: Mapping[str, int], of_region: Mapping[str, int]
+) -> dict[tuple[int, int], MapLink]:
     """Return what flows from card to card: bytes of all pairs of hosts, the highest load of a pair or of the trunk."""
-    found: dict[tuple[int, int], Way] = {}
+    found: dict[tuple[int, int], MapLink] = {}
     for use in timeline.links:
         source, _, target = use.name.partition(" to ")
         trunk = target.endswith(" trunk")
@@ -98,9 +100,9 @@ def _ways(timeline: Timeline, of_host: Mapping[str, int], of_region: Mapping[str
         a, b = numbers.get(source), numbers.get(target.removesuffix(" trunk"))
         if a is None or b is None:
             continue
-        before = found.get((a, b), Way(0.0, 0.0, None))
+        before = found.get((a, b), MapLink(0.0, 0.0, None))
         busiest = use if before.busiest is None or use.load > before.load else before.busiest
-        found[a, b] = Way(before.bytes + (0.0 if trunk else use.bytes), busiest.load, busiest)
+        found[a, b] = MapLink(before.bytes + (0.0 if trunk else use.bytes), busiest.load, busiest)
     return found
 
 
@@ -248,7 +250,7 @@ def _figures(edge: Edge) -> list[str]:
     return [f"{format_bandwidth(edge.link.bandwidth)} a pair of hosts{trunk}, {latency}", *several]
 
 
-def _way_lines(way: Way, words: str) -> list[str]:
+def _way_lines(way: MapLink, words: str) -> list[str]:
     if way.busiest is None:
         return [f"{words}: nothing"]
     capacity = format_bandwidth(way.busiest.capacity)

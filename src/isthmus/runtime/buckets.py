@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 
-from isthmus.runtime.checkpoint.extents import Cut
+from isthmus.runtime.checkpoint.extents import MemberCut
 from isthmus.runtime.comm.factors import Factors
-from isthmus.runtime.comm.syncs import Sync, piece_bounds
-from isthmus.runtime.comm.worker_threads import Lanes
-from isthmus.runtime.executor import Span
+from isthmus.runtime.comm.syncs import SyncMethod, piece_bounds
+from isthmus.runtime.comm.worker_threads import WorkerThreads
+from isthmus.runtime.executor import WorkSpan
 from isthmus.runtime.pace import Pace
 from isthmus.runtime.program import BucketSpec, Run
 
@@ -33,7 +33,7 @@ class Bucket:
     """One flat tensor of weights, one of gradients; parameters are views of them."""
 
     def __init__(
-        self, spec: BucketSpec, parameters: Mapping[str, nn.Parameter], device: str, cuts: Mapping[str, Cut],
+        self, spec: BucketSpec, parameters: Mapping[str, nn.Parameter], device: str, cuts: Mapping[str, MemberCut],
         initial: Mapping[str, Tensor],
     ) -> None:  # fmt: skip
         """`cuts`: what a member of a tensor group has of the parameters that are split.
@@ -41,7 +41,7 @@ class Bucket:
         `initial`: parameters in fp32 as the model began, where its own are rounded to 16 bits.
         """
         self.spec, self.names = spec, spec.parameters
-        self.sync: Sync | None = None  # whoever makes it needs the bucket's parameters in place
+        self.sync: SyncMethod | None = None  # whoever makes it needs the bucket's parameters in place
         self.parameters = [parameters[name] for name in spec.parameters]
         ends = list(accumulate(parameter.numel() for parameter in self.parameters))
         self.ranges = dict(zip(self.names, zip([0, *ends[:-1]], ends, strict=True), strict=True))
@@ -174,7 +174,7 @@ class Served:
     """A bucket that this worker adds up for others, without a part of its own."""
 
     number: int
-    sync: Sync
+    sync: SyncMethod
     elements: int
     dtype: torch.dtype
     device: torch.device
@@ -199,8 +199,8 @@ class Buckets:
         self._current: int | None = None
         self._passed: set[tuple[int, str]] = set()
         self._left: dict[int, int] = {}
-        self._lanes = Lanes()
-        self.spans: list[Span] | None = None
+        self._lanes = WorkerThreads()
+        self.spans: list[WorkSpan] | None = None
         for bucket in whole:
             for name, parameter in zip(bucket.names, bucket.parameters, strict=True) if bucket.sync is not None else ():
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -248,7 +248,7 @@ class Buckets:
         begin = perf_counter()
         work()
         if self.spans is not None:
-            self.spans.append(Span("sync", number, 0, begin, perf_counter()))
+            self.spans.append(WorkSpan("sync", number, 0, begin, perf_counter()))
 
     def wait(self) -> None:
         """Until all syncs of the step are done."""

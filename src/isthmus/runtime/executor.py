@@ -22,13 +22,13 @@ from isthmus.errors import ModelError
 from isthmus.model.runnable_blocks import Pieces
 from isthmus.model.torch_export import Example
 from isthmus.runtime.batch_statistics import unchanged
-from isthmus.runtime.comm.channel import Network
-from isthmus.runtime.comm.flows import Form, Inbox, Inflow, Key, Outflow, Part, cut, messages
+from isthmus.runtime.comm.channel import Channels
+from isthmus.runtime.comm.flows import FlowForm, FlowPart, Inbox, Inflow, Key, Outflow, cut, messages
 from isthmus.runtime.pace import Pace
 from isthmus.runtime.program import Action, Flow, Program, Run, samples_of_slice
 from isthmus.runtime.sample_check import ApartCheck
 
-__all__ = ["Executor", "Hooks", "Span", "Watch"]
+__all__ = ["Executor", "Hooks", "Watch", "WorkSpan"]
 
 Loss = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 
@@ -50,7 +50,7 @@ class Watch(Protocol):
 
 
 @dataclass
-class Span:
+class WorkSpan:
     """What a worker did from when to when, in seconds of its own clock."""
 
     what: str
@@ -111,7 +111,7 @@ class Executor:
         program: Program,
         pieces: Pieces,
         modules: Mapping[int, Sequence[nn.Module]],
-        network: Network,
+        network: Channels,
         device: torch.device,
         loss: Loss,
         hooks: Hooks,
@@ -120,7 +120,7 @@ class Executor:
         self.program, self.pieces, self.network, self.device = program, pieces, network, device
         self.loss, self.hooks = loss, hooks
         self.inbox = Inbox()
-        self.spans: list[Span] | None = None
+        self.spans: list[WorkSpan] | None = None
         self.seed = 1.0  # gradient of each loss
         self._saved: dict[tuple[int, int, int], _Saved] = {}
         self._apart = ApartCheck(program, pieces)
@@ -203,7 +203,7 @@ class Executor:
                 self._forward(tools, action.micro_batch, number, samples, get, sums)
             if self.spans is not None:
                 what = "backward" if action.backward else "forward"
-                self.spans.append(Span(what, tools.run.number, action.micro_batch, begin, perf_counter()))
+                self.spans.append(WorkSpan(what, tools.run.number, action.micro_batch, begin, perf_counter()))
         for tools in self._tools:
             for sender in (*tools.outputs, *tools.gradients):
                 sender.finish()
@@ -321,7 +321,7 @@ class Executor:
             for sender in tools.gradients:
                 sender.send(m, k, [gradients[name] for name in sender.flow.tensors], saved.lo, saved.hi)
 
-    def _stretches_back(self, tools: _Tools, saved: _Saved, parts: Sequence[Part]) -> dict[str, Tensor]:
+    def _stretches_back(self, tools: _Tools, saved: _Saved, parts: Sequence[FlowPart]) -> dict[str, Tensor]:
         """Backward of the stretches, last to first; gradients of all that they began with."""
         gradients: dict[str, Tensor] = {}
         for stretch in reversed(range(len(saved.stretches))):
@@ -347,7 +347,7 @@ class Executor:
                 gradients[name] = gradients[name] + own if name in gradients else own
         return gradients
 
-    def _joined(self, parts: Sequence[Part]) -> dict[str, Any]:
+    def _joined(self, parts: Sequence[FlowPart]) -> dict[str, Any]:
         """Whole tensors of a slice from the parts that came."""
         by_name: dict[str, list[Tensor]] = {}
         for part in parts:
@@ -364,7 +364,7 @@ class Executor:
         for inflow in tools.inflows:
             if inflow.back:
                 tensors = [outputs[name] for name in inflow.flow.tensors]
-                inflow.learn(Form.of(tensors, inflow.dims, samples))
+                inflow.learn(FlowForm.of(tensors, inflow.dims, samples))
 
     def close(self) -> None:
         """Ends the receiving threads."""
@@ -428,7 +428,7 @@ class _Local:
                     for name, tensor, dim in zip(self.flow.tensors, tensors, self.dims, strict=True)
                 }
                 key = (self.receiver.number, self.back, micro_batch, message.j)
-                self.inbox.put(key, Part(self.sender.number, message.lo, message.hi, message.lo == lo, parts))
+                self.inbox.put(key, FlowPart(self.sender.number, message.lo, message.hi, message.lo == lo, parts))
 
     def finish(self) -> None:
         """Nothing is under way."""
@@ -437,7 +437,7 @@ class _Local:
 _Sender = Outflow | _Local
 
 
-def _gradient(tensor: Tensor, dim: int, name: str, parts: Sequence[Part], lo: int, hi: int) -> Tensor:
+def _gradient(tensor: Tensor, dim: int, name: str, parts: Sequence[FlowPart], lo: int, hi: int) -> Tensor:
     """The sum of what the users of a tensor sent back for samples [lo, hi).
 
     A tensor without batch dimension gets the gradient of each user once: from the part that its slice begins with.

@@ -13,8 +13,8 @@ from torch.fx.node import map_aggregate
 from isthmus.model.runnable_blocks import Pieces
 from isthmus.model.tensor_parallel.member_blocks import ParameterSlice, shard_blocks
 from isthmus.runtime.batch_statistics import synchronised
-from isthmus.runtime.checkpoint.extents import Cut
-from isthmus.runtime.comm.channel import Network
+from isthmus.runtime.checkpoint.extents import MemberCut
+from isthmus.runtime.comm.channel import Channels
 from isthmus.runtime.comm.step_sums import Meeting
 from isthmus.runtime.pace import Pace
 from isthmus.runtime.program import Program, Run
@@ -30,11 +30,13 @@ class Placed:
     """Modules of each run (by its index in the program), what tensor groups cut, and what is random in every block."""
 
     modules: dict[int, list[nn.Module]]
-    cuts: dict[str, Cut]
+    cuts: dict[str, MemberCut]
     draws: list[Sequence[Draw]]
 
 
-def place(program: Program, pieces: Pieces, draws: Draws, network: Network, device: torch.device, pace: Pace) -> Placed:
+def place(
+    program: Program, pieces: Pieces, draws: Draws, network: Channels, device: torch.device, pace: Pace
+) -> Placed:
     """A worker's blocks, ready to run."""
     placed = Placed({}, {}, list(draws))
     for index, run in enumerate(program.runs):
@@ -53,14 +55,14 @@ def place(program: Program, pieces: Pieces, draws: Draws, network: Network, devi
 
 
 def _divided(
-    program: Program, pieces: Pieces, run: Run, network: Network, placed: Placed, pace: Pace
+    program: Program, pieces: Pieces, run: Run, network: Channels, placed: Placed, pace: Pace
 ) -> list[nn.Module]:
     """The run's blocks as this member of its tensor group computes them."""
     member, members = run.group.index(program.device), len(run.group)
     meeting = Meeting(f"{program.job.name} group {run.number}", run.group, program.device, network, pace)
     blocks = range(run.first, run.last + 1)
     shard = shard_blocks(pieces, member=member, members=members, blocks=blocks, reduce=meeting.sum)
-    placed.cuts |= {name: Cut.of(part) for name, part in shard.slices.items()}
+    placed.cuts |= {name: MemberCut.of(part) for name, part in shard.slices.items()}
     for block in blocks:
         placed.draws[block] = [
             replace(draw, split=_split(shard.random[draw.node])) if draw.node in shard.random else draw

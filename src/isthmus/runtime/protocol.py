@@ -21,14 +21,14 @@ __all__ = [
     "Failed",
     "Hello",
     "Measured",
-    "Order",
-    "Place",
     "Ready",
     "Saving",
     "Start",
+    "StepOrder",
     "Stepped",
     "Told",
     "Traffic",
+    "WorkerPlace",
     "Wrote",
 ]
 
@@ -43,7 +43,7 @@ class _Told(_Frozen, frozen=True, kw_only=True, tag_field="is", tag=str.lower):
     """Base of all that comes in a line of its own after the first; `is` names it."""
 
 
-class Order(_Frozen, frozen=True, kw_only=True):
+class StepOrder(_Frozen, frozen=True, kw_only=True):
     """What a worker is to do: steps [first, stop) of its program."""
 
     program: Program
@@ -57,7 +57,7 @@ class Order(_Frozen, frozen=True, kw_only=True):
     record: bool = False  # tell what was done when in the last step
 
 
-class Place(_Frozen, frozen=True, kw_only=True):
+class WorkerPlace(_Frozen, frozen=True, kw_only=True):
     """Where a worker runs, which its engine knows."""
 
     store: str  # a file in which workers find each other
@@ -73,8 +73,8 @@ class Place(_Frozen, frozen=True, kw_only=True):
 class Start(_Frozen, frozen=True, kw_only=True):
     """The first line."""
 
-    order: Order
-    place: Place
+    order: StepOrder
+    place: WorkerPlace
 
 
 class Clock(_Told, frozen=True, kw_only=True):

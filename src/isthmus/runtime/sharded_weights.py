@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from isthmus.runtime.buckets import Bucket, Buckets
-from isthmus.runtime.comm.channel import Channel, Network, Work
+from isthmus.runtime.comm.channel import Channel, Channels, Work
 from isthmus.runtime.comm.syncs import piece_bounds
-from isthmus.runtime.comm.worker_threads import Lanes
+from isthmus.runtime.comm.worker_threads import WorkerThreads
 from isthmus.runtime.program import Program, Run
 from isthmus.runtime.weight_turns import last_uses, turns
 
@@ -45,7 +45,7 @@ class Gatherer:
     def __init__(
         self,
         program: Program,
-        network: Network,
+        network: Channels,
         buckets: Sequence[Bucket],
         stretches: Sequence[Sequence[Sequence[str]]],
     ) -> None:
@@ -57,7 +57,7 @@ class Gatherer:
             (run.number, u) for r, run in enumerate(program.runs) for u in range(len(run.stretches)) if uses[r][u]
         }
         self._at = 0  # in that order
-        self._lanes = Lanes()
+        self._lanes = WorkerThreads()
         asked = Counter(number for at in range(len(self._order)) for number in self._coming(at))
         self._sets = {
             bucket.spec.number: _Set(program, network, bucket, asked[bucket.spec.number], self._lanes)
@@ -121,7 +121,7 @@ class Gatherer:
 class _Set:
     """One bucket's weights: asked for by this worker, and by the others."""
 
-    def __init__(self, program: Program, network: Network, bucket: Bucket, asked: int, lanes: Lanes) -> None:
+    def __init__(self, program: Program, network: Channels, bucket: Bucket, asked: int, lanes: WorkerThreads) -> None:
         """`asked`: how often this worker fetches them in a step."""
         self.bucket, members = bucket, bucket.spec.members
         self._bounds = {name: piece_bounds(bucket.weights.numel(), len(members), i) for i, name in enumerate(members)}

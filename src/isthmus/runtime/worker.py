@@ -14,14 +14,14 @@ from isthmus.cluster.spec import Precision
 from isthmus.model.runnable_blocks import Pieces
 from isthmus.model.torch_export import Example
 from isthmus.runtime.buckets import Bucket, Buckets, Served
-from isthmus.runtime.comm.channel import ChannelError, Network
-from isthmus.runtime.comm.factor_exchange import Line
+from isthmus.runtime.comm.channel import ChannelError, Channels
+from isthmus.runtime.comm.factor_exchange import TurnLine
 from isthmus.runtime.comm.factors import make_factors
 from isthmus.runtime.comm.relay import pass_on
-from isthmus.runtime.comm.syncs import Ring, Sync, make_sync
+from isthmus.runtime.comm.syncs import Ring, SyncMethod, make_sync
 from isthmus.runtime.comm.totals import Totals
 from isthmus.runtime.comm.unequal_groups import UnequalGroups
-from isthmus.runtime.executor import Executor, Hooks, Loss, Span
+from isthmus.runtime.executor import Executor, Hooks, Loss, WorkSpan
 from isthmus.runtime.optimizer import LossScale, Updater
 from isthmus.runtime.pace import Pace
 from isthmus.runtime.placed_blocks import Draws, Placed, place
@@ -54,7 +54,7 @@ class Worker:
         program: Program,
         pieces: Pieces,
         draws: Draws,
-        network: Network,
+        network: Channels,
         device: torch.device,
         loss: Loss,
         get: Get,
@@ -87,7 +87,7 @@ class Worker:
             for spec in program.buckets
             if spec.how is None or any(program.device in group for group in spec.groups)
         ]
-        lines: dict[int, Line] = {}
+        lines: dict[int, TurnLine] = {}
         for bucket in self.buckets:
             bucket.sync = self._sync(bucket.spec, placed, parameters, lines)
         used = {
@@ -108,8 +108,8 @@ class Worker:
         self._rest = pieces.rest if program.device == program.leader else {}
 
     def _sync(
-        self, spec: BucketSpec, placed: Placed, parameters: Mapping[str, nn.Parameter], lines: dict[int, Line]
-    ) -> Sync | None:
+        self, spec: BucketSpec, placed: Placed, parameters: Mapping[str, nn.Parameter], lines: dict[int, TurnLine]
+    ) -> SyncMethod | None:
         if len({len(group) for group in spec.groups}) > 1:
             return UnequalGroups(spec, self.program, self.network, self.graph, placed.cuts)
         sync = make_sync(spec, self.program, self.network)
@@ -205,7 +205,7 @@ class Worker:
         self.executor.spans, self._syncs.spans = [], []
 
     @property
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[WorkSpan]:
         """Return the spans of work done since `record` was called."""
         return [*(self.executor.spans or ()), *(self._syncs.spans or ())]
 

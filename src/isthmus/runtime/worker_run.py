@@ -22,8 +22,8 @@ from isthmus.runtime.checkpoint.manifest import SavedScale
 from isthmus.runtime.checkpoint.reading import open_checkpoint
 from isthmus.runtime.checkpoint.saving import Saver
 from isthmus.runtime.checkpoint.worker_state import load_state, saved_pieces
-from isthmus.runtime.comm.channel import Network
-from isthmus.runtime.data.sample_order import Order as SampleOrder
+from isthmus.runtime.comm.channel import Channels
+from isthmus.runtime.data.sample_order import SampleOrder as SampleOrder
 from isthmus.runtime.data.sources import open_samples
 from isthmus.runtime.loss import CheckedLoss, open_loss
 from isthmus.runtime.process_memory import keep_freed_memory, peak_bytes, share_freed_memory, start_peak
@@ -95,7 +95,7 @@ class Serving:
         pieces = cut_model(built.module, example, self.program, self.order.model, built.sequence, measure=False)
         samples = open_samples(job, built)
         self._numbers = SampleOrder(seed=job.seed, count=samples.count)
-        network = Network(
+        network = Channels(
             FileStore(self._place.store), self.program.device, interface=self._place.interface, nccl=self._place.nccl,
             ways=self.program.ways,
         )  # fmt: skip

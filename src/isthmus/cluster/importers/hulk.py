@@ -17,7 +17,7 @@ from typing import Any
 
 from isthmus.cluster.catalog import CATALOG
 from isthmus.cluster.importers.hulk_clean import Cleaned, clean
-from isthmus.cluster.importers.hulk_files import Machine, Machines, Row, city_medians, read_machines, read_rows
+from isthmus.cluster.importers.hulk_files import HulkMachine, Machines, Row, city_medians, read_machines, read_rows
 from isthmus.cluster.importers.result import Finding, Imported
 from isthmus.cluster.load import build_cluster
 from isthmus.errors import ClusterError
@@ -56,7 +56,7 @@ def import_hulk(
     )
 
 
-def _host(machine: Machine, where: str) -> dict[str, Any]:
+def _host(machine: HulkMachine, where: str) -> dict[str, Any]:
     kind = KINDS.get(machine.capability)
     if kind is None:
         raise ClusterError(
@@ -114,7 +114,7 @@ def _assumptions(machines: Machines, bandwidth: str | None) -> Iterator[Finding]
     )
 
 
-def _devices_memory(machine: Machine) -> float:
+def _devices_memory(machine: HulkMachine) -> float:
     kind = CATALOG[KINDS[machine.capability]]
     return max(1, round(machine.memory / kind.memory)) * kind.memory
 

@@ -14,14 +14,14 @@ from isthmus.errors import ClusterError
 from isthmus.files import NAME_RULE, is_name
 from isthmus.files.document import read_text
 
-__all__ = ["Machine", "Machines", "Row", "city_medians", "median", "read_machines", "read_rows"]
+__all__ = ["HulkMachine", "Machines", "Row", "city_medians", "median", "read_machines", "read_rows"]
 
 _LARGEST = 16 * 2**20  # bytes
 _HEAD = ["node", "City", "Capability", "Memory"]
 _ROW = re.compile(r"(?P<a>[0-9]{1,6})\s+(?P<b>[0-9]{1,6})\s+(?P<ms>[0-9]{1,9}(?:\.[0-9]{1,9})?)", re.ASCII)
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class HulkMachine(msgspec.Struct, frozen=True, kw_only=True):
     """One machine; `city` as it may name a region (`new-delhi`), `memory` in bytes, `row` as the file has it."""
 
     node: int
@@ -37,7 +37,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.city}-{self.node}"
 
 
-Machines = Mapping[int, Machine]
+Machines = Mapping[int, HulkMachine]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,13 +70,13 @@ def city_medians(rows: Sequence[Row], machines: Machines) -> dict[frozenset[str]
     return {cities: median(values) for cities, values in times.items()}
 
 
-def read_machines(path: str | Path) -> dict[int, Machine]:
+def read_machines(path: str | Path) -> dict[int, HulkMachine]:
     """Machines by number, in the order of the file."""
     lines = read_text(path, _LARGEST, ClusterError).splitlines()
     if not lines or [field.strip() for field in lines[0].split(",")] != _HEAD:
         found = repr(lines[0][:80]) if lines else "an empty file"
         raise ClusterError("this is not a file of machines", where=str(path), found=found, expected=",".join(_HEAD))
-    machines: dict[int, Machine] = {}
+    machines: dict[int, HulkMachine] = {}
     for number, line in enumerate(lines[1:], start=2):
         if not line.strip():
             continue
@@ -89,7 +89,7 @@ def read_machines(path: str | Path) -> dict[int, Machine]:
     return machines
 
 
-def _machine(line: str, where: str) -> Machine:
+def _machine(line: str, where: str) -> HulkMachine:
     fields = line.split(",")
     try:
         node, city, capability, memory = int(fields[0]), fields[1], float(fields[2]), float(fields[3])
@@ -102,7 +102,9 @@ def _machine(line: str, where: str) -> Machine:
     if not is_name(f"{name}-{node}"):
         raise ClusterError("a city cannot be named so", where=where, found=repr(city[:80]), expected=NAME_RULE)
     blank = city != city.strip()
-    return Machine(node=node, city=name, capability=capability, memory=memory * 1e9, row=line.rstrip("\r"), blank=blank)
+    return HulkMachine(
+        node=node, city=name, capability=capability, memory=memory * 1e9, row=line.rstrip("\r"), blank=blank
+    )
 
 
 def read_rows(path: str | Path, machines: Machines) -> list[Row]:

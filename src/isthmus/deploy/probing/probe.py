@@ -17,26 +17,26 @@ from isthmus.cluster.spec import TCP_PAYLOAD, Cluster
 from isthmus.deploy.probing.prober import (
     LONGEST,
     ROUND_TRIPS,
-    Clock,
-    Failed,
     Listen,
     Listening,
     Measure,
-    Measured,
     Order,
+    PairFailed,
+    PairMeasured,
     Read,
+    ReadClock,
     Told,
 )
 from isthmus.units import BytesPerSecond, Seconds
 
 __all__ = [
-    "Found",
     "Pair",
     "PairFound",
+    "ProbeResult",
     "ProbeSettings",
     "Probers",
     "Round",
-    "Shared",
+    "SharedCapacity",
     "expected_seconds",
     "host_pairs",
     "probe",
@@ -92,7 +92,7 @@ class PairFound:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
+class SharedCapacity:
     """What flows reach together, the lower way. `holds`: that is well below what they reach one by one."""
 
     rate: BytesPerSecond
@@ -100,14 +100,14 @@ class Shared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ProbeResult:
     """Pairs and what each reaches, or why it was not measured; trunks and nics where they were looked for."""
 
     pairs: Mapping[Pair, PairFound]
     failed: Mapping[Pair, str]
     lost: tuple[str, ...]
-    trunks: Mapping[Pair, Shared]  # by two regions, in the cluster's order
-    nics: Mapping[str, Shared]
+    trunks: Mapping[Pair, SharedCapacity]  # by two regions, in the cluster's order
+    nics: Mapping[str, SharedCapacity]
     seconds: float
 
 
@@ -169,7 +169,7 @@ def probe(
     schedule: Sequence[Round],
     settings: ProbeSettings,
     listen: Callable[[str, int, int, Round], None],
-) -> Found:
+) -> ProbeResult:
     """Measures round after round, then what flows share, if that is wanted.
 
     `listen` hears of every round: what it is for, how many of these are done and how many there are, its pairs.
@@ -182,15 +182,15 @@ def probe(
         results |= run.together(pairs, settings.seconds, settings.pings)
     alone = {pair: result for pair, result in results.items() if isinstance(result, PairFound)}
 
-    def shared(name: str, groups: Mapping[K, Round]) -> dict[K, Shared]:
-        rates: dict[K, Shared] = {}
+    def shared(name: str, groups: Mapping[K, Round]) -> dict[K, SharedCapacity]:
+        rates: dict[K, SharedCapacity] = {}
         for done, (what, pairs) in enumerate(groups.items()):
             listen(name, done, len(groups), pairs)
             if (rate := run.sharing(pairs, alone)) is not None:
                 rates[what] = rate
         return rates
 
-    return Found(
+    return ProbeResult(
         pairs=alone,
         failed={pair: result for pair, result in results.items() if isinstance(result, str)},
         trunks=shared("trunks", _trunks(cluster, alone)) if settings.trunks else {},
@@ -266,9 +266,9 @@ class _Run:
                     address = self._probers.addresses[b]
                     order = Measure(pair=number, address=address, port=port, seconds=seconds, pings=pings)
                     self._probers.tell(a, order)
-                case Measured(pair=number) if number in waiting:
+                case PairMeasured(pair=number) if number in waiting:
                     results[waiting.pop(number)] = _pair_found(told)
-                case Failed(pair=number, why=why) if number in waiting:
+                case PairFailed(pair=number, why=why) if number in waiting:
                     results[waiting.pop(number)] = why
                 case _:
                     pass  # of a pair that is over: the other end of one that failed
@@ -278,7 +278,7 @@ class _Run:
         """Those of the hosts that do not even say what their clock is at, which takes no measuring, are lost."""
         number = next(self._numbers)
         for host in asked:
-            self._probers.tell(host, Clock(number=number))
+            self._probers.tell(host, ReadClock(number=number))
         end = time.monotonic() + _SIGN_OF_LIFE
         while asked and (heard := self._probers.next(end - time.monotonic())) is not None:
             host, told = heard
@@ -288,7 +288,7 @@ class _Run:
                 asked.discard(host)
         self.lost |= dict.fromkeys(sorted(asked))
 
-    def sharing(self, pairs: Round, alone: Mapping[Pair, PairFound]) -> Shared | None:
+    def sharing(self, pairs: Round, alone: Mapping[Pair, PairFound]) -> SharedCapacity | None:
         """The pairs at the same time, all sending equally long; None where one fails."""
         single = [alone.get((a, b)) or _turned(alone[b, a]) for a, b in pairs]
         trip = 2 * max(one.latency_median for one in single)
@@ -298,10 +298,10 @@ class _Run:
             return None
         sums = [(sum(one.bandwidth[way] for one in joint), sum(one.bandwidth[way] for one in single)) for way in (0, 1)]
         held = [together for together, apart in sums if together < _WELL_BELOW * apart]
-        return Shared(rate=BytesPerSecond(min(held or [together for together, _ in sums])), holds=bool(held))
+        return SharedCapacity(rate=BytesPerSecond(min(held or [together for together, _ in sums])), holds=bool(held))
 
 
-def _pair_found(told: Measured) -> PairFound:
+def _pair_found(told: PairMeasured) -> PairFound:
     return PairFound(
         latency=Seconds(told.least / 2),
         latency_median=Seconds(told.median / 2),

@@ -14,7 +14,7 @@ import msgspec
 from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster, Host, Link
 from isthmus.cluster.write import cluster_yaml
-from isthmus.deploy.probing.probe import Found, Pair, PairFound, Shared, host_pairs
+from isthmus.deploy.probing.probe import Pair, PairFound, ProbeResult, SharedCapacity, host_pairs
 from isthmus.units import BytesPerSecond, Seconds, format_bandwidth, format_seconds, parse_bandwidth, parse_seconds
 
 __all__ = ["probed_cluster"]
@@ -24,7 +24,7 @@ _NEAR = 1e-4  # seconds; latencies that differ by less are too: processes that a
 _LISTED = 20  # pairs that a note names
 
 
-def probed_cluster(cluster: Cluster, found: Found) -> tuple[Cluster, list[str]]:
+def probed_cluster(cluster: Cluster, found: ProbeResult) -> tuple[Cluster, list[str]]:
     """The cluster as it would be loaded from its file, and what whoever uses it should know."""
     links = tuple(link for regions in _region_pairs(cluster) for link in _between_regions(cluster, found, regions))
     hosts = {name: _host(host, found) for name, host in cluster.hosts.items()}
@@ -42,7 +42,7 @@ def _region_pairs(cluster: Cluster) -> list[Pair]:
     return sorted(pairs, key=lambda pair: place.get(frozenset(pair), len(cluster.links)))
 
 
-def _between_regions(cluster: Cluster, found: Found, regions: Pair) -> Iterator[Link]:
+def _between_regions(cluster: Cluster, found: ProbeResult, regions: Pair) -> Iterator[Link]:
     """The links of two regions, or of one with itself: one for both where all pairs were measured and agree."""
     given = {frozenset(link.between): link for link in cluster.links}
     whole = given.get(frozenset(regions))
@@ -97,7 +97,9 @@ def _rate(value: float) -> BytesPerSecond:
     return parse_bandwidth(format_bandwidth(value))
 
 
-def _trunk(link: Link | None, shared: Shared | None, measured: Mapping[Pair, PairFound]) -> BytesPerSecond | None:
+def _trunk(
+    link: Link | None, shared: SharedCapacity | None, measured: Mapping[Pair, PairFound]
+) -> BytesPerSecond | None:
     """The trunk that was seen to hold flows back; else the file's, but not less than what came through."""
     if shared is not None and shared.holds:
         return _rate(shared.rate)
@@ -107,7 +109,7 @@ def _trunk(link: Link | None, shared: Shared | None, measured: Mapping[Pair, Pai
     return link.trunk if max(through, default=0.0) <= (1 + _ALIKE) * link.trunk else None
 
 
-def _host(host: Host, found: Found) -> Host:
+def _host(host: Host, found: ProbeResult) -> Host:
     """Its nic as it was seen to hold flows back; else the file's, but not less than what came through."""
     shared = found.nics.get(host.name)
     through = [pair.lower for names, pair in found.pairs.items() if host.name in names]
@@ -122,7 +124,7 @@ def _host(host: Host, found: Found) -> Host:
     return msgspec.structs.replace(host, nic=_rate(nic), down=down, imputed=host.imputed - {"nic"})
 
 
-def _notes(cluster: Cluster, found: Found) -> Iterator[str]:
+def _notes(cluster: Cluster, found: ProbeResult) -> Iterator[str]:
     """Yield notes on what differs by direction, was unsteady, or was not measured and why."""
     for (a, b), pair in found.pairs.items():
         if max(pair.bandwidth) > (1 + _ALIKE) * pair.lower:
@@ -154,7 +156,7 @@ def _listed(pairs: Sequence[Pair]) -> str:
     return shown if len(pairs) <= _LISTED else f"{shown} and {len(pairs) - _LISTED} more"
 
 
-def _shared_notes(cluster: Cluster, measured: Cluster, found: Found) -> Iterator[str]:
+def _shared_notes(cluster: Cluster, measured: Cluster, found: ProbeResult) -> Iterator[str]:
     """Trunks and nics: which were seen, and which stay as they were given."""
     seen = {frozenset(regions) for regions, shared in found.trunks.items() if shared.holds}
     trunks = {link.between: link.trunk for link in measured.links if link.trunk is not None}

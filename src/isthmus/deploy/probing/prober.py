@@ -30,28 +30,28 @@ from typing import Annotated
 
 import msgspec
 
-from isthmus.deploy.probing.sealed_lines import PATIENCE, Message, Sealed, arrivals, enter
+from isthmus.deploy.probing.sealed_lines import PATIENCE, Sealed, SealedMessage, arrivals, enter
 from isthmus.deploy.probing.sync_participants import Participants, Said, ToDo
 
 __all__ = [
     "LONGEST",
     "MEETING",
     "ROUND_TRIPS",
-    "Clock",
     "Dismiss",
     "End",
-    "Failed",
-    "Hello",
     "Listen",
     "Listening",
     "Measure",
-    "Measured",
     "Order",
+    "PairFailed",
+    "PairMeasured",
     "Pass",
-    "Passed",
+    "ProbeRelayed",
+    "ProberHello",
+    "ProberRefused",
     "Rate",
     "Read",
-    "Refused",
+    "ReadClock",
     "Told",
     "Welcome",
     "join",
@@ -74,30 +74,30 @@ _APART = 0.0005  # seconds between two points at least
 _UNSTEADY = 0.1  # the halves of the steady part differ by more than this part
 
 
-class Hello(Message, frozen=True, kw_only=True):
+class ProberHello(SealedMessage, frozen=True, kw_only=True):
     """Who joins, and at which address it will listen."""
 
     host: Annotated[str, msgspec.Meta(max_length=255)]
     address: Annotated[str, msgspec.Meta(max_length=255)]
 
 
-class Welcome(Message, frozen=True, kw_only=True):
+class Welcome(SealedMessage, frozen=True, kw_only=True):
     """It may take part."""
 
 
-class Refused(Message, frozen=True, kw_only=True):
+class ProberRefused(SealedMessage, frozen=True, kw_only=True):
     """It may not."""
 
     why: str
 
 
-class Listen(Message, frozen=True, kw_only=True):
+class Listen(SealedMessage, frozen=True, kw_only=True):
     """Be the b of this pair."""
 
     pair: int
 
 
-class Measure(Message, frozen=True, kw_only=True):
+class Measure(SealedMessage, frozen=True, kw_only=True):
     """Be the a of this pair; b listens there. `seconds`: of sending, each way, at least; `pings`: at most."""
 
     pair: int
@@ -107,28 +107,28 @@ class Measure(Message, frozen=True, kw_only=True):
     pings: Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
-class Clock(Message, frozen=True, kw_only=True):
+class ReadClock(SealedMessage, frozen=True, kw_only=True):
     """Say what your clock is at."""
 
     number: int
 
 
-class Pass(Message, frozen=True, kw_only=True):
+class Pass(SealedMessage, frozen=True, kw_only=True):
     """Pass an order on to a participant of this host."""
 
     slot: Annotated[int, msgspec.Meta(ge=0, lt=MOST_PARTICIPANTS)]
     order: ToDo
 
 
-class Dismiss(Message, frozen=True, kw_only=True):
+class Dismiss(SealedMessage, frozen=True, kw_only=True):
     """End the participants of this host."""
 
 
-class End(Message, frozen=True, kw_only=True):
+class End(SealedMessage, frozen=True, kw_only=True):
     """Nothing more is to be done."""
 
 
-class Listening(Message, frozen=True, kw_only=True):
+class Listening(SealedMessage, frozen=True, kw_only=True):
     """The b of a pair waits at this port for its a."""
 
     pair: int
@@ -142,7 +142,7 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     steady: bool
 
 
-class Measured(Message, frozen=True, kw_only=True):
+class PairMeasured(SealedMessage, frozen=True, kw_only=True):
     """What the a of a pair found: round trips in seconds, and what came through from a to b and back."""
 
     pair: int
@@ -152,58 +152,58 @@ class Measured(Message, frozen=True, kw_only=True):
     back: Rate
 
 
-class Failed(Message, frozen=True, kw_only=True):
+class PairFailed(SealedMessage, frozen=True, kw_only=True):
     """A pair could not be measured."""
 
     pair: int
     why: str
 
 
-class Read(Message, frozen=True, kw_only=True):
+class Read(SealedMessage, frozen=True, kw_only=True):
     """The clock, in seconds: that of `time.monotonic`, which is the same for all processes of a host."""
 
     number: int
     now: float
 
 
-class Passed(Message, frozen=True, kw_only=True):
+class ProbeRelayed(SealedMessage, frozen=True, kw_only=True):
     """What a participant of this host says."""
 
     slot: int
     said: Said
 
 
-class _Push(Message, frozen=True, kw_only=True):
+class _Push(SealedMessage, frozen=True, kw_only=True):
     """From a to b: bytes follow for so long, and are to be sent back for so long."""
 
     seconds: Annotated[float, msgspec.Meta(gt=0, le=LONGEST)]
 
 
-Order = Welcome | Refused | Listen | Measure | Clock | Pass | Dismiss | End
-Told = Hello | Listening | Measured | Failed | Read | Passed
+Order = Welcome | ProberRefused | Listen | Measure | ReadClock | Pass | Dismiss | End
+Told = ProberHello | Listening | PairMeasured | PairFailed | Read | ProbeRelayed
 
 
 def join(connection: socket.socket, token: bytes, host: str, address: str) -> Sealed:
     """Takes part under that name; PermissionError if the leader refuses."""
     line = enter(connection, token, MEETING)
-    line.send(Hello(host=host, address=address))
+    line.send(ProberHello(host=host, address=address))
     answer = line.receive(Order)
     if not isinstance(answer, Welcome):
-        why = answer.why if isinstance(answer, Refused) else "the leader has gone"
+        why = answer.why if isinstance(answer, ProberRefused) else "the leader has gone"
         raise PermissionError(why)
     return line
 
 
 def obey(line: Sealed, token: bytes, address: str) -> bool:
     """Does what the leader says; True at its End, False where it is gone before."""
-    participants = Participants(address, lambda slot, said: line.send(Passed(slot=slot, said=said)))
+    participants = Participants(address, lambda slot, said: line.send(ProbeRelayed(slot=slot, said=said)))
     with contextlib.ExitStack() as ends:
         ends.callback(participants.dismiss)
         while (order := line.receive(Order, timeout=None)) is not None:
             match order:
                 case Listen() | Measure():
                     threading.Thread(target=_take_part, args=(order, line, token, address), daemon=True).start()
-                case Clock(number=number):
+                case ReadClock(number=number):
                     line.send(Read(number=number, now=time.monotonic()))
                 case Pass(slot=slot, order=todo):
                     participants.pass_on(slot, todo)
@@ -222,7 +222,7 @@ def _take_part(order: Listen | Measure, line: Sealed, token: bytes, address: str
             else:
                 line.send(_measured(order, token, address))
         except (OSError, UnicodeError) as problem:  # UnicodeError: of an address that cannot be one
-            line.send(Failed(pair=order.pair, why=_reason(problem)))
+            line.send(PairFailed(pair=order.pair, why=_reason(problem)))
 
 
 def _reason(problem: Exception) -> str:
@@ -265,7 +265,7 @@ def _accepted(server: socket.socket, token: bytes, purpose: str) -> Sealed:
     raise TimeoutError
 
 
-def _measured(order: Measure, token: bytes, address: str) -> Measured:
+def _measured(order: Measure, token: bytes, address: str) -> PairMeasured:
     """The a of a pair."""
     place = (order.address, order.port)
     with socket.create_connection(place, timeout=PATIENCE, source_address=(address, 0)) as connection:
@@ -279,7 +279,7 @@ def _measured(order: Measure, token: bytes, address: str) -> Measured:
         if there is None:
             raise ConnectionError("the other host went away")
         back = _pull(peer, seconds)
-    return Measured(pair=order.pair, least=min(trips), median=statistics.median(trips), there=there, back=back)
+    return PairMeasured(pair=order.pair, least=min(trips), median=statistics.median(trips), there=there, back=back)
 
 
 def _prepare(connection: socket.socket) -> None:

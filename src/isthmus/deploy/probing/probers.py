@@ -17,7 +17,18 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from queue import Empty, SimpleQueue
 
-from isthmus.deploy.probing.prober import MEETING, End, Hello, Order, Refused, Told, Welcome, join, obey, server_at
+from isthmus.deploy.probing.prober import (
+    MEETING,
+    End,
+    Order,
+    ProberHello,
+    ProberRefused,
+    Told,
+    Welcome,
+    join,
+    obey,
+    server_at,
+)
 from isthmus.deploy.probing.sealed_lines import PATIENCE, Sealed, arrivals, greet
 from isthmus.errors import RunError
 
@@ -38,13 +49,13 @@ class Company:
 
     def welcome(self, line: Sealed, hosts: Collection[str]) -> str:
         """Lets the other end of the line take part, if it is one of the hosts; PermissionError if not."""
-        hello = line.receive(Hello)
+        hello = line.receive(ProberHello)
         if hello is None:
             raise ConnectionError("it has gone again")
         why = None if hello.host in hosts else f"no host of the cluster is named {hello.host!r}"
         why = f"host {hello.host!r} is here already" if hello.host in self.addresses else why
         if why is not None:
-            line.send(Refused(why=why))
+            line.send(ProberRefused(why=why))
             raise PermissionError(why)
         line.send(Welcome())
         self.addresses[hello.host], self._lines[hello.host] = hello.address, line

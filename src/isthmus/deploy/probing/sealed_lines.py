@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["PATIENCE", "Message", "Sealed", "arrivals", "enter", "greet"]
+__all__ = ["PATIENCE", "Sealed", "SealedMessage", "arrivals", "enter", "greet"]
 
 PATIENCE = 10.0  # seconds to wait for the other end's next bytes
 _LONGEST = 16_384  # bytes of a line
@@ -38,7 +38,9 @@ _ACCEPTING = 0.1  # seconds between two looks at whether anybody is still waited
 _SILENCE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}  # seconds, seconds, questions without answer
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="is", tag=str.lower):
+class SealedMessage(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="is", tag=str.lower
+):
     """Base of all that is told; `is` names it."""
 
 

@@ -17,10 +17,10 @@ import msgspec
 import torch
 from torch._C._distributed_c10d import Store
 
-from isthmus.deploy.probing.sync_participants import Enter, Entered, Entry, Reduce, Reduced, Said, ToDo, Trouble
+from isthmus.deploy.probing.sync_participants import Entered, JoinSync, Reduce, Reduced, Said, StoreEntry, ToDo, Trouble
 from isthmus.model.job import Job
-from isthmus.runtime.comm.channel import Network
-from isthmus.runtime.comm.syncs import Sync, make_sync
+from isthmus.runtime.comm.channel import Channels
+from isthmus.runtime.comm.syncs import SyncMethod, make_sync
 from isthmus.runtime.program import BucketSpec, Program
 
 __all__ = ["Participant", "main"]
@@ -40,7 +40,7 @@ class _Board(Store):
     def set(self, key: str, value: Any) -> None:
         """Told to all."""
         self.entries[key] = bytes(value)
-        self._participant.say(Entry(key=key, value=bytes(value)))
+        self._participant.say(StoreEntry(key=key, value=bytes(value)))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Return the entry, or `expected`: channels only ask, and never change an entry (see `runtime.channel`)."""
@@ -53,8 +53,8 @@ class Participant:
     def __init__(self, address: str, out: BinaryIO) -> None:
         self._address, self._out, self._saying = address, out, threading.Lock()
         self._board = _Board(self)
-        self._network: Network | None = None
-        self._syncs: dict[int, tuple[Sync, int]] = {}  # and how many members each has
+        self._network: Channels | None = None
+        self._syncs: dict[int, tuple[SyncMethod, int]] = {}  # and how many members each has
         self.orders: SimpleQueue[ToDo] = SimpleQueue()
 
     def say(self, said: Said) -> None:
@@ -67,22 +67,22 @@ class Participant:
         """Entries at once, other orders when they are next; the end of all at the end of the lines."""
         for line in lines:
             order: ToDo = msgspec.json.decode(line, type=ToDo)
-            if isinstance(order, Entry):
+            if isinstance(order, StoreEntry):
                 self._board.entries[order.key] = order.value
             else:
                 self.orders.put(order)
         os._exit(0)  # whatever it waits for
 
-    def obey(self, order: Enter | Reduce) -> None:
+    def obey(self, order: JoinSync | Reduce) -> None:
         """Does it, and says how that went."""
         try:
-            self.say(self._entered(order) if isinstance(order, Enter) else self._reduced(order))
+            self.say(self._entered(order) if isinstance(order, JoinSync) else self._reduced(order))
         except Exception as problem:
             self.say(Trouble(number=order.number, why=str(problem).partition("\n")[0] or type(problem).__name__))
 
-    def _entered(self, order: Enter) -> Entered:
+    def _entered(self, order: JoinSync) -> Entered:
         if self._network is None:
-            self._network = Network(self._board, order.me, hostname=self._address)
+            self._network = Channels(self._board, order.me, hostname=self._address)
         spec = BucketSpec(
             name="", number=order.number, how=order.how, parameters=(), members=order.members, regions=order.regions,
             root=order.root,
@@ -118,7 +118,7 @@ def main() -> int:
     threading.Thread(target=participant.hear, args=(sys.stdin.buffer,), daemon=True).start()
     while True:
         order = participant.orders.get()
-        assert not isinstance(order, Entry)
+        assert not isinstance(order, StoreEntry)
         participant.obey(order)
 
 

@@ -19,23 +19,34 @@ from typing import Annotated
 
 import msgspec
 
-from isthmus.deploy.probing.sealed_lines import Message
+from isthmus.deploy.probing.sealed_lines import SealedMessage
 from isthmus.model.profile import Collective
 
-__all__ = ["LARGEST", "Enter", "Entered", "Entry", "Participants", "Reduce", "Reduced", "Said", "ToDo", "Trouble"]
+__all__ = [
+    "LARGEST",
+    "Entered",
+    "JoinSync",
+    "Participants",
+    "Reduce",
+    "Reduced",
+    "Said",
+    "StoreEntry",
+    "ToDo",
+    "Trouble",
+]
 
 LARGEST = 64_000 * 4**5  # bytes of an all-reduce
 _COMMAND = (sys.executable, "-P", "-m", "isthmus.deploy.probing.sync_participant")  # -P: no file here hides a module
 
 
-class Entry(Message, frozen=True, kw_only=True):
+class StoreEntry(SealedMessage, frozen=True, kw_only=True):
     """What somebody put into the store."""
 
     key: str
     value: bytes
 
 
-class Enter(Message, frozen=True, kw_only=True):
+class JoinSync(SealedMessage, frozen=True, kw_only=True):
     """Connect for a sync of these members, as one of them."""
 
     number: int
@@ -46,7 +57,7 @@ class Enter(Message, frozen=True, kw_only=True):
     root: str | None
 
 
-class Reduce(Message, frozen=True, kw_only=True):
+class Reduce(SealedMessage, frozen=True, kw_only=True):
     """Make a tensor the sum over the members of a sync; `at`: when to begin, in seconds of this host's clock."""
 
     number: int
@@ -54,13 +65,13 @@ class Reduce(Message, frozen=True, kw_only=True):
     at: float
 
 
-class Entered(Message, frozen=True, kw_only=True):
+class Entered(SealedMessage, frozen=True, kw_only=True):
     """All its channels stand."""
 
     number: int
 
 
-class Reduced(Message, frozen=True, kw_only=True):
+class Reduced(SealedMessage, frozen=True, kw_only=True):
     """When it began and when it had the sum, in seconds of this host's clock."""
 
     number: int
@@ -68,15 +79,15 @@ class Reduced(Message, frozen=True, kw_only=True):
     end: float
 
 
-class Trouble(Message, frozen=True, kw_only=True):
+class Trouble(SealedMessage, frozen=True, kw_only=True):
     """A sync cannot go on."""
 
     number: int
     why: str
 
 
-ToDo = Entry | Enter | Reduce
-Said = Entry | Entered | Reduced | Trouble
+ToDo = StoreEntry | JoinSync | Reduce
+Said = StoreEntry | Entered | Reduced | Trouble
 
 
 class Participants:
@@ -115,7 +126,7 @@ class _Process:
 
     def tell(self, order: ToDo) -> None:
         """A line to the process."""
-        if not isinstance(order, Entry):
+        if not isinstance(order, StoreEntry):
             self._number = order.number
         with contextlib.suppress(BrokenPipeError):  # it is gone: `_read` sees that
             assert self._popen.stdin is not None

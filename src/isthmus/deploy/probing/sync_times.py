@@ -29,15 +29,24 @@ from typing import NamedTuple, TypeVar, get_args
 
 from isthmus.cluster.spec import Cluster
 from isthmus.deploy.probing.probe import Probers
-from isthmus.deploy.probing.prober import Clock, Dismiss, Pass, Passed, Read, Told
-from isthmus.deploy.probing.sync_participants import LARGEST, Enter, Entered, Entry, Reduce, Reduced, Said, Trouble
+from isthmus.deploy.probing.prober import Dismiss, Pass, ProbeRelayed, Read, ReadClock, Told
+from isthmus.deploy.probing.sync_participants import (
+    LARGEST,
+    Entered,
+    JoinSync,
+    Reduce,
+    Reduced,
+    Said,
+    StoreEntry,
+    Trouble,
+)
 from isthmus.model.profile import Collective, CollectiveTime
 
 __all__ = [
     "HOW",
     "SIZES",
     "Collectives",
-    "Measurement",
+    "SyncMeasurement",
     "collectives",
     "elapsed",
     "expected_seconds",
@@ -60,7 +69,7 @@ Hosts = tuple[str, ...]
 M = TypeVar("M", bound=Entered | Reduced)
 
 
-class Measurement(NamedTuple):
+class SyncMeasurement(NamedTuple):
     """One sync among hosts, one entry for each participant, in the order of the ring; the first serves."""
 
     how: Collective
@@ -92,22 +101,22 @@ def usual_sets(cluster: Cluster, hosts: Collection[str]) -> list[Hosts]:
     return list(dict.fromkeys(members for members in sets if len(members) > 1))
 
 
-def measurements(cluster: Cluster, sets: Iterable[Hosts]) -> list[Measurement]:
+def measurements(cluster: Cluster, sets: Iterable[Hosts]) -> list[SyncMeasurement]:
     """Return the measurements to make among these sets, in a cluster whose links were measured."""
     return [_measurement(cluster, how, hosts) for hosts in sets for how in HOW]
 
 
-def _measurement(cluster: Cluster, how: Collective, hosts: Hosts) -> Measurement:
+def _measurement(cluster: Cluster, how: Collective, hosts: Hosts) -> SyncMeasurement:
     apart = [pair for pair in _neighbours(cluster, how, hosts) if _hop(cluster, *pair) is None]
     if apart:
-        return Measurement(how, hosts, (), 0.0, f"no link between {' and '.join(apart[0])}")
+        return SyncMeasurement(how, hosts, (), 0.0, f"no link between {' and '.join(apart[0])}")
     if len(hosts) > MOST:
-        return Measurement(how, hosts, (), 0.0, f"more than {MOST} participants")
+        return SyncMeasurement(how, hosts, (), 0.0, f"more than {MOST} participants")
     times = {size: expected_seconds(cluster, how, hosts, size) for size in SIZES}
     sizes = tuple(size for size, seconds in times.items() if seconds <= LONGEST)
     cannot = None if sizes else f"the least of {SIZES[0]} bytes would take {times[SIZES[0]]:.0f} s"
     seconds = (1 + REPEATS) * sum(times[size] + _BETWEEN for size in sizes)
-    return Measurement(how, hosts, sizes, seconds, cannot)
+    return SyncMeasurement(how, hosts, sizes, seconds, cannot)
 
 
 def _hop(cluster: Cluster, a: str, b: str) -> tuple[float, float] | None:
@@ -183,8 +192,8 @@ def elapsed(times: Sequence[tuple[float, float]]) -> float:
 def collectives(
     cluster: Cluster,
     probers: Probers,
-    todo: Sequence[Measurement],
-    listen: Callable[[Measurement, int, int], None],
+    todo: Sequence[SyncMeasurement],
+    listen: Callable[[SyncMeasurement, int, int], None],
     lost: Collection[str] = (),
 ) -> Collectives:
     """Measures one after the other. `listen` hears of each: which, how many are done, how many there are."""
@@ -224,7 +233,7 @@ class _Run:
         self._cluster, self._probers, self._lost = cluster, probers, lost
         self._numbers = itertools.count(1)
 
-    def measured(self, one: Measurement) -> Iterator[CollectiveTime]:
+    def measured(self, one: SyncMeasurement) -> Iterator[CollectiveTime]:
         """Times of all sizes, as they are measured."""
         group = self._entered(one)
         root = one.hosts[0] if one.how == "server" else None
@@ -240,7 +249,7 @@ class _Run:
             if host not in self._lost:
                 self._probers.tell(host, Dismiss())
 
-    def _entered(self, one: Measurement) -> _Group:
+    def _entered(self, one: SyncMeasurement) -> _Group:
         """All connected."""
         group, slots = _Group(next(self._numbers)), Counter[str]()
         for host in one.hosts:
@@ -250,12 +259,12 @@ class _Run:
         regions = tuple(self._cluster.hosts[host].region for host in one.hosts)
         root = names[0] if one.how == "server" else None
         for me in names:
-            order = Enter(number=group.number, how=one.how, me=me, members=names, regions=regions, root=root)
+            order = JoinSync(number=group.number, how=one.how, me=me, members=names, regions=regions, root=root)
             self._tell(group, me, order)
         self._hear(group, Entered, _PATIENCE)
         return group
 
-    def _point(self, group: _Group, one: Measurement, size: int) -> float:
+    def _point(self, group: _Group, one: SyncMeasurement, size: int) -> float:
         """The median."""
         clocks = self._clocks(group)
         lead = max(trip for trip, _ in clocks.values()) + _LEAD
@@ -277,7 +286,7 @@ class _Run:
             number, asked = next(self._numbers), dict[str, float]()
             for host in group.hosts:
                 asked[host] = time.monotonic()
-                self._probers.tell(host, Clock(number=number))
+                self._probers.tell(host, ReadClock(number=number))
             end = time.monotonic() + _PATIENCE
             while asked:
                 host, told = self._next(group, end)
@@ -287,7 +296,7 @@ class _Run:
                     best[host] = min(best.get(host, read), read)
         return best
 
-    def _tell(self, group: _Group, member: str, order: Entry | Enter | Reduce) -> None:
+    def _tell(self, group: _Group, member: str, order: StoreEntry | JoinSync | Reduce) -> None:
         host, slot = group.members[member]
         self._probers.tell(host, Pass(slot=slot, order=order))
 
@@ -298,12 +307,12 @@ class _Run:
         end = time.monotonic() + patience
         while len(answers) < len(names):
             host, told = self._next(group, end)
-            if isinstance(told, Passed) and (host, told.slot) in names:
+            if isinstance(told, ProbeRelayed) and (host, told.slot) in names:
                 self._heard(group, names[host, told.slot], told.said, kind, answers)
         return answers
 
     def _heard(self, group: _Group, member: str, said: Said, kind: type[M], answers: dict[str, M]) -> None:
-        if isinstance(said, Entry):
+        if isinstance(said, StoreEntry):
             for other in group.members:
                 if other != member:
                     self._tell(group, other, said)

@@ -2,8 +2,8 @@
 
 A mixture of experts sorts the rows of all samples by expert, multiplies, and puts them back. It keeps them apart if
 
-1. the order is a permutation (`Order`), and rows are picked by it: row i of the result then belongs to the sample of
-   row order[i] (`Rows.order`);
+1. the order is a permutation (`SortOrder`), and rows are picked by it: row i of the result then belongs to the sample
+   of row order[i] (`Rows.order`);
 2. what happens to them in between is the same for every row, or is told by the row's own key: groups end where the
    sorted keys say (`Bounds`);
 3. they are put back by the inverse permutation of the same sort (`Inverse`).
@@ -25,11 +25,11 @@ from isthmus.model.samples.proof import (
     Free,
     Inverse,
     Listed,
-    Order,
     Position,
     Rows,
     Rule,
     Sorted,
+    SortOrder,
     State,
     Unproven,
 )
@@ -85,7 +85,7 @@ def _rows_picked(call: Call, state: Rows, given: list[Any], rank: int, at: int) 
     found: Rows
     if isinstance(by, Position) and by.per == state.per and state.order is None:
         found = Rows(by.dim + rank - call.rank_of(index), by.per)
-    elif isinstance(by, Order) and state.order is None and state.per * by.share == by.per and rank == 1:
+    elif isinstance(by, SortOrder) and state.order is None and state.per * by.share == by.per and rank == 1:
         found = Rows(0, by.per, by.sort)
     elif isinstance(by, Inverse) and state.order is by.sort and rank == 1:
         found = Rows(0, by.per)
@@ -178,7 +178,7 @@ def _picked_rank(call: Call, source: fx.Node, given: list[Any]) -> int:
 def _inverse(call: Call, source: fx.Node, given: list[Any], values: fx.Node) -> State | None:
     """`place[order] = arange(n)`: every place is written, as the order is a permutation."""
     order, numbers = call.state(given[0]), call.state(values)
-    if not (len(given) == 1 and isinstance(order, Order) and isinstance(numbers, Position)):
+    if not (len(given) == 1 and isinstance(order, SortOrder) and isinstance(numbers, Position)):
         return None
     fits = order.share == 1 and numbers == Position(0, order.per) and call.args.get("accumulate") in (False, None)
     if not fits or kind_of(source.target) not in ("empty_like", "zeros_like", "empty", "zeros"):
@@ -250,7 +250,7 @@ def sorts_rows(call: Call) -> State | list[State] | None:
     if call.kind not in ("sort", "argsort") or len(call.tensors) != 1:
         return None
     state = call.state(call.tensors[0])
-    if isinstance(state, Order):
+    if isinstance(state, SortOrder):
         if call.kind == "sort" or call.args.get("descending") or state.share != 1:
             raise Unproven
         return Inverse(state.sort, state.per)
@@ -258,7 +258,7 @@ def sorts_rows(call: Call) -> State | list[State] | None:
         return None
     if call.args.get("descending"):
         raise Unproven
-    order = Order(call.node, state.per)
+    order = SortOrder(call.node, state.per)
     return order if call.kind == "argsort" else [Sorted(call.node, state.per, state.below), order]
 
 

@@ -29,8 +29,8 @@ from torch.utils import _pytree as pytree
 from isthmus.model.graph import NORMS
 from isthmus.model.trace import Trace, Value, arguments_of, described, kind_of, memory_root, written_by
 
-__all__ = ["FREE", "MIXED", "Bounds", "Call", "Counts", "Free", "Inverse", "Listed", "Mixed", "Order", "Position"]
-__all__ += ["Rows", "Rule", "Samples", "Sorted", "State", "Unproven", "described", "is_apart", "nested", "prove"]
+__all__ = ["FREE", "MIXED", "Bounds", "Call", "Counts", "Free", "Inverse", "Listed", "Mixed", "Position", "SortOrder"]
+__all__ += ["Rows", "Rule", "SampleProof", "Sorted", "State", "Unproven", "described", "is_apart", "nested", "prove"]
 __all__ += ["rows_per_sample"]
 
 
@@ -101,7 +101,7 @@ class Sorted:
 
 
 @dataclass(frozen=True)
-class Order:
+class SortOrder:
     """For each place of a sort the row that stands there, of `per` a sample, divided by `share` (`row // share`)."""
 
     sort: fx.Node
@@ -141,13 +141,13 @@ class Listed:
     per: int
 
 
-State = Free | Mixed | Rows | Position | Sorted | Order | Inverse | Counts | Bounds | Listed
+State = Free | Mixed | Rows | Position | Sorted | SortOrder | Inverse | Counts | Bounds | Listed
 FREE, MIXED = Free(), Mixed()
 Rule = Callable[["Call"], State | Sequence[State]]
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class SampleProof:
     """The states of each node's results, and the operations that no rule proves, with their lines."""
 
     states: dict[fx.Node, tuple[State, ...]] = field(default_factory=dict)
@@ -159,9 +159,9 @@ def is_apart(states: Sequence[State]) -> bool:
     return all(isinstance(s, Free) or (isinstance(s, Rows) and s.order is None and s.outer == 1) for s in states)
 
 
-def prove(trace: Trace, rules: Mapping[str, Rule]) -> Samples:
+def prove(trace: Trace, rules: Mapping[str, Rule]) -> SampleProof:
     """The states of all operations, in execution order."""
-    samples = Samples()
+    samples = SampleProof()
     for node in trace.inputs:
         samples.states[node] = (Rows(0, 1),)
     for node in trace.attributes:
@@ -176,7 +176,7 @@ def prove(trace: Trace, rules: Mapping[str, Rule]) -> Samples:
 
 def nested(call: Call, graph: fx.GraphModule, given: Sequence[Any], rules: Mapping[str, Rule]) -> list[State]:
     """The states of what a nested graph gives, a region in another precision for example."""
-    inner, trace = Samples(), call.trace
+    inner, trace = SampleProof(), call.trace
     taken = graph.graph.find_nodes(op="placeholder")
     for node, source in zip(taken, given, strict=True):
         inner.states[node] = call.states(source) if source in trace.values else (FREE,)
@@ -246,7 +246,7 @@ def rows_per_sample(trace: Trace, value: Value, dim: int) -> int | None:
     return low // p if low % p == 0 and low // p * q == high and low >= p else None
 
 
-def _write(trace: Trace, samples: Samples, target: fx.Node, result: State) -> None:
+def _write(trace: Trace, samples: SampleProof, target: fx.Node, result: State) -> None:
     """Lets an operation write into memory that others see: what it writes must have the state of what was there."""
     root = memory_root(target)
     if root in trace.attributes:
@@ -272,7 +272,7 @@ def _overlaps(value: Value) -> bool:
     return any(size > 1 and step == 0 for size, step in zip(value.shapes[0], value.stride, strict=True))
 
 
-def _forget_values(samples: Samples, root: fx.Node) -> None:
+def _forget_values(samples: SampleProof, root: fx.Node) -> None:
     """Forgets what was known by the values of a memory: how large they are, and which rows they pick or sort."""
     names = {root, root.args[0]} if root.target is operator.getitem else {root}  # keys or order, of a sort
     for node, states in samples.states.items():
@@ -288,10 +288,10 @@ def _identity(state: State) -> fx.Node | None:
         return state.order
     if isinstance(state, Listed):
         return state.mask
-    return state.sort if isinstance(state, (Sorted, Order, Inverse, Counts, Bounds)) else None
+    return state.sort if isinstance(state, (Sorted, SortOrder, Inverse, Counts, Bounds)) else None
 
 
-def _spoil(trace: Trace, samples: Samples, target: fx.Node) -> None:
+def _spoil(trace: Trace, samples: SampleProof, target: fx.Node) -> None:
     """Forgets what was known of all tensors that may share memory with the target."""
     family = {target}
     for op in trace.ops:  # in execution order: views come after what they look at
@@ -307,7 +307,7 @@ def _spoil(trace: Trace, samples: Samples, target: fx.Node) -> None:
 class Call:
     """One operation as its rule sees it: its arguments by name, their states, and the shapes of its results."""
 
-    def __init__(self, trace: Trace, samples: Samples, node: fx.Node, values: tuple[Value, ...]) -> None:
+    def __init__(self, trace: Trace, samples: SampleProof, node: fx.Node, values: tuple[Value, ...]) -> None:
         self.trace, self.samples, self.node, self.values = trace, samples, node, values
         self.kind = kind_of(node.target)
         self.args: dict[str, Any] = arguments_of(node)

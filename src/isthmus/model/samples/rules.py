@@ -25,11 +25,11 @@ from isthmus.model.samples.proof import (
     Counts,
     Free,
     Listed,
-    Order,
     Position,
     Rows,
     Rule,
     Sorted,
+    SortOrder,
     State,
     Unproven,
     nested,
@@ -403,8 +403,8 @@ def _share(call: Call) -> State:
     """`floor_divide`: also of the rows that stand in each place of a sort, from copies of rows to the rows."""
     source, by = call.node.args[:2]
     state = call.state(source)
-    if isinstance(state, Order) and isinstance(by, int) and by > 0 and state.per % (state.share * by) == 0:
-        return Order(state.sort, state.per, state.share * by)
+    if isinstance(state, SortOrder) and isinstance(by, int) and by > 0 and state.per % (state.share * by) == 0:
+        return SortOrder(state.sort, state.per, state.share * by)
     return _pointwise(call)
 
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from isthmus.errors import ModelError
 from isthmus.model.sections import Section
 from isthmus.model.tensor_parallel.crossing import Enter, Leave
-from isthmus.model.tensor_parallel.division_rules import Part
+from isthmus.model.tensor_parallel.division_rules import DividedTensor
 from isthmus.model.trace import Trace, Value, tensors_of
 
 __all__ = ["prove"]
@@ -26,7 +26,7 @@ def prove(
     module: fx.GraphModule,
     trace: Trace,
     section: Section,
-    parts: dict[fx.Node, tuple[Part, ...]],
+    parts: dict[fx.Node, tuple[DividedTensor, ...]],
     copies: dict[fx.Node, Any],
     members: int,
 ) -> None:
@@ -47,7 +47,7 @@ def prove(
         _Blank(module, widths, expected).start(inputs, probe, section)
 
 
-def _divided(shape: Shape, part: Part | None, members: int) -> Shape:
+def _divided(shape: Shape, part: DividedTensor | None, members: int) -> Shape:
     return tuple(size // members if part and dim == part.dim else size for dim, size in enumerate(shape))
 
 

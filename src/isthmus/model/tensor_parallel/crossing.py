@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from isthmus.model.tensor_parallel.member_slices import ParameterSlice
 
-__all__ = ["Cut", "Enter", "Leave", "Reduce"]
+__all__ = ["Enter", "Leave", "Reduce", "TakePart"]
 
 Reduce = Callable[[Tensor], Tensor]  # adds a tensor over the members; all get the same sum; may work in place
 
@@ -41,7 +41,7 @@ class Leave(nn.Module):
         return out
 
 
-class Cut(nn.Module):
+class TakePart(nn.Module):
     """The member's part of a tensor that every member has whole."""
 
     def __init__(self, part: ParameterSlice) -> None:

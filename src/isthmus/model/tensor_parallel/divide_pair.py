@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from isthmus.errors import ModelError
-from isthmus.model.flow import Flow
-from isthmus.model.tensor_parallel.division_rules import CUTS, RESHAPES, VIEWS, Part, Rules, refusal
+from isthmus.model.flow import TraceFlow
+from isthmus.model.tensor_parallel.division_rules import CUTS, RESHAPES, VIEWS, DividedTensor, Rules, refusal
 from isthmus.model.tensor_parallel.linear_pairs import LinearUse, Pair
 from isthmus.model.trace import Op, Trace
 
@@ -33,8 +33,8 @@ class PairSplit:
     """
 
     pair: Pair
-    parts: dict[fx.Node, tuple[Part, ...]]
-    entering: dict[tuple[fx.Node, fx.Node], Part | None]
+    parts: dict[fx.Node, tuple[DividedTensor, ...]]
+    entering: dict[tuple[fx.Node, fx.Node], DividedTensor | None]
     random: frozenset[fx.Node]
     limit: int
 
@@ -44,7 +44,7 @@ class PairSplit:
         return [*self.parts, self.pair.row.op.node]
 
 
-def split_pairs(trace: Trace, flow: Flow, pairs: Sequence[Pair]) -> list[PairSplit]:
+def split_pairs(trace: Trace, flow: TraceFlow, pairs: Sequence[Pair]) -> list[PairSplit]:
     """The pairs that two members or more can divide."""
     splits = []
     for pair in pairs:
@@ -55,7 +55,7 @@ def split_pairs(trace: Trace, flow: Flow, pairs: Sequence[Pair]) -> list[PairSpl
     return [split for split in splits if split.limit > 1]
 
 
-def split_pair(trace: Trace, flow: Flow, pair: Pair) -> PairSplit:
+def split_pair(trace: Trace, flow: TraceFlow, pair: Pair) -> PairSplit:
     """Return how the pair is divided, or raise a ModelError that names the operation that cannot be.
 
     A column layer is one section, unless what reads it takes its result apart: then those pieces are the sections.
@@ -69,7 +69,7 @@ def split_pair(trace: Trace, flow: Flow, pair: Pair) -> PairSplit:
     raise errors[0]
 
 
-def _agreed(flow: Flow, pair: Pair, low: Rules, high: Rules) -> PairSplit:
+def _agreed(flow: TraceFlow, pair: Pair, low: Rules, high: Rules) -> PairSplit:
     """Return the split that holds at both probes; section counts may differ where a batch of equal ones was merged."""
     for node, parts in low.parts.items():
         for part, other in zip(parts, high.parts[node], strict=True):
@@ -86,7 +86,7 @@ def _agreed(flow: Flow, pair: Pair, low: Rules, high: Rules) -> PairSplit:
     return PairSplit(pair, low.parts, low.entering, random, limit)
 
 
-def _draws(flow: Flow, op: Op) -> bool:
+def _draws(flow: TraceFlow, op: Op) -> bool:
     """Return whether an operation draws random numbers; dropout that drops nothing counts as a view."""
     seeded = torch.Tag.nondeterministic_seeded in getattr(op.node.target, "tags", ())
     if op.kind != "scaled_dot_product_attention":
@@ -148,7 +148,7 @@ class _Walk(Rules):
         if bias is not None:
             self._divide_parameter(use.op, bias, -1, sections)
         self._enter_whole(use.op, weight, bias)
-        self.parts[use.op.node] = (Part(len(self.shape(use.op.node)) - 1, sections),)
+        self.parts[use.op.node] = (DividedTensor(len(self.shape(use.op.node)) - 1, sections),)
 
     def _row(self, use: LinearUse) -> None:
         """y = x W + b with x divided along its last dimension, W by inputs: y is the sum of the members' products."""
@@ -182,9 +182,9 @@ class _Walk(Rules):
         for node, reader in pairwise([*chain, op.node]):
             if any(user is not reader and (user in self.trace.op or user.op == "output") for user in node.users):
                 raise refusal(op, f"shares {name} with other operations")
-        wanted = Part(dim % len(self.shape(operand)), sections)
+        wanted = DividedTensor(dim % len(self.shape(operand)), sections)
         for own, size in enumerate(self.shape(chain[0])):
-            found = self._along(chain, Part(own, sections)) if size == sum(sections) else None
+            found = self._along(chain, DividedTensor(own, sections)) if size == sum(sections) else None
             if found is not None and found[operand] == (wanted,):
                 self.parts |= found
                 return
@@ -200,7 +200,7 @@ class _Walk(Rules):
             chain.insert(0, view.node.all_input_nodes[0])
         return chain
 
-    def _along(self, chain: list[fx.Node], part: Part) -> dict[fx.Node, tuple[Part, ...]] | None:
+    def _along(self, chain: list[fx.Node], part: DividedTensor) -> dict[fx.Node, tuple[DividedTensor, ...]] | None:
         """The parts of views of a parameter, if the parameter is divided so."""
         rules = Rules(self.trace, self.probe, {chain[0]: (part,)})
         try:

@@ -21,7 +21,7 @@ from torch.fx.node import map_arg
 from isthmus.errors import ModelError
 from isthmus.model.trace import Op, Trace, tensors_of
 
-__all__ = ["CUTS", "RESHAPES", "VIEWS", "Part", "Rules", "refusal", "reshaped"]
+__all__ = ["CUTS", "RESHAPES", "VIEWS", "DividedTensor", "Rules", "refusal", "reshaped"]
 
 _POINTWISE = {
     "gelu", "silu", "relu", "relu_", "sigmoid", "tanh", "mul", "add", "sub", "neg", "dropout", "dropout_", "div", "to",
@@ -38,7 +38,7 @@ VIEWS = _MOVES | RESHAPES | {"detach", "alias"}  # of one tensor
 
 
 @dataclass(frozen=True)
-class Part:
+class DividedTensor:
     """A divided tensor: of each of the `sections` of dimension `dim`, by size, a member holds an equal slice."""
 
     dim: int
@@ -64,8 +64,8 @@ class Rules:
 
     trace: Trace
     probe: int
-    parts: dict[fx.Node, tuple[Part, ...]] = field(default_factory=dict)
-    entering: dict[tuple[fx.Node, fx.Node], Part | None] = field(default_factory=dict)
+    parts: dict[fx.Node, tuple[DividedTensor, ...]] = field(default_factory=dict)
+    entering: dict[tuple[fx.Node, fx.Node], DividedTensor | None] = field(default_factory=dict)
 
     def divide(self, op: Op) -> None:
         """Finds out how the operation's results are divided."""
@@ -80,14 +80,14 @@ class Rules:
         """The only tensor's."""
         return self.trace.value(node).shapes[self.probe]
 
-    def only(self, op: Op, node: Any) -> Part:
+    def only(self, op: Op, node: Any) -> DividedTensor:
         """The part of an operand that must be divided."""
         parts = self.parts.get(node, ())
         if len(parts) != 1:
             raise refusal(op, "needs an operand divided that is not")
         return parts[0]
 
-    def _rule(self, op: Op) -> Callable[[Op], tuple[Part, ...]]:
+    def _rule(self, op: Op) -> Callable[[Op], tuple[DividedTensor, ...]]:
         for kinds, rule in ((_POINTWISE, self._pointwise), (RESHAPES, self._reshape), (_MOVES, self._move)):
             if op.kind in kinds:
                 return rule
@@ -111,16 +111,16 @@ class Rules:
         """
         shape = self.shape(operand)
         if operand in self.parts:
-            if self.only(op, operand) != Part(len(shape) + back, sections):
+            if self.only(op, operand) != DividedTensor(len(shape) + back, sections):
                 raise refusal(op, "combines tensors that are divided in different ways")
         elif len(shape) < -back or shape[back] == 1:
             self.entering[op.node, operand] = None
         elif shape[back] == sum(sections):
-            self.entering[op.node, operand] = Part(len(shape) + back, sections)
+            self.entering[op.node, operand] = DividedTensor(len(shape) + back, sections)
         else:
             raise refusal(op, "broadcasts a divided dimension")
 
-    def _pointwise(self, op: Op) -> tuple[Part, ...]:
+    def _pointwise(self, op: Op) -> tuple[DividedTensor, ...]:
         """All operands are divided alike, counted from the last dimension, or enter from outside."""
         shape = op.values[0].shapes[self.probe]
         operands = [node for node in op.node.all_input_nodes if node in self.trace.values]
@@ -131,16 +131,16 @@ class Rules:
             raise refusal(op, "broadcasts a divided dimension")
         for operand in operands:
             self._enter(op, operand, back, part.sections)
-        return (Part(len(shape) + back, part.sections),)
+        return (DividedTensor(len(shape) + back, part.sections),)
 
-    def _reshape(self, op: Op) -> tuple[Part, ...]:
+    def _reshape(self, op: Op) -> tuple[DividedTensor, ...]:
         source = op.node.args[0]
         part = reshaped(self.only(op, source), self.shape(source), op.values[0].shapes[self.probe])
         if part is None:
             raise refusal(op, "takes sections apart")
         return (part,)
 
-    def _move(self, op: Op) -> tuple[Part, ...]:
+    def _move(self, op: Op) -> tuple[DividedTensor, ...]:
         """Done to a tensor without data whose stride is 1 along the divided dimension and 0 along others.
 
         The results' strides then tell where that dimension went, their offsets which of its indices they have.
@@ -161,7 +161,7 @@ class Rules:
             raise refusal(op, "takes a size that depends on data")
         return int(pair[self.probe])
 
-    def _found(self, op: Op, part: Part, moved: torch.Tensor) -> Part:
+    def _found(self, op: Op, part: DividedTensor, moved: torch.Tensor) -> DividedTensor:
         dims = [dim for dim, size in enumerate(moved.shape) if size > 1 and moved.stride(dim)]
         if len(dims) != 1 or moved.stride(dims[0]) != 1:
             raise refusal(op, "removes the divided dimension")
@@ -170,13 +170,13 @@ class Rules:
         ends = list(accumulate(part.sections, initial=0))
         if start not in ends or stop not in ends:
             raise refusal(op, "takes sections apart")
-        return Part(dims[0], part.sections[ends.index(start) : ends.index(stop)])
+        return DividedTensor(dims[0], part.sections[ends.index(start) : ends.index(stop)])
 
-    def _item(self, op: Op) -> tuple[Part, ...]:
+    def _item(self, op: Op) -> tuple[DividedTensor, ...]:
         source, index = op.node.args
         return (self.parts[source][index],)  # type: ignore[index]
 
-    def _cat(self, op: Op) -> tuple[Part, ...]:
+    def _cat(self, op: Op) -> tuple[DividedTensor, ...]:
         """Along another dimension all are divided alike; along the divided one their sections follow each other."""
         tensors, dim = [*op.node.args, op.node.kwargs.get("dim", 0)][:2]
         parts = [self.only(op, node) for node in tensors]  # type: ignore[union-attr]
@@ -184,16 +184,16 @@ class Rules:
         if len({part.dim for part in parts}) > 1 or (along != parts[0].dim and len(set(parts)) > 1):
             raise refusal(op, "joins tensors that are divided in different ways")
         joined = tuple(size for part in parts for size in part.sections)
-        return (Part(along, joined) if along == parts[0].dim else parts[0],)
+        return (DividedTensor(along, joined) if along == parts[0].dim else parts[0],)
 
-    def _softmax(self, op: Op) -> tuple[Part, ...]:
+    def _softmax(self, op: Op) -> tuple[DividedTensor, ...]:
         source, dim = op.node.args[:2]
         part = self.only(op, source)
         if dim % len(op.values[0].shapes[0]) == part.dim:  # type: ignore[operator]
             raise refusal(op, "normalises along the divided dimension")
         return (part,)
 
-    def _product(self, op: Op) -> tuple[Part, ...]:
+    def _product(self, op: Op) -> tuple[DividedTensor, ...]:
         """Products of matrices, one for each index of the divided dimension."""
         *added, left, right = op.node.args
         part, rank = self.only(op, left), len(op.values[0].shapes[0])
@@ -203,7 +203,7 @@ class Rules:
             self._enter(op, operand, part.dim - rank, part.sections)
         return (part,)
 
-    def _attention(self, op: Op) -> tuple[Part, ...]:
+    def _attention(self, op: Op) -> tuple[DividedTensor, ...]:
         """Heads apart from each other; several query heads may share one key and value head."""
         query, key, value = (self.only(op, node) for node in op.node.args[:3])
         rank = len(op.values[0].shapes[0])
@@ -217,7 +217,7 @@ class Rules:
         return (query,)
 
 
-def reshaped(part: Part, old: Sequence[int], new: Sequence[int]) -> Part | None:
+def reshaped(part: DividedTensor, old: Sequence[int], new: Sequence[int]) -> DividedTensor | None:
     """Return how a tensor of shape `old` is divided when it is seen as `new`, or None if no dimension shows it.
 
     In the flattened tensor equal sections of L indices, I elements each, repeat with the period P = L * I: element e
@@ -233,7 +233,7 @@ def reshaped(part: Part, old: Sequence[int], new: Sequence[int]) -> Part | None:
             if math.prod(new[:dim]) == math.prod(old[: part.dim]) and all(
                 s * inner % stride == 0 for s in part.sections
             ):
-                found.append(Part(dim, tuple(section * inner // stride for section in part.sections)))
+                found.append(DividedTensor(dim, tuple(section * inner // stride for section in part.sections)))
         elif period % stride == 0 and stride * size % period == 0:
-            found.append(Part(dim, (period // stride,) * (stride * size // period)))
+            found.append(DividedTensor(dim, (period // stride,) * (stride * size // period)))
     return max(found, key=lambda each: max(each.sections), default=None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from isthmus.model.flow import Flow
+from isthmus.model.flow import TraceFlow
 from isthmus.model.trace import Op, Trace
 
 __all__ = ["LinearUse", "Pair", "find_pairs", "linear_uses"]
@@ -60,13 +60,13 @@ class Pair:
         return (*columns, self.row.weight)
 
 
-def linear_uses(trace: Trace, flow: Flow) -> dict[fx.Node, LinearUse]:
+def linear_uses(trace: Trace, flow: TraceFlow) -> dict[fx.Node, LinearUse]:
     """Every product of an activation with one trained matrix, by node."""
     uses = {op.node: _linear_use(trace, flow, op) for op in trace.ops}
     return {node: use for node, use in uses.items() if use is not None}
 
 
-def _linear_use(trace: Trace, flow: Flow, op: Op) -> LinearUse | None:
+def _linear_use(trace: Trace, flow: TraceFlow, op: Op) -> LinearUse | None:
     args = op.node.args
     if op.kind == "linear":
         source, weight, bias = args[0], args[1], args[2] if len(args) > 2 else None
@@ -86,14 +86,14 @@ def _linear_use(trace: Trace, flow: Flow, op: Op) -> LinearUse | None:
     return LinearUse(op, source, name, _parameter(trace, flow, bias), inputs, outputs)
 
 
-def _parameter(trace: Trace, flow: Flow, node: object) -> str | None:
+def _parameter(trace: Trace, flow: TraceFlow, node: object) -> str | None:
     """Name of the parameter that a node is (a view of)."""
     root = flow.root.get(node) if isinstance(node, fx.Node) else None
     attribute = trace.attributes.get(root) if root is not None else None
     return attribute.name if attribute is not None and attribute.kind == "parameter" else None
 
 
-def find_pairs(trace: Trace, flow: Flow, uses: dict[fx.Node, LinearUse]) -> list[Pair]:
+def find_pairs(trace: Trace, flow: TraceFlow, uses: dict[fx.Node, LinearUse]) -> list[Pair]:
     """All pairs, each layer in one at most; in execution order, so that of three layers in a row the first two pair."""
     used = [name for op in trace.ops for name in op.parameters]
     once = {name for name, count in Counter(used).items() if count == 1}
@@ -127,7 +127,7 @@ def _readers(trace: Trace) -> dict[fx.Node, list[fx.Node]]:
 
 
 def _inner(
-    trace: Trace, flow: Flow, row: LinearUse, uses: dict[fx.Node, LinearUse]
+    trace: Trace, flow: TraceFlow, row: LinearUse, uses: dict[fx.Node, LinearUse]
 ) -> tuple[set[fx.Node], set[fx.Node]] | None:
     """Walks from the row layer back to column layers; None where something that cannot be split stands between."""
     inner: set[fx.Node] = set()
@@ -148,14 +148,14 @@ def _inner(
     return inner, columns
 
 
-def _followed(trace: Trace, flow: Flow, op: Op) -> list[fx.Node]:
+def _followed(trace: Trace, flow: TraceFlow, op: Op) -> list[fx.Node]:
     """The inputs that must come from column layers: all but masks and constants."""
     nodes = op.node.args[:3] if op.kind == "scaled_dot_product_attention" else op.node.all_input_nodes
     tensors = [node for node in nodes if isinstance(node, fx.Node) and node in trace.values]
     return [node for node in tensors if trace.value(node).floating and not _is_table(trace, flow, node)]
 
 
-def _is_table(trace: Trace, flow: Flow, node: fx.Node) -> bool:
+def _is_table(trace: Trace, flow: TraceFlow, node: fx.Node) -> bool:
     """A constant, a buffer or a view of one (rotary tables): the same on every device."""
     root = flow.root[node]
     return node in flow.constant or (root in trace.attributes and trace.attributes[root].kind != "parameter")

@@ -25,19 +25,19 @@ from isthmus.errors import ModelError, UsageError
 from isthmus.model.runnable_blocks import Builder, Pieces
 from isthmus.model.sections import Section, Sections
 from isthmus.model.tensor_parallel.check_division import prove
-from isthmus.model.tensor_parallel.crossing import Cut, Enter, Leave, Reduce
+from isthmus.model.tensor_parallel.crossing import Enter, Leave, Reduce, TakePart
 from isthmus.model.tensor_parallel.divide_pair import PairSplit
-from isthmus.model.tensor_parallel.division_rules import CUTS, Part
+from isthmus.model.tensor_parallel.division_rules import CUTS, DividedTensor
 from isthmus.model.tensor_parallel.member_slices import ParameterSlice
 from isthmus.model.trace import Op
 
-__all__ = ["ParameterSlice", "Reduce", "Shard", "shard_blocks"]
+__all__ = ["MemberBlocks", "ParameterSlice", "Reduce", "shard_blocks"]
 
 _SIZES = {"view": 1, "_unsafe_view": 1, "reshape": 1, "expand": 1, "unflatten": 2}  # which argument lists sizes
 
 
 @dataclass(frozen=True, eq=False)
-class Shard:
+class MemberBlocks:
     """One member's part of some blocks.
 
     The modules take and give the same tensors as those of `Pieces`. Their parameters have the model's names; those in
@@ -52,7 +52,7 @@ class Shard:
     random: dict[str, ParameterSlice]
 
 
-def shard_blocks(pieces: Pieces, *, member: int, members: int, blocks: Iterable[int], reduce: Reduce) -> Shard:
+def shard_blocks(pieces: Pieces, *, member: int, members: int, blocks: Iterable[int], reduce: Reduce) -> MemberBlocks:
     """The given blocks as member `member` (from 0) of `members` devices computes them.
 
     `reduce` adds a contiguous tensor over all members and gives each the same sum, bit for bit; it may work in place.
@@ -86,7 +86,7 @@ def shard_blocks(pieces: Pieces, *, member: int, members: int, blocks: Iterable[
             proven.add(alike)
         slices |= builder.slices
         random |= builder.random
-    return Shard(tuple(built), slices, random)
+    return MemberBlocks(tuple(built), slices, random)
 
 
 def _splits(cut: Sections, section: Section) -> list[PairSplit]:
@@ -115,7 +115,7 @@ class _ShardBuilder(Builder):
         self.member, self.members, self.reduce = member, members, reduce
         self.parts = {node: parts for split in splits for node, parts in split.parts.items()}
         self.split_of = {node: split for split in splits for node in split.nodes}
-        self.entered: dict[tuple[PairSplit, fx.Node, Part | None], fx.Node] = {}
+        self.entered: dict[tuple[PairSplit, fx.Node, DividedTensor | None], fx.Node] = {}
         self.slices: dict[str, ParameterSlice] = {}
         self.random: dict[str, ParameterSlice] = {}
 
@@ -142,7 +142,7 @@ class _ShardBuilder(Builder):
         self.slices[self.trace.attributes[node].name] = part
         return nn.Parameter(part.cut(content.detach()))
 
-    def _slice(self, part: Part) -> ParameterSlice:
+    def _slice(self, part: DividedTensor) -> ParameterSlice:
         return ParameterSlice(dim=part.dim, sections=part.sections, member=self.member, members=self.members)
 
     def _read(self, split: PairSplit, op: Op, source: fx.Node) -> Any:
@@ -158,7 +158,7 @@ class _ShardBuilder(Builder):
             self.entered[split, source, None] = self._module("enter", Enter(self.reduce), whole) if grad else whole
         part = split.entering[op.node, source]
         if part is not None and (split, source, part) not in self.entered:
-            cut = self._module("cut", Cut(self._slice(part)), self.entered[split, source, None])
+            cut = self._module("cut", TakePart(self._slice(part)), self.entered[split, source, None])
             self.entered[split, source, part] = cut
         return self.entered[split, source, part]
 

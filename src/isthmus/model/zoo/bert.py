@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from isthmus.model.built import BuiltModel
 from isthmus.model.zoo.synthetic import cross_entropy, masked_tokens, spans
 
-__all__ = ["Bert", "BertSpans", "Sizes", "Trunk", "bert", "bert_spans", "initialise"]
+__all__ = ["Bert", "BertSpans", "BertTrunk", "Sizes", "bert", "bert_spans", "initialise"]
 
 _MASK_TOKEN = 103  # [MASK] in the published vocabulary
 
@@ -37,7 +37,7 @@ class Sizes:
     dropout: float = 0.1
 
 
-class Embeddings(nn.Module):
+class BertEmbeddings(nn.Module):
     """Sum of token, position and segment embeddings; all tokens are of segment 0 here."""
 
     def __init__(self, sizes: Sizes) -> None:
@@ -57,7 +57,7 @@ class Embeddings(nn.Module):
         return out
 
 
-class SelfAttention(nn.Module):
+class BertSelfAttention(nn.Module):
     """Every position attends to every other."""
 
     def __init__(self, sizes: Sizes) -> None:
@@ -93,12 +93,12 @@ class Output(nn.Module):
         return out
 
 
-class Attention(nn.Module):
+class BertAttention(nn.Module):
     """Self-attention and its output layer."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.self = SelfAttention(sizes)
+        self.self = BertSelfAttention(sizes)
         self.output = Output(sizes.width, sizes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class Attention(nn.Module):
         return out
 
 
-class Dense(nn.Module):
+class BertDense(nn.Module):
     """A linear layer and GELU."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -119,13 +119,13 @@ class Dense(nn.Module):
         return F.gelu(self.dense(x))
 
 
-class Layer(nn.Module):
+class BertLayer(nn.Module):
     """Attention, then two linear layers with GELU between; the norm comes after each."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.attention = Attention(sizes)
-        self.intermediate = Dense(sizes.width, sizes.inner)
+        self.attention = BertAttention(sizes)
+        self.intermediate = BertDense(sizes.width, sizes.inner)
         self.output = Output(sizes.inner, sizes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class Encoder(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
+        self.layer = nn.ModuleList(BertLayer(sizes) for _ in range(sizes.layers))
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, width] -> the same."""
@@ -149,12 +149,12 @@ class Encoder(nn.Module):
         return x
 
 
-class Trunk(nn.Module):
+class BertTrunk(nn.Module):
     """Embeddings and encoder."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.embeddings = Embeddings(sizes)
+        self.embeddings = BertEmbeddings(sizes)
         self.encoder = Encoder(sizes)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class Trunk(nn.Module):
         return out
 
 
-class Transform(Dense):
+class Transform(BertDense):
     """What the head does before its logits: a linear layer, GELU, norm."""
 
     def __init__(self, sizes: Sizes) -> None:
@@ -190,7 +190,7 @@ class Predictions(nn.Module):
         return out
 
 
-class Head(nn.Module):
+class BertHead(nn.Module):
     """Holds the predictions, under the name that the well-known implementation gives them."""
 
     def __init__(self, sizes: Sizes) -> None:
@@ -208,8 +208,8 @@ class Bert(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.bert = Trunk(sizes)
-        self.cls = Head(sizes)
+        self.bert = BertTrunk(sizes)
+        self.cls = BertHead(sizes)
         self.cls.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
         initialise(self)
 
@@ -224,7 +224,7 @@ class BertSpans(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.bert = Trunk(sizes)
+        self.bert = BertTrunk(sizes)
         self.qa_outputs = nn.Linear(sizes.width, 2)
         initialise(self)
 

@@ -17,7 +17,7 @@ from isthmus.model.zoo.synthetic import cross_entropy, next_tokens
 __all__ = ["GPT", "gpt"]
 
 
-class Attention(nn.Module):
+class GptAttention(nn.Module):
     """Causal self-attention; query, key and value come from one linear layer."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -39,7 +39,7 @@ class Attention(nn.Module):
         return out
 
 
-class MLP(nn.Module):
+class GptMLP(nn.Module):
     """Two linear layers with GELU (tanh form) between them, four times as wide inside."""
 
     def __init__(self, width: int, dropout: float) -> None:
@@ -55,15 +55,15 @@ class MLP(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class GptLayer(nn.Module):
     """Attention and MLP, each after a layer norm and added to its input."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(width)
-        self.attn = Attention(width, heads, dropout)
+        self.attn = GptAttention(width, heads, dropout)
         self.ln_2 = nn.LayerNorm(width)
-        self.mlp = MLP(width, dropout)
+        self.mlp = GptMLP(width, dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, width] -> the same."""
@@ -72,7 +72,7 @@ class Layer(nn.Module):
         return out
 
 
-class Transformer(nn.Module):
+class GptTransformer(nn.Module):
     """Embeddings, layers, last norm."""
 
     def __init__(self, *, layers: int, width: int, heads: int, longest: int, vocabulary: int, dropout: float) -> None:
@@ -80,7 +80,7 @@ class Transformer(nn.Module):
         self.wte = nn.Embedding(vocabulary, width)
         self.wpe = nn.Embedding(longest, width)
         self.drop = nn.Dropout(dropout)
-        self.h = nn.ModuleList(Layer(width, heads, dropout) for _ in range(layers))
+        self.h = nn.ModuleList(GptLayer(width, heads, dropout) for _ in range(layers))
         self.ln_f = nn.LayerNorm(width)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class GPT(nn.Module):
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
-        self.transformer = Transformer(
+        self.transformer = GptTransformer(
             layers=layers, width=width, heads=heads, longest=longest, vocabulary=vocabulary, dropout=dropout
         )
         self.lm_head = nn.Linear(width, vocabulary, bias=False)

@@ -18,7 +18,7 @@ from isthmus.model.zoo.synthetic import cross_entropy, next_tokens
 __all__ = ["Llama", "llama"]
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     """Causal self-attention in which several query heads share one key and value head."""
 
     def __init__(self, width: int, heads: int, kv_heads: int, base: float) -> None:
@@ -59,7 +59,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat((left * cosine - right * sine, right * cosine + left * sine), dim=-1)
 
 
-class MLP(nn.Module):
+class LlamaMLP(nn.Module):
     """down(silu(gate(x)) * up(x))."""
 
     def __init__(self, width: int, inner: int) -> None:
@@ -74,15 +74,15 @@ class MLP(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class LlamaLayer(nn.Module):
     """Attention and MLP, each after an RMS norm and added to its input."""
 
     def __init__(self, width: int, heads: int, kv_heads: int, inner: int, base: float) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(width, eps=1e-5)
-        self.self_attn = Attention(width, heads, kv_heads, base)
+        self.self_attn = LlamaAttention(width, heads, kv_heads, base)
         self.post_attention_layernorm = nn.RMSNorm(width, eps=1e-5)
-        self.mlp = MLP(width, inner)
+        self.mlp = LlamaMLP(width, inner)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, width] -> the same."""
@@ -91,7 +91,7 @@ class Layer(nn.Module):
         return out
 
 
-class Trunk(nn.Module):
+class LlamaTrunk(nn.Module):
     """Embedding, layers, last norm."""
 
     def __init__(self, vocabulary: int, width: int, layers: Iterable[nn.Module]) -> None:
@@ -124,8 +124,8 @@ class Llama(nn.Module):
         base: float = 500000.0,
     ) -> None:
         super().__init__()
-        parts = (Layer(width, heads, kv_heads, inner, base) for _ in range(layers))
-        self.model = Trunk(vocabulary, width, parts)
+        parts = (LlamaLayer(width, heads, kv_heads, inner, base) for _ in range(layers))
+        self.model = LlamaTrunk(vocabulary, width, parts)
         self.lm_head = nn.Linear(width, vocabulary, bias=False)
         for parameter in self.parameters():
             if parameter.dim() == 2:

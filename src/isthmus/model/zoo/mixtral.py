@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from isthmus.model.built import BuiltModel
 from isthmus.model.zoo.grouped import grouped_mm
-from isthmus.model.zoo.llama import Attention, Trunk
+from isthmus.model.zoo.llama import LlamaAttention, LlamaTrunk
 from isthmus.model.zoo.synthetic import cross_entropy, next_tokens
 
 __all__ = ["Mixtral", "Mixture", "mixtral"]
@@ -63,13 +63,13 @@ class Mixture(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class MixtralLayer(nn.Module):
     """Attention and mixture, each after an RMS norm and added to its input."""
 
     def __init__(self, width: int, heads: int, kv_heads: int, inner: int, experts: int, chosen: int) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(width, eps=_EPSILON)
-        self.self_attn = Attention(width, heads, kv_heads, _BASE)
+        self.self_attn = LlamaAttention(width, heads, kv_heads, _BASE)
         self.post_attention_layernorm = nn.RMSNorm(width, eps=_EPSILON)
         self.mlp = Mixture(width, inner, experts, chosen)
 
@@ -96,8 +96,8 @@ class Mixtral(nn.Module):
         chosen: int = 2,
     ) -> None:
         super().__init__()
-        parts = [Layer(width, heads, kv_heads, inner, experts, chosen) for _ in range(layers)]
-        self.model = Trunk(vocabulary, width, parts)
+        parts = [MixtralLayer(width, heads, kv_heads, inner, experts, chosen) for _ in range(layers)]
+        self.model = LlamaTrunk(vocabulary, width, parts)
         self.lm_head = nn.Linear(width, vocabulary, bias=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:

@@ -19,7 +19,7 @@ __all__ = ["OPT", "opt"]
 _OFFSET = 2  # row of the position table that belongs to position 0
 
 
-class Attention(nn.Module):
+class OptAttention(nn.Module):
     """Causal self-attention."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -42,12 +42,12 @@ class Attention(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class OptLayer(nn.Module):
     """Attention and two linear layers with ReLU between, each part after a layer norm and added to its input."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.self_attn = Attention(width, heads, dropout)
+        self.self_attn = OptAttention(width, heads, dropout)
         self.self_attn_layer_norm = nn.LayerNorm(width)
         self.fc1 = nn.Linear(width, 4 * width)
         self.fc2 = nn.Linear(4 * width, width)
@@ -68,7 +68,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(vocabulary, width)
         self.embed_positions = nn.Embedding(_OFFSET + longest, width)
-        self.layers = nn.ModuleList(Layer(width, heads, dropout) for _ in range(layers))
+        self.layers = nn.ModuleList(OptLayer(width, heads, dropout) for _ in range(layers))
         self.final_layer_norm = nn.LayerNorm(width)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Decoder(nn.Module):
         return out
 
 
-class Trunk(nn.Module):
+class OptTrunk(nn.Module):
     """Holds the decoder, under the name that the well-known implementation gives it."""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -104,7 +104,7 @@ class OPT(nn.Module):
         decoder = Decoder(
             layers=layers, width=width, heads=heads, longest=longest, vocabulary=vocabulary, dropout=dropout
         )
-        self.model = Trunk(decoder)
+        self.model = OptTrunk(decoder)
         self.lm_head = nn.Linear(width, vocabulary, bias=False)
         self.lm_head.weight = decoder.embed_tokens.weight
         self._initialise(layers)

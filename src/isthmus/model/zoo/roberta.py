@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from isthmus.model.built import BuiltModel
-from isthmus.model.zoo.bert import Sizes, Trunk, initialise
+from isthmus.model.zoo.bert import BertTrunk, Sizes, initialise
 from isthmus.model.zoo.synthetic import cross_entropy, masked_tokens
 
 __all__ = ["Roberta", "roberta"]
 
 
-class Head(nn.Module):
+class RobertaHead(nn.Module):
     """A linear layer, GELU, norm, then logits."""
 
     def __init__(self, sizes: Sizes) -> None:
@@ -37,8 +37,8 @@ class Roberta(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.roberta = Trunk(sizes)
-        self.lm_head = Head(sizes)
+        self.roberta = BertTrunk(sizes)
+        self.lm_head = RobertaHead(sizes)
         self.lm_head.decoder.weight = self.roberta.embeddings.word_embeddings.weight
         initialise(self)
 

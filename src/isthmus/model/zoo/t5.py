@@ -40,7 +40,7 @@ def buckets(sequence: int, *, causal: bool, device: torch.device) -> Tensor:
     return bucket if causal else bucket + count * (ahead > 0)
 
 
-class Attention(nn.Module):
+class T5Attention(nn.Module):
     """Attention from one sequence to another or to itself; a table of biases, if there is one, by distance and head."""
 
     def __init__(self, width: int, heads: int, size: int, dropout: float, biases: nn.Embedding | None) -> None:
@@ -76,7 +76,7 @@ class Attention(nn.Module):
         return bias.masked_fill(~seen, -math.inf)
 
 
-class SelfAttention(nn.Module):
+class T5SelfAttention(nn.Module):
     """x + attention(norm(x))."""
 
     def __init__(
@@ -84,7 +84,7 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.causal = causal
-        self.SelfAttention = Attention(width, heads, size, dropout, biases)
+        self.SelfAttention = T5Attention(width, heads, size, dropout, biases)
         self.layer_norm = nn.RMSNorm(width, eps=_EPSILON)
         self.dropout = nn.Dropout(dropout)
 
@@ -100,7 +100,7 @@ class CrossAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, size: int, dropout: float) -> None:
         super().__init__()
-        self.EncDecAttention = Attention(width, heads, size, dropout, None)
+        self.EncDecAttention = T5Attention(width, heads, size, dropout, None)
         self.layer_norm = nn.RMSNorm(width, eps=_EPSILON)
         self.dropout = nn.Dropout(dropout)
 
@@ -110,7 +110,7 @@ class CrossAttention(nn.Module):
         return out
 
 
-class Dense(nn.Module):
+class T5Dense(nn.Module):
     """Two linear layers with ReLU between them."""
 
     def __init__(self, width: int, inner: int, dropout: float) -> None:
@@ -125,12 +125,12 @@ class Dense(nn.Module):
         return out
 
 
-class MLP(nn.Module):
+class T5MLP(nn.Module):
     """x + dense(norm(x))."""
 
     def __init__(self, width: int, inner: int, dropout: float) -> None:
         super().__init__()
-        self.DenseReluDense = Dense(width, inner, dropout)
+        self.DenseReluDense = T5Dense(width, inner, dropout)
         self.layer_norm = nn.RMSNorm(width, eps=_EPSILON)
         self.dropout = nn.Dropout(dropout)
 
@@ -140,7 +140,7 @@ class MLP(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class T5Layer(nn.Module):
     """Self-attention, in the decoder attention to the encoder's result, MLP."""
 
     def __init__(self, *parts: nn.Module) -> None:
@@ -163,10 +163,10 @@ class Stack(nn.Module):
         super().__init__()
         biases = nn.Embedding(_BUCKETS, heads)
         self.block = nn.ModuleList(
-            Layer(
-                SelfAttention(width, heads, size, dropout, biases=biases, causal=decoder),
+            T5Layer(
+                T5SelfAttention(width, heads, size, dropout, biases=biases, causal=decoder),
                 *([CrossAttention(width, heads, size, dropout)] if decoder else []),
-                MLP(width, inner, dropout),
+                T5MLP(width, inner, dropout),
             )
             for _ in range(layers)
         )

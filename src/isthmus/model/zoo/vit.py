@@ -33,7 +33,7 @@ class Patches(nn.Module):
         return out
 
 
-class Embeddings(nn.Module):
+class VitEmbeddings(nn.Module):
     """A trained token in front of the patches, and a trained position for each."""
 
     def __init__(self, width: int, size: int, patch: int, dropout: float) -> None:
@@ -51,7 +51,7 @@ class Embeddings(nn.Module):
         return out
 
 
-class Attention(nn.Module):
+class VitAttention(nn.Module):
     """Every position attends to every other."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -74,7 +74,7 @@ class Attention(nn.Module):
         return out
 
 
-class MLP(nn.Module):
+class VitMLP(nn.Module):
     """Two linear layers with GELU between them, four times as wide inside."""
 
     def __init__(self, width: int, dropout: float) -> None:
@@ -89,15 +89,15 @@ class MLP(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class VitLayer(nn.Module):
     """Attention and MLP, each after a layer norm and added to its input."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.attention = Attention(width, heads)
+        self.attention = VitAttention(width, heads)
         self.layernorm_before = nn.LayerNorm(width, eps=_EPSILON)
         self.layernorm_after = nn.LayerNorm(width, eps=_EPSILON)
-        self.mlp = MLP(width, dropout)
+        self.mlp = VitMLP(width, dropout)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,10 +107,10 @@ class Layer(nn.Module):
         return out
 
 
-class Trunk(nn.Module):
+class VitTrunk(nn.Module):
     """Embeddings, layers, last norm."""
 
-    def __init__(self, embeddings: Embeddings, layers: list[Layer], width: int) -> None:
+    def __init__(self, embeddings: VitEmbeddings, layers: list[VitLayer], width: int) -> None:
         super().__init__()
         self.embeddings = embeddings
         self.layers = nn.ModuleList(layers)
@@ -132,8 +132,8 @@ class ViT(nn.Module):
         self, *, layers: int, width: int, heads: int, size: int, patch: int, classes: int, dropout: float = 0.1
     ) -> None:
         super().__init__()
-        parts = [Layer(width, heads, dropout) for _ in range(layers)]
-        self.vit = Trunk(Embeddings(width, size, patch, dropout), parts, width)
+        parts = [VitLayer(width, heads, dropout) for _ in range(layers)]
+        self.vit = VitTrunk(VitEmbeddings(width, size, patch, dropout), parts, width)
         self.classifier = nn.Linear(width, classes)
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1 and not name.endswith("cls_token"):

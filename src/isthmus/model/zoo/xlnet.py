@@ -37,7 +37,7 @@ def shift(scores: Tensor) -> Tensor:
     return turned.reshape(batch, heads, sequence, count - 1)[..., :sequence]
 
 
-class Attention(nn.Module):
+class XLNetAttention(nn.Module):
     """Scores of query q_i and key k_j, all over sqrt(size):
 
     (q_i + u) k_j + (q_i + v) r_(i-j) + (q_i + w) s_(same segment or not), with r projected from sines of the distance.
@@ -80,7 +80,7 @@ class Attention(nn.Module):
         return x.view(*x.shape[:2], self.heads, self.size).transpose(1, 2)
 
 
-class MLP(nn.Module):
+class XLNetMLP(nn.Module):
     """norm(x + two linear layers with GELU between them)."""
 
     def __init__(self, width: int, inner: int, dropout: float) -> None:
@@ -97,13 +97,13 @@ class MLP(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class XLNetLayer(nn.Module):
     """Attention, then MLP."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__()
-        self.rel_attn = Attention(width, heads, dropout)
-        self.ff = MLP(width, inner, dropout)
+        self.rel_attn = XLNetAttention(width, heads, dropout)
+        self.ff = XLNetMLP(width, inner, dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, width] -> the same."""
@@ -111,10 +111,10 @@ class Layer(nn.Module):
         return out
 
 
-class Trunk(nn.Module):
+class XLNetTrunk(nn.Module):
     """Embedding and layers."""
 
-    def __init__(self, vocabulary: int, layers: list[Layer], width: int, dropout: float) -> None:
+    def __init__(self, vocabulary: int, layers: list[XLNetLayer], width: int, dropout: float) -> None:
         super().__init__()
         self.word_embedding = nn.Embedding(vocabulary, width)
         self.layer = nn.ModuleList(layers)
@@ -136,8 +136,8 @@ class XLNet(nn.Module):
         self, *, layers: int, width: int, heads: int, inner: int, vocabulary: int, dropout: float = 0.1
     ) -> None:
         super().__init__()
-        parts = [Layer(width, heads, inner, dropout) for _ in range(layers)]
-        self.transformer = Trunk(vocabulary, parts, width, dropout)
+        parts = [XLNetLayer(width, heads, inner, dropout) for _ in range(layers)]
+        self.transformer = XLNetTrunk(vocabulary, parts, width, dropout)
         self.lm_loss = nn.Linear(width, vocabulary)
         self.lm_loss.weight = self.transformer.word_embedding.weight
         for name, parameter in self.named_parameters():

@@ -12,12 +12,12 @@ from isthmus.cost.memory import moment_bytes
 from isthmus.cost.tables import ModelTable
 from isthmus.plan.ring import goes_whole
 from isthmus.plan.types import How, Pipeline, Plan, Replica, Schedule, Stage, Sync
-from isthmus.planners.layout.memory_fit import BUCKET, Way
+from isthmus.planners.layout.memory_fit import BUCKET, StageOptions
 from isthmus.planners.problem import Problem
 
 __all__ = [
     "ONE_BUCKET",
-    "Ring",
+    "RingBound",
     "build_stages",
     "last_bucket",
     "least_ring",
@@ -127,7 +127,7 @@ def unit_bytes(total: float, bucket: float, gathers: int, replicas: int) -> floa
     return max(bucket, total * _rounds(gathers) * replicas**2 / _MESSAGES)
 
 
-def build_stages(problem: Problem, firsts: Sequence[int], replicas: Members, way: Way) -> list[Stage]:
+def build_stages(problem: Problem, firsts: Sequence[int], replicas: Members, way: StageOptions) -> list[Stage]:
     """Stages that start at the given blocks, with (devices, share) replicas; masked where the job is pruned."""
     names = [block.name for block in problem.graph.blocks]
     return [
@@ -186,7 +186,7 @@ def more_slices(problem: Problem, plan: Plan, number: int) -> Plan | None:
     return replace(plan, parts=(replace(pipeline, stages=stages),))
 
 
-class Ring(NamedTuple):
+class RingBound(NamedTuple):
     """What a ring of gradients needs at least."""
 
     sending: float  # seconds in which its slowest member passes on all that it has to
@@ -195,7 +195,7 @@ class Ring(NamedTuple):
 
 def least_ring(
     problem: Problem, members: Sequence[str], elements: float, rings: int = 1, last: float | None = None
-) -> Ring:
+) -> RingBound:
     """Return the least seconds of sending and of latency in a ring of n members.
 
     Each member passes 2 (n - 1) n-th parts of all bytes to the next; a part passes 2 (n - 1) members. Between two hosts
@@ -206,7 +206,7 @@ def least_ring(
     """
     count = len(members)
     if count < 2 or (problem.profile is not None and problem.profile.collectives):
-        return Ring(0.0, 0.0)
+        return RingBound(0.0, 0.0)
     cluster, slowest, latencies = problem.roads, float("inf"), list[float]()
     for a, b in pairwise((*members, members[0])):
         host, other = cluster.host_of(a), cluster.host_of(b)
@@ -217,10 +217,10 @@ def least_ring(
             slowest = min(slowest, min(link.bandwidth, host.nic, other.nic_in) / rings)
             latencies.append(link.latency)
         else:
-            return Ring(float("inf"), float("inf"))
+            return RingBound(float("inf"), float("inf"))
     sending = 2.0 * (count - 1) / count * elements * problem.table.width / slowest
     once = last is not None and goes_whole(count, last, sum(latencies))
-    return Ring(sending, (1.0 if once else 2.0) * (sum(latencies) - max(latencies)))
+    return RingBound(sending, (1.0 if once else 2.0) * (sum(latencies) - max(latencies)))
 
 
 def last_bucket(problem: Problem, first: int, end: int, rings: int = 1) -> float:

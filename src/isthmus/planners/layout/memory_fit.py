@@ -20,13 +20,13 @@ from isthmus.cost.memory import state_bytes
 from isthmus.plan.types import Layout
 from isthmus.planners.problem import Bools, Floats, Problem
 
-__all__ = ["BUCKET", "Need", "Room", "Way"]
+__all__ = ["BUCKET", "MemoryFit", "Need", "StageOptions"]
 
 _MOST_FLIGHT = 1000.0  # micro-batches: as good as any number
 BUCKET = 25e6  # bytes of one sync bucket: PyTorch's own default
 
 
-class Way(NamedTuple):
+class StageOptions(NamedTuple):
     """How a stage is held: what changes its memory and not its blocks."""
 
     recompute: bool = False
@@ -58,7 +58,7 @@ class _Spans(NamedTuple):
     largest_elements: Floats
 
 
-class Room:
+class MemoryFit:
     """The memory side of one problem."""
 
     def __init__(self, problem: Problem) -> None:
@@ -68,7 +68,7 @@ class Room:
         self.ordered = np.arange(blocks)[:, None] < np.arange(blocks + 1)  # a < b
         self._parts: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
 
-    def fits(self, need: Need, way: Way) -> Bools:
+    def fits(self, need: Need, way: StageOptions) -> Bools:
         """For which runs of blocks the stage fits on all its devices, can be split, and is where places want it."""
         kinds = {self.problem.cluster.devices[device].kind for device in need.devices}
         fits = self.allowed(need.devices) & self.splits(need.degree)
@@ -76,7 +76,7 @@ class Room:
             fits &= self._bytes(need, way, kind) <= self.problem.cluster.kinds[kind].memory
         return fits
 
-    def flights(self, need: Need, way: Way) -> Floats:
+    def flights(self, need: Need, way: StageOptions) -> Floats:
         """Return the most micro-batches in flight for each run of blocks; 0 where the stage does not fit at all.
 
         `need.devices` names a kind; places are left to `allowed`.
@@ -87,7 +87,7 @@ class Room:
         most = np.floor(np.minimum(left / np.maximum(each, 1e-9) + 1e-9, _MOST_FLIGHT))
         return np.where(self.splits(need.degree) & (left >= 0.0), most, 0.0)
 
-    def filled(self, need: Need, way: Way) -> Floats:
+    def filled(self, need: Need, way: StageOptions) -> Floats:
         """Bytes of the neediest device, as a part of its memory; infinite where a run cannot be."""
         kinds = {self.problem.cluster.devices[device].kind for device in need.devices}
         memory = self.problem.cluster.kinds
@@ -109,18 +109,18 @@ class Room:
         barred = np.concatenate(([0], np.cumsum(~blocks)))
         return np.asarray(self.ordered & (barred[None, :] == barred[:-1, None]))
 
-    def _bytes(self, need: Need, way: Way, kind: str) -> Floats:
+    def _bytes(self, need: Need, way: StageOptions, kind: str) -> Floats:
         key = (way, kind, need.degree, need.replicas, need.share)
         if key not in self._parts:
             self._parts[key] = self._held(need, way, kind), self._saved(need, way, kind)
         held, saved = self._parts[key]
         return held + (need.share * need.in_flight) * saved
 
-    def _saved(self, need: Need, way: Way, kind: str) -> Floats:
+    def _saved(self, need: Need, way: StageOptions, kind: str) -> Floats:
         spans = self._sums(kind)
         return spans.inputs if way.recompute else spans.saved - spans.split_saved * (1.0 - 1.0 / need.degree)
 
-    def _held(self, need: Need, way: Way, kind: str) -> Floats:
+    def _held(self, need: Need, way: StageOptions, kind: str) -> Floats:
         """All that does not grow with the micro-batches in flight."""
         problem, spans = self.problem, self._sums(kind)
         elements = spans.elements - spans.split_elements * (1.0 - 1.0 / need.degree)

@@ -22,14 +22,14 @@ from isthmus.plan.types import Layout as State
 from isthmus.plan.types import Stage as PlanStage
 from isthmus.planners.layout.build_plan import make_plan
 from isthmus.planners.layout.device_groups import Bundle, Groups, orders
-from isthmus.planners.layout.memory_fit import BUCKET, Room, Way
+from isthmus.planners.layout.memory_fit import BUCKET, MemoryFit, StageOptions
 from isthmus.planners.layout.shares import fair_shares
 from isthmus.planners.layout.stage_dp import Arranged, Arranger
 from isthmus.planners.layout.stage_shares import Sharing
 from isthmus.planners.problem import Problem
 from isthmus.planners.schemes.pipeline_bounds import Stage, Staged, cut_times
 
-__all__ = ["BUCKETS", "Lane", "Lanes", "Layout", "Pace", "lanes_plan", "layout_key"]
+__all__ = ["BUCKETS", "Lane", "LaneMaker", "LaneSettings", "Layout", "lanes_plan", "layout_key"]
 
 _TRACED = 4  # orders whose slowest stage is quickest: of each depth only these are looked at
 _SAME, _SHALLOW, _DEEP = 2, 3, 3  # pipelines of one depth, depths that are always tried, pipelines of other depths
@@ -38,7 +38,7 @@ _TIMED = 3e-4  # seconds that timing a lane takes
 _NEAR = 0.1  # part of a lane's samples that may change without arranging its bundles anew
 
 
-class Pace(NamedTuple):
+class LaneSettings(NamedTuple):
     """What all lanes have in common."""
 
     micro_batches: int
@@ -47,9 +47,9 @@ class Pace(NamedTuple):
     spill: bool = False  # the optimizer's state is in the host's memory
 
     @property
-    def held(self) -> Way:
+    def held(self) -> StageOptions:
         """Return how a stage that does not recompute holds its state."""
-        return Way(False, self.state, self.spill)
+        return StageOptions(False, self.state, self.spill)
 
 
 class Lane(NamedTuple):
@@ -71,14 +71,14 @@ class Layout(NamedTuple):
     """Lanes side by side."""
 
     lanes: tuple[Lane, ...]
-    pace: Pace
+    pace: LaneSettings
     seconds: float  # about: what the slowest lane needs, and what of the syncs between lanes nothing hides
 
 
-class Lanes:
+class LaneMaker:
     """Completes lanes of one problem; remembers what it has found."""
 
-    def __init__(self, problem: Problem, room: Room) -> None:
+    def __init__(self, problem: Problem, room: MemoryFit) -> None:
         self.problem, self.room = problem, room
         self.sharing = Sharing(problem)
         self.arranger = Arranger(problem, room, self.sharing)
@@ -86,7 +86,7 @@ class Lanes:
         self._best: dict[tuple[object, ...], Lane | None] = {}
         self._seconds: dict[tuple[object, ...], tuple[float, float]] = {}
 
-    def complete(self, parts: Sequence[tuple[Bundle, ...]], pace: Pace) -> Layout | None:
+    def complete(self, parts: Sequence[tuple[Bundle, ...]], pace: LaneSettings) -> Layout | None:
         """The best lanes for these parts of the cluster; None where some part cannot hold the model."""
         samples = self.problem.job.batch // pace.micro_batches
         if not parts or len(parts) > samples:
@@ -107,20 +107,20 @@ class Lanes:
         moved = [self.resized(lane, n, pace) for lane, n in zip(lanes, wanted, strict=True) if n]
         return self.layout(moved, pace)
 
-    def layout(self, lanes: Sequence[Lane], pace: Pace) -> Layout:
+    def layout(self, lanes: Sequence[Lane], pace: LaneSettings) -> Layout:
         """Lanes with what they take together, about."""
         near = sorted(lanes, key=lambda lane: _place(self.problem, lane.stages[0][0][0][0]))  # rings go round in order
         timed = tuple(self.timed(lane, pace, alone=len(near) == 1) for lane in near)
         return Layout(timed, pace, max(lane.seconds for lane in timed) + self._between(timed))
 
-    def lane(self, part: tuple[Bundle, ...], samples: int, pace: Pace, others: int = 0) -> Lane | None:
+    def lane(self, part: tuple[Bundle, ...], samples: int, pace: LaneSettings, others: int = 0) -> Lane | None:
         """The best pipeline of these bundles, in any of the usual orders; None where they cannot hold the model."""
         key = (part, samples, pace, others if pace.state != "replicated" else min(others, 1))
         if key not in self._best:
             self._best[key] = next(iter(self.pipelines(part, samples, pace, others)), None)
         return self._best[key]
 
-    def pipelines(self, part: tuple[Bundle, ...], samples: int, pace: Pace, others: int = 0) -> list[Lane]:
+    def pipelines(self, part: tuple[Bundle, ...], samples: int, pace: LaneSettings, others: int = 0) -> list[Lane]:
         """Pipelines of these bundles, of each depth one or two, with their best cuts; most promising first."""
         fixed = samples, pace.micro_batches, pace.held, pace.ahead, others
         if part not in self._orders:
@@ -135,23 +135,23 @@ class Lanes:
         cuts = [cut for one in _likely(rough) for cut in dict.fromkeys((one, self.arranger.recut(one, *fixed)))]
         return sorted((self._lane(cut, samples, pace, not others) for cut in cuts), key=lambda lane: lane.seconds)
 
-    def settled(self, stages: tuple[Groups, ...], samples: int, pace: Pace, others: int) -> Lane | None:
+    def settled(self, stages: tuple[Groups, ...], samples: int, pace: LaneSettings, others: int) -> Lane | None:
         """The pipeline of these stages with its best cut; None where it cannot hold the model."""
         found = self.arranger.cut(stages, samples, pace.micro_batches, pace.held, pace.ahead, others)
         return None if found is None else self._lane(found, samples, pace, not others)
 
-    def _lane(self, arranged: Arranged, samples: int, pace: Pace, alone: bool) -> Lane:
+    def _lane(self, arranged: Arranged, samples: int, pace: LaneSettings, alone: bool) -> Lane:
         stages = tuple(self.sharing.stage(groups, samples) for groups in arranged.stages)
         return self.timed(Lane(stages, arranged.firsts, arranged.recompute), pace, alone=alone)
 
-    def resized(self, lane: Lane, samples: int, pace: Pace) -> Lane:
+    def resized(self, lane: Lane, samples: int, pace: LaneSettings) -> Lane:
         """The same pipeline with other samples, shared anew."""
         if samples == lane.samples:
             return lane
         stages = tuple(self.sharing.stage([group for group, _ in stage], samples) for stage in lane.stages)
         return self.timed(lane._replace(stages=stages), pace)
 
-    def timed(self, lane: Lane, pace: Pace, *, alone: bool = False) -> Lane:
+    def timed(self, lane: Lane, pace: LaneSettings, *, alone: bool = False) -> Lane:
         """Return the lane with its lower bound and its estimated time, in seconds. `alone`: there is no other lane."""
         key = (lane.stages, lane.firsts, lane.recompute, pace, alone)
         if key not in self._seconds:
@@ -167,14 +167,14 @@ class Lanes:
         """In which it has replicas: between several, gradients may be summed up along trees, which take less."""
         return {self.problem.cluster.host_of(group[0]).region for stage in lane.stages for group, _ in stage}
 
-    def fair(self, lanes: Sequence[Lane], samples: int, pace: Pace) -> list[int]:
+    def fair(self, lanes: Sequence[Lane], samples: int, pace: LaneSettings) -> list[int]:
         """Samples with which all lanes are done together; a lane may get none."""
         if len(lanes) == 1:
             return [samples]
         times = {lane: partial(_along, *self._line(lane, pace)) for lane in lanes}
         return fair_shares(samples, [times[lane] for lane in lanes], least=0)
 
-    def _line(self, lane: Lane, pace: Pace) -> tuple[float, float]:
+    def _line(self, lane: Lane, pace: LaneSettings) -> tuple[float, float]:
         """Seconds of a lane as `a + c n` for n samples: through what it has and, about, half or twice that."""
         n = lane.samples
         other = n // 2 or 2
@@ -198,7 +198,7 @@ class Lanes:
         stages = tuple(tuple((r.devices, r.share) for r in stage.replicas) for stage in part.stages)
         firsts = tuple(self.problem.graph.by_name[stage.first] for stage in part.stages)
         lane = Lane(stages, firsts, tuple(stage.recompute for stage in part.stages))
-        return self.layout([lane], Pace(part.micro_batches, part.ahead, states.pop(), spills == {"optimizer"}))
+        return self.layout([lane], LaneSettings(part.micro_batches, part.ahead, states.pop(), spills == {"optimizer"}))
 
     def _between(self, lanes: Sequence[Lane]) -> float:
         """Seconds of syncs between lanes that no backward pass hides, about.

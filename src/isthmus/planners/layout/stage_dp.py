@@ -29,9 +29,9 @@ import numpy.typing as npt
 
 from isthmus.compiled import compiled
 from isthmus.planners.layout.device_groups import Bundle, Groups
-from isthmus.planners.layout.memory_fit import Room, Way
+from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
 from isthmus.planners.layout.stage_shares import Sharing
-from isthmus.planners.layout.stage_tables import Distances, Ints, Runs, Shorts
+from isthmus.planners.layout.stage_tables import Distances, Ints, Shorts, StageTables
 from isthmus.planners.problem import Floats, Problem
 
 __all__ = ["Arranged", "Arranger", "Solved", "crossing_bytes"]
@@ -57,7 +57,7 @@ class Solved(NamedTuple):
     """What the dynamic programme found for bundles in an order."""
 
     bundles: Sequence[Bundle]
-    table: Ints  # of `Runs`
+    table: Ints  # of `StageTables`
     far: tuple[Floats, Floats, Floats]  # of `Distances`
     picks: Ints
     starts: npt.NDArray[np.intp]  # the first bundle, by depth
@@ -75,7 +75,7 @@ class Solved(NamedTuple):
 class Arranger:
     """Arranges bundles of one problem; remembers what it has looked up."""
 
-    def __init__(self, problem: Problem, room: Room, sharing: Sharing) -> None:
+    def __init__(self, problem: Problem, room: MemoryFit, sharing: Sharing) -> None:
         self.problem, self.room, self.sharing = problem, room, sharing
         table = problem.table
         width = table.width * (problem.kept or 1.0)
@@ -83,7 +83,7 @@ class Arranger:
         self._passed = crossing_bytes(problem)
         ends = {0, len(problem.graph.blocks) - 1}
         self._tied = width * sum(count for users, count in table.tied if ends <= set(users))
-        self.runs = Runs(problem, room, sharing, _borders(problem, self._passed))
+        self.runs = StageTables(problem, room, sharing, _borders(problem, self._passed))
         self.distances = Distances(problem)
         self._known: dict[tuple[object, ...], tuple[Ints, tuple[Floats, Floats, Floats]]] = {}
         self._rows: dict[tuple[object, ...], _Row] = {}
@@ -98,7 +98,7 @@ class Arranger:
         bundles: Sequence[Bundle],
         samples: int,
         micro_batches: int,
-        held: Way,
+        held: StageOptions,
         ahead: int = 0,
         others: int = 0,
     ) -> list[Arranged]:
@@ -111,7 +111,7 @@ class Arranger:
         bundles: Sequence[Bundle],
         samples: int,
         micro_batches: int,
-        held: Way,
+        held: StageOptions,
         ahead: int = 0,
         others: int = 0,
     ) -> Solved:
@@ -150,7 +150,7 @@ class Arranger:
         return Arranged(stages, tuple(at[border].tolist()), tuple(map(bool, again)), seconds)
 
     def recut(
-        self, arranged: Arranged, samples: int, micro_batches: int, held: Way, ahead: int = 0, others: int = 0
+        self, arranged: Arranged, samples: int, micro_batches: int, held: StageOptions, ahead: int = 0, others: int = 0
     ) -> Arranged:
         """The same stages with the best cut at any border (`cut`), where not all borders were looked at."""
         if len(self.borders) == len(self.problem.graph.blocks) + 1 or len(arranged.stages) == 1:
@@ -159,7 +159,7 @@ class Arranger:
         return arranged if found is None else found._replace(seconds=arranged.seconds)
 
     def cut(
-        self, stages: tuple[Groups, ...], samples: int, micro_batches: int, held: Way, ahead: int, others: int
+        self, stages: tuple[Groups, ...], samples: int, micro_batches: int, held: StageOptions, ahead: int, others: int
     ) -> Arranged | None:
         """Settled stages with the best cut at any border, as far as computing, syncs and memory go; None: none fits."""
         self.problem.effort += _CUT
@@ -169,7 +169,9 @@ class Arranger:
         firsts, again = settled_cut(seconds, fits, rings, self._weights, np.array(flight), micro_batches)
         return Arranged(stages, tuple(firsts.tolist()), tuple(again.tolist()), 0.0) if len(firsts) else None
 
-    def _row(self, groups: Groups, samples: int, held: Way, others: int) -> tuple[Floats, Shorts, tuple[float, float]]:
+    def _row(
+        self, groups: Groups, samples: int, held: StageOptions, others: int
+    ) -> tuple[Floats, Shorts, tuple[float, float]]:
         """Return a stage's seconds before each block, the micro-batches that fit, and the times of its sync."""
         key = (groups, samples, held, others if held.state != "replicated" else min(others, 1))
         if key not in self._rows:

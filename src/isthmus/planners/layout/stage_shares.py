@@ -16,12 +16,12 @@ import numpy as np
 from isthmus.planners.layout.shares import even_shares, fair_shares
 from isthmus.planners.problem import Fact, Floats, Problem
 
-__all__ = ["Shared", "Sharing"]
+__all__ = ["Sharing", "StageShare"]
 
 Groups = Sequence[tuple[str, ...]]
 
 
-class Shared(NamedTuple):
+class StageShare(NamedTuple):
     """What replicas of some sorts do with a micro-batch."""
 
     shares: dict[Fact, list[int]]  # of the replicas of each sort
@@ -34,10 +34,10 @@ class Sharing:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._known: dict[tuple[int, frozenset[tuple[Fact, int]]], Shared] = {}
-        self._found: dict[tuple[int, tuple[tuple[str, ...], ...]], Shared] = {}
+        self._known: dict[tuple[int, frozenset[tuple[Fact, int]]], StageShare] = {}
+        self._found: dict[tuple[int, tuple[tuple[str, ...], ...]], StageShare] = {}
 
-    def of(self, groups: Groups, samples: int) -> Shared:
+    def of(self, groups: Groups, samples: int) -> StageShare:
         """Shares by sort, and the time of the slowest."""
         same = samples, tuple(groups)
         if same not in self._found:
@@ -54,7 +54,7 @@ class Sharing:
         pairs = ((group, next(left[self.problem.fact(group)])) for group in groups)
         return tuple((group, share) for group, share in pairs if share)
 
-    def _shared(self, counts: Counter[Fact], samples: int) -> Shared:
+    def _shared(self, counts: Counter[Fact], samples: int) -> StageShare:
         facts = sorted(counts.elements(), key=repr)
         if len(counts) == 1:
             shares = even_shares(samples, len(facts))
@@ -67,4 +67,4 @@ class Sharing:
         most = tuple((fact, max(own)) for fact, own in by_fact.items() if max(own))
         rows = [self.problem.block_seconds(*fact, share) for fact, share in most]
         slowest = max(rows, key=lambda row: float(np.sum(row)))
-        return Shared(by_fact, np.cumsum(np.pad(slowest, ((0, 0), (1, 0))), axis=1), most)
+        return StageShare(by_fact, np.cumsum(np.pad(slowest, ((0, 0), (1, 0))), axis=1), most)

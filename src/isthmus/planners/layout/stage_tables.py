@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.planners.layout.device_groups import Bundle, Groups
-from isthmus.planners.layout.memory_fit import Need, Room, Way
-from isthmus.planners.layout.stage_shares import Shared, Sharing
+from isthmus.planners.layout.memory_fit import MemoryFit, Need, StageOptions
+from isthmus.planners.layout.stage_shares import Sharing, StageShare
 from isthmus.planners.problem import Floats, Problem
 
-__all__ = ["Distances", "Ints", "Runs", "Shorts", "sync_seconds"]
+__all__ = ["Distances", "Ints", "Shorts", "StageTables", "sync_seconds"]
 
 Ints = npt.NDArray[np.int32]
 Shorts = npt.NDArray[np.int16]
@@ -27,10 +27,10 @@ _Stand = tuple[Floats, Floats, int, int]  # seconds before each border, forward 
 _REGIONS = 2  # that a stage has bundles of, at most
 
 
-class Runs:
+class StageTables:
     """The rows of one problem, at the borders that models are cut at."""
 
-    def __init__(self, problem: Problem, room: Room, sharing: Sharing, borders: npt.NDArray[np.int64]) -> None:
+    def __init__(self, problem: Problem, room: MemoryFit, sharing: Sharing, borders: npt.NDArray[np.int64]) -> None:
         self.problem, self.room, self.sharing, self.borders = problem, room, sharing, borders
         count = len(borders)
         self.forward: Floats = np.zeros((64, count))  # [rows, borders] seconds of all blocks before each, a micro-batch
@@ -42,11 +42,13 @@ class Runs:
         self.flights: Shorts = np.zeros((8, 2, count - 1, count), np.int16)  # that fit, plain and recomputed
         self._rows, self._rooms = 0, dict[int, int]()  # rows in use; rows of flights by what fits
         self._numbers: dict[Bundle, int] = {}  # of bundles that were met
-        self._known: dict[tuple[int, Way, int], tuple[dict[tuple[int, ...], int], dict[frozenset[int], _Stand]]] = {}
+        self._known: dict[
+            tuple[int, StageOptions, int], tuple[dict[tuple[int, ...], int], dict[frozenset[int], _Stand]]
+        ] = {}
         self._fits: dict[tuple[object, ...], Shorts] = {}
         self._rings: dict[tuple[str, ...], tuple[float, float]] = {}
 
-    def table(self, bundles: Sequence[Bundle], samples: int, held: Way, others: int) -> Ints:
+    def table(self, bundles: Sequence[Bundle], samples: int, held: StageOptions, others: int) -> Ints:
         """[bundles, bundles + 1]: the row of bundles i .. j - 1; -1 where they are in too many regions."""
         count = len(bundles)
         table = np.full((count, count + 1), -1, np.int32)
@@ -78,7 +80,7 @@ class Runs:
         self.per_byte[row], self.waits[row] = ring
         return row
 
-    def _stand(self, groups: Groups, samples: int, held: Way, others: int) -> _Stand:
+    def _stand(self, groups: Groups, samples: int, held: StageOptions, others: int) -> _Stand:
         shared = self.sharing.of(groups, samples)
         fits = self.fitting(groups, shared, held, others)
         if id(fits) not in self._rooms:  # it stays, and so does its id
@@ -90,7 +92,7 @@ class Runs:
         forward, backward = shared.seconds[:, self.borders]
         return forward, backward, self._rooms[id(fits)], hosts
 
-    def fitting(self, groups: Groups, shared: Shared, held: Way, others: int) -> Shorts:
+    def fitting(self, groups: Groups, shared: StageShare, held: StageOptions, others: int) -> Shorts:
         """Micro-batches in flight that fit, for every run of blocks, plain and recomputed; 0 where places forbid it."""
         replicas = len(groups) + others
         places = tuple(sorted({group[0] for group in groups})) if self.problem.places else ()

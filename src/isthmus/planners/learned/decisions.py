@@ -17,13 +17,13 @@ from typing import Literal, NamedTuple
 
 from isthmus.planners.layout.device_groups import Bundle, all_bundles, tensor_degrees
 from isthmus.planners.layout.shares import micro_batch_counts
-from isthmus.planners.layout.side_by_side import Pace
+from isthmus.planners.layout.side_by_side import LaneSettings
 from isthmus.planners.problem import Problem
-from isthmus.planners.search.candidates import Pool, ways
+from isthmus.planners.search.candidates import Candidates, ways
 from isthmus.planners.search.local_search import DEGREES
-from isthmus.planners.search.moves import AHEAD, COUNTS, STATES, Setting
+from isthmus.planners.search.moves import AHEAD, COUNTS, STATES, Grouping
 
-__all__ = ["APART", "IDLE", "KINDS", "NEW", "Action", "Draft", "Drafts", "Leaves", "Sort", "path_to"]
+__all__ = ["APART", "IDLE", "KINDS", "NEW", "Decision", "Draft", "Drafts", "Leaves", "Sort", "path_to"]
 
 Kind = Literal["degree", "role", "micro_batches", "ahead", "state"]
 KINDS: tuple[Kind, ...] = ("degree", "role", "micro_batches", "ahead", "state")
@@ -33,7 +33,7 @@ _RANK = {APART: 1000, IDLE: 1001}
 _CLOSE = 1.25  # times the best: where other ways to sync are worth a call
 
 
-class Action(NamedTuple):
+class Decision(NamedTuple):
     """One choice: of what, and which. States are numbered as in `moves.STATES`."""
 
     kind: Kind
@@ -49,7 +49,7 @@ class Draft(NamedTuple):
     ahead: int = -1
     state: int = -1
 
-    def having(self, action: Action) -> Draft:
+    def having(self, action: Decision) -> Draft:
         """With one choice more."""
         kind, value = action
         if kind == "role":
@@ -107,20 +107,20 @@ class Drafts:
         others = {bundle.host for bundle in self.bundles[1]} - {here.name, there.name}
         return all(cluster.link(here.name, other) == cluster.link(there.name, other) for other in others)
 
-    def actions(self, draft: Draft) -> list[Action]:
+    def actions(self, draft: Draft) -> list[Decision]:
         """Return the next choices; none once all is chosen, or where too few samples are left for so many lanes."""
         if draft.degree < 0:
-            return [Action("degree", degree) for degree in self.degrees]
+            return [Decision("degree", degree) for degree in self.degrees]
         if len(draft.roles) < len(self.sorts(draft.degree)):
-            return [Action("role", role) for role in self._roles(draft)]
+            return [Decision("role", role) for role in self._roles(draft)]
         if draft.micro_batches < 0:
             batch, parts = self.problem.job.batch, len(self.parts(draft))
             counts = micro_batch_counts(batch, parts, most=COUNTS) if parts <= batch else []
-            return [Action("micro_batches", count) for count in counts]
+            return [Decision("micro_batches", count) for count in counts]
         if draft.ahead < 0:
             most = self._most_ahead(draft)
-            return [Action("ahead", ahead) for ahead in AHEAD if ahead <= most]
-        return [Action("state", state) for state in range(len(STATES))] if draft.state < 0 else []
+            return [Decision("ahead", ahead) for ahead in AHEAD if ahead <= most]
+        return [Decision("state", state) for state in range(len(STATES))] if draft.state < 0 else []
 
     def _most_ahead(self, draft: Draft) -> int:
         """More micro-batches in flight than this change nothing: no lane has several stages, or all are in flight."""
@@ -151,11 +151,11 @@ class Drafts:
                 joined[role] += members
         return (*(tuple(lane) for lane in joined), *apart)
 
-    def setting(self, draft: Draft) -> Setting:
+    def setting(self, draft: Draft) -> Grouping:
         """Return the setting that a complete draft describes."""
-        return Setting(self.parts(draft), Pace(draft.micro_batches, draft.ahead, STATES[draft.state]))
+        return Grouping(self.parts(draft), LaneSettings(draft.micro_batches, draft.ahead, STATES[draft.state]))
 
-    def draft_of(self, setting: Setting) -> Draft | None:
+    def draft_of(self, setting: Grouping) -> Draft | None:
         """The whole draft that says a setting; None where a sort is divided in a way that no draft has."""
         lane_of = {bundle: i for i, part in enumerate(setting.parts) for bundle in part}
         pace = setting.pace
@@ -195,7 +195,7 @@ class Drafts:
 class Leaves:
     """What whole drafts take, by the exact pieces and the simulator; each is priced once."""
 
-    def __init__(self, pool: Pool, drafts: Drafts) -> None:
+    def __init__(self, pool: Candidates, drafts: Drafts) -> None:
         self.pool, self.drafts = pool, drafts
         self.seconds: dict[object, float] = {}  # by the settings' signatures; infinite where nothing fits
 
@@ -207,7 +207,7 @@ class Leaves:
             self.seconds[key] = self._priced(setting, draft.degree)
         return self.seconds[key]
 
-    def _priced(self, setting: Setting, degree: int) -> float:
+    def _priced(self, setting: Grouping, degree: int) -> float:
         pool, best = self.pool, float("inf")
         layout = pool.lanes.complete(setting.parts, setting.pace)
         if layout is None:
@@ -222,7 +222,7 @@ class Leaves:
         return best
 
 
-def path_to(drafts: Drafts, target: Draft) -> Sequence[tuple[Draft, Action]]:
+def path_to(drafts: Drafts, target: Draft) -> Sequence[tuple[Draft, Decision]]:
     """The choices that lead to a draft, each with the draft before it."""
     draft, path = Draft(), []
     while draft != target:

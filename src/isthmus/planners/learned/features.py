@@ -24,7 +24,7 @@ from isthmus.cluster.spec import Host
 from isthmus.cost.timeline import timeline
 from isthmus.plan.types import Pipeline
 from isthmus.planners.layout.stage_dp import crossing_bytes
-from isthmus.planners.learned.decisions import APART, IDLE, KINDS, NEW, Action, Draft, Drafts, Sort
+from isthmus.planners.learned.decisions import APART, IDLE, KINDS, NEW, Decision, Draft, Drafts, Sort
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.search.moves import STATES
 
@@ -202,7 +202,7 @@ class Look:
             self._scenes[degree] = _scene(self.problem, self.drafts, degree)
         return self._scenes[degree]
 
-    def at(self, draft: Draft, actions: Sequence[Action], feedback: Feedback | None) -> Looked:
+    def at(self, draft: Draft, actions: Sequence[Decision], feedback: Feedback | None) -> Looked:
         """A draft, its actions, and the best plan so far."""
         degree = draft.degree if draft.degree > 0 else 1
         scene, told = self._told(degree, feedback)
@@ -244,7 +244,7 @@ class Look:
         self,
         scene: Scene,
         draft: Draft,
-        actions: Sequence[Action],
+        actions: Sequence[Decision],
         feedback: Feedback | None,
         share: npt.NDArray[np.float64],
         current: int,

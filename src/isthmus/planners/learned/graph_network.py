@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from isthmus.planners.learned.features import ACTION, BLOCK, EDGE, SORT, WHOLE, Looked
 
-__all__ = ["Attention", "Batch", "Network", "batch_of"]
+__all__ = ["Batch", "EdgeAttention", "GraphNetwork", "batch_of"]
 
 _HEADS = 4
 _SLOPE = 0.2
@@ -113,7 +113,7 @@ def _repeated(counts: Sequence[int]) -> Tensor:
     return _whole(np.repeat(np.arange(len(counts)), counts))
 
 
-class Attention(nn.Module):
+class EdgeAttention(nn.Module):
     """One kind of edge in one layer."""
 
     def __init__(self, width: int, features: int, heads: int = _HEADS) -> None:
@@ -147,7 +147,7 @@ class _Layer(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.kinds = nn.ModuleDict({name: Attention(width, features) for name, features in EDGE.items()})
+        self.kinds = nn.ModuleDict({name: EdgeAttention(width, features) for name, features in EDGE.items()})
         self.norms = nn.ModuleDict({name: nn.LayerNorm(width) for name in (_BLOCKS, _SORTS)})
         self.after = nn.ModuleDict({name: _two(2 * width, width, width) for name in (_BLOCKS, _SORTS)})
 
@@ -165,7 +165,7 @@ def _two(inputs: int, inner: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, inner), nn.GELU(), nn.Linear(inner, outputs))
 
 
-class Network(nn.Module):
+class GraphNetwork(nn.Module):
     """Scores of actions."""
 
     def __init__(self, width: int = 96, layers: int = 3) -> None:

@@ -20,10 +20,10 @@ from isthmus.planners.learned.features import ACTION, BLOCK, EDGE, SCENE, SORT, 
 from isthmus.planners.learned.network_numpy import Weights, log_likely
 from isthmus.planners.learned.tree_search import Asked, Prior, even
 from isthmus.planners.problem import Candidate, Floats
-from isthmus.planners.search.candidates import Pool
+from isthmus.planners.search.candidates import Candidates
 
 if TYPE_CHECKING:
-    from isthmus.planners.learned.graph_network import Network
+    from isthmus.planners.learned.graph_network import GraphNetwork
 
 __all__ = ["NetworkPrior", "load_network", "save_network", "shipped_prior"]
 
@@ -54,7 +54,7 @@ def _stamp() -> dict[str, str]:
     return {"cost_model": str(COST_MODEL), "scene": str(SCENE), "features": json.dumps(sizes)}
 
 
-def save_network(network: Network, file: Path) -> None:
+def save_network(network: GraphNetwork, file: Path) -> None:
     """Writes the weights and what they were trained for."""
     tensors = {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
     part = file.with_suffix(".part")
@@ -82,7 +82,7 @@ class NetworkPrior:
         self._look: Look | None = None
         self._told: tuple[Candidate | None, Feedback | None] = (None, None)
 
-    def __call__(self, pool: Pool, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
+    def __call__(self, pool: Candidates, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
         """Return for each draft how likely each of its actions is the best one."""
         if self._look is None or self._look.drafts is not drafts:
             self._look = Look(pool.problem, drafts, self.blind)

@@ -18,16 +18,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from isthmus.planners.budget import Search
-from isthmus.planners.layout.side_by_side import Lanes
-from isthmus.planners.learned.decisions import Action, Draft, Drafts, Leaves
+from isthmus.planners.layout.side_by_side import LaneMaker
+from isthmus.planners.learned.decisions import Decision, Draft, Drafts, Leaves
 from isthmus.planners.problem import Candidate, Floats, Problem
-from isthmus.planners.search.candidates import Pool
+from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search.finishing import finish
 from isthmus.planners.search.local_search import polish
 
-__all__ = ["Asked", "Prior", "Tree", "even", "propose", "tree_search"]
+__all__ = ["Asked", "Prior", "SearchTree", "even", "propose", "tree_search"]
 
-Asked = tuple[Draft, Sequence[Action]]
+Asked = tuple[Draft, Sequence[Decision]]
 
 _EXPLORE, _DOUBTED = 0.7, 2.0  # c; how much more of it where all is doubted
 _TRUSTED, _DOUBTING = 2, 0.02  # rounds in a row that bring nothing better before the prior is doubted; more with each
@@ -39,22 +39,22 @@ _FEW = 2  # rounds in a row that bring nothing better, where the tree only propo
 _TREE_PART, _POLISH_PART = 0.7, 0.6  # of what is left of the budget then
 
 
-Prior = Callable[[Pool, Drafts, Sequence[Asked]], list[Floats]]
+Prior = Callable[[Candidates, Drafts, Sequence[Asked]], list[Floats]]
 """How likely each action is the best one, for several drafts; those of a draft add up to 1."""
 
 
-def even(pool: Pool, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
+def even(pool: Candidates, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
     """The prior of somebody who knows nothing."""
     return [np.full(len(actions), 1.0 / len(actions)) for _, actions in asked]
 
 
 def tree_search(
-    problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate], prior: Prior = even
+    problem: Problem, lanes: LaneMaker, search: Search, given: Sequence[Candidate], prior: Prior = even
 ) -> Candidate | None:
     """The best plan so far, or a faster one that the tree leads to."""
-    pool = Pool(problem, lanes, search, given[0] if given else None)
+    pool = Candidates(problem, lanes, search, given[0] if given else None)
     with search.within(_TREE_PART):
-        Tree(pool, prior).grow()
+        SearchTree(pool, prior).grow()
     pool.rank()
     with search.within(_POLISH_PART):
         polish(pool)
@@ -62,9 +62,9 @@ def tree_search(
     return pool.best
 
 
-def propose(prior: Prior, pool: Pool) -> None:
+def propose(prior: Prior, pool: Candidates) -> None:
     """Prices what a prior likes best, for others to go on from: until some rounds in a row find nothing better."""
-    tree = Tree(pool, prior)
+    tree = SearchTree(pool, prior)
     while not pool.search.spent() and tree.same < _FEW:
         tree.round()
 
@@ -72,7 +72,7 @@ def propose(prior: Prior, pool: Pool) -> None:
 class _Node:
     """A draft in the tree: its actions, how often each was taken, and what came of it."""
 
-    def __init__(self, actions: Sequence[Action], prior: Floats) -> None:
+    def __init__(self, actions: Sequence[Decision], prior: Floats) -> None:
         self.actions, self.prior = actions, prior
         self.taken, self.total, self.most = np.zeros((3, len(actions)))
 
@@ -98,13 +98,13 @@ class _Node:
         self.most[action] = max(self.most[action], worth)
 
 
-class Tree:
+class SearchTree:
     """The search itself. `told` is called with every whole draft and its seconds; without `noise` the first of actions
     that are alike is taken.
     """
 
     def __init__(
-        self, pool: Pool, prior: Prior, told: Callable[[Draft, float], None] | None = None, noise: float = _NOISE
+        self, pool: Candidates, prior: Prior, told: Callable[[Draft, float], None] | None = None, noise: float = _NOISE
     ) -> None:
         self.pool, self.prior, self.told, self.noise = pool, prior, told, noise
         self.drafts = Drafts(pool.problem)

@@ -19,8 +19,8 @@ from functools import cache, partial
 
 from isthmus.cost.tables import ALONE
 from isthmus.plan.types import How, Plan
-from isthmus.planners.layout.build_plan import Ring, build_stages, last_bucket, least_ring, least_update, make_plan
-from isthmus.planners.layout.memory_fit import Need, Room, Way
+from isthmus.planners.layout.build_plan import RingBound, build_stages, last_bucket, least_ring, least_update, make_plan
+from isthmus.planners.layout.memory_fit import MemoryFit, Need, StageOptions
 from isthmus.planners.layout.shares import even_shares, fair_shares, micro_batch_counts
 from isthmus.planners.problem import Floats, Problem
 from isthmus.planners.proposal import Idea, Version
@@ -33,11 +33,11 @@ from isthmus.planners.schemes.region import region
 
 __all__ = ["SCHEMES", "Scheme", "data", "data_even", "pipeline", "replicated"]
 
-Scheme = Callable[[Problem, Room, Fix], Iterator[Idea]]
-_WAYS = (Way(), Way(recompute=True))
+Scheme = Callable[[Problem, MemoryFit, Fix], Iterator[Idea]]
+_WAYS = (StageOptions(), StageOptions(recompute=True))
 
 
-def data_even(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
+def data_even(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """Equal shares on every device that holds the model."""
     for devices in _holders(problem, room):
         for count in micro_batch_counts(problem.job.batch, len(devices)):
@@ -45,7 +45,7 @@ def data_even(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
             yield replicated(problem, room, devices, shares, count, "ring")
 
 
-def data(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
+def data(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """Shares by speed on every device that holds the model; a device with nothing to do is left out."""
     times = cache(partial(_whole_seconds, problem))
     per_kind = {kind: partial(times, kind) for kind in problem.cluster.kinds}
@@ -65,20 +65,20 @@ def _whole_seconds(problem: Problem, kind: str, samples: int) -> float:
     return float(problem.table.seconds(kind, ALONE, samples)[:, -1].sum()) if samples else 0.0
 
 
-def _holders(problem: Problem, room: Room) -> list[tuple[str, ...]]:
+def _holders(problem: Problem, room: MemoryFit) -> list[tuple[str, ...]]:
     """Device sets without devices that cannot hold the model and one sample, or may not; no larger than the batch.
 
     All devices that may hold it, if none can.
     """
     may = [device for device in problem.usable if problem.allowed(device).all()]
     needs = {device: Need((device,), 1, 1, 1, 1) for device in may}
-    able = {device for device in may if room.fits(needs[device], Way(recompute=True))[0, -1]} or set(may)
+    able = {device for device in may if room.fits(needs[device], StageOptions(recompute=True))[0, -1]} or set(may)
     sets = [[device for device in devices if device in able] for devices in device_sets(problem)]
     return list(dict.fromkeys(fastest(problem, members, problem.job.batch) for members in sets if members))
 
 
 def replicated(
-    problem: Problem, room: Room, devices: tuple[str, ...], shares: Sequence[int], count: int, how: How
+    problem: Problem, room: MemoryFit, devices: tuple[str, ...], shares: Sequence[int], count: int, how: How
 ) -> Idea:
     """The whole model on every device."""
     kinds = [problem.cluster.devices[device].kind for device in devices]
@@ -91,12 +91,12 @@ def replicated(
     elements = problem.table.span(0, len(problem.graph.blocks) - 1).elements
     last = last_bucket(problem, 0, len(problem.graph.blocks))
     synced = elements * (problem.kept or 1.0)
-    ring = least_ring(problem, devices, synced, last=last) if how == "ring" else Ring(0.0, 0.0)
+    ring = least_ring(problem, devices, synced, last=last) if how == "ring" else RingBound(0.0, 0.0)
     update = min(least_update(problem, kind, elements) for kind in rows)
     seconds = {way: _least(every, count, way, ring) + update for way in _WAYS}
     members = [[((device,), share) for device, share in zip(devices, shares, strict=True)]]
 
-    def make(way: Way) -> Plan:
+    def make(way: StageOptions) -> Plan:
         return make_plan(problem, build_stages(problem, [0], members, way), count, how=how)
 
     def versions() -> list[Version]:
@@ -108,14 +108,14 @@ def replicated(
     return Idea(seconds[_WAYS[0]], memory, max(shares), versions, partial(make, _WAYS[-1]))
 
 
-def _least(rows: Sequence[Floats], count: int, way: Way, ring: Ring) -> float:
+def _least(rows: Sequence[Floats], count: int, way: StageOptions, ring: RingBound) -> float:
     """Return the replicas' least seconds: the slowest computes, or the quickest syncs after its last gradients."""
     both = [float(way_seconds(row, way)) for row in rows]
     first = min((count - 1) * whole + float(row[0]) for whole, row in zip(both, rows, strict=True))
     return max(count * max(both), first + ring.sending, count * min(both) + ring.travel)
 
 
-def pipeline(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
+def pipeline(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """One stage a device, in the order of the cluster file."""
     chains = [fastest(problem, devices, len(problem.graph.blocks)) for devices in device_sets(problem)]
     for chain in dict.fromkeys(chains):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from isthmus.planners.layout.cuts import even_limits, span_sums
-from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.shares import divisors
 from isthmus.planners.problem import Bools, Floats, Problem
 from isthmus.planners.proposal import Idea
@@ -60,7 +60,7 @@ class _Mix(NamedTuple):
     micro: int  # samples of a micro-batch on one replica
 
 
-def classes(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
+def classes(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """For all classes that may work together, the mixes with the best bounds, in every order."""
     layers = _layers(problem)
     limits, sums = even_limits(layers), span_sums(layers)
@@ -72,7 +72,7 @@ def classes(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
             yield from (_idea(problem, room, mix, order, layers, allowed) for order in orders)
 
 
-def _idea(problem: Problem, room: Room, mix: _Mix, order: Sequence[int], layers: Floats, allowed: Bools) -> Idea:
+def _idea(problem: Problem, room: MemoryFit, mix: _Mix, order: Sequence[int], layers: Floats, allowed: Bools) -> Idea:
     stages = [stage for c in order for stage in _stages(mix, c)]
     staged = Staged(tuple(stages), problem.job.batch // (mix.replicas * mix.micro))
     borders = [end - 1 for end in accumulate(mix.stages[c] for c in order)][:-1]

@@ -17,7 +17,7 @@ from isthmus.cluster.spec import Cluster
 from isthmus.cost.tables import ALONE
 from isthmus.plan.types import Layout, Plan
 from isthmus.planners.layout.build_plan import build_stages, least_ring, least_update, make_plan, unit_bytes
-from isthmus.planners.layout.memory_fit import BUCKET, Need, Room, Way
+from isthmus.planners.layout.memory_fit import BUCKET, MemoryFit, Need, StageOptions
 from isthmus.planners.layout.shares import even_shares, micro_batch_counts
 from isthmus.planners.problem import Problem
 from isthmus.planners.proposal import Idea, Version
@@ -30,7 +30,7 @@ __all__ = ["fsdp"]
 _PARTS = (32, 8)  # units of the whole model, beside units as large as other schemes' buckets
 
 
-def fsdp(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
+def fsdp(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """Every device set, as far as its devices have room for their part, and every size of units."""
     whole = problem.graph.elements * problem.table.width
     units = [BUCKET, *(whole / parts for parts in _PARTS)]  # bytes
@@ -41,12 +41,15 @@ def fsdp(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
             yield _sharded(problem, room, devices, count, "sharded-optimizer", BUCKET)
 
 
-def _holders(problem: Problem, room: Room) -> list[tuple[str, ...]]:
+def _holders(problem: Problem, room: MemoryFit) -> list[tuple[str, ...]]:
     """Device sets of two or more, without devices that cannot hold their part and one sample, or may not.
 
     Those that leave make the others' parts larger, so it is asked again. All that may hold it, if none can.
     """
-    way, may = Way(recompute=True, state="sharded-all"), {d for d in problem.usable if problem.allowed(d).all()}
+    way, may = (
+        StageOptions(recompute=True, state="sharded-all"),
+        {d for d in problem.usable if problem.allowed(d).all()},
+    )
     found = []
     for devices in device_sets(problem):
         members = fastest(problem, [device for device in devices if device in may], problem.job.batch)
@@ -60,7 +63,9 @@ def _holders(problem: Problem, room: Room) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(members for members in found if len(members) > 1))
 
 
-def _sharded(problem: Problem, room: Room, devices: tuple[str, ...], count: int, state: Layout, unit: float) -> Idea:
+def _sharded(
+    problem: Problem, room: MemoryFit, devices: tuple[str, ...], count: int, state: Layout, unit: float
+) -> Idea:
     """One device set; nothing is faster than its slowest device, or than the bytes that must pass its slowest link."""
     shares = even_shares(problem.job.batch // count, len(devices))
     kinds = {problem.cluster.devices[device].kind: device for device in reversed(devices)}  # first: the larger share
@@ -71,7 +76,7 @@ def _sharded(problem: Problem, room: Room, devices: tuple[str, ...], count: int,
         sending = _exchange(problem, devices, count, unit)
     else:
         sending = least_ring(problem, devices, elements * (problem.kept or 1.0)).sending
-    ways = [Way(recompute, state) for recompute in (False, True)]
+    ways = [StageOptions(recompute, state) for recompute in (False, True)]
     update = min(least_update(problem, kind, elements / len(devices)) for kind in kinds)
     seconds = {way: max(sending, *(count * float(way_seconds(row, way)) for row in rows)) + update for way in ways}
 
@@ -126,6 +131,8 @@ def _passed(cluster: Cluster, a: str, b: str) -> Iterator[tuple[tuple[str, ...],
         yield ("trunk", here.region, there.region), trunk
 
 
-def _plan(problem: Problem, devices: Sequence[str], shares: Sequence[int], count: int, way: Way, unit: float) -> Plan:
+def _plan(
+    problem: Problem, devices: Sequence[str], shares: Sequence[int], count: int, way: StageOptions, unit: float
+) -> Plan:
     members = [((device,), share) for device, share in zip(devices, shares, strict=True)]
     return make_plan(problem, build_stages(problem, [0], [members], way), count, bucket=unit)

@@ -18,7 +18,7 @@ from isthmus.errors import NoPlanError, UsageError
 from isthmus.plan.types import Plan
 from isthmus.planners.layout.build_plan import least_ring
 from isthmus.planners.layout.cuts import balanced_cut
-from isthmus.planners.layout.memory_fit import Room, Way
+from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
 from isthmus.planners.layout.shares import divisors, micro_batch_counts
 from isthmus.planners.problem import Fact, Floats, Problem
 from isthmus.planners.proposal import Idea, Version
@@ -78,12 +78,12 @@ def parse_fix(text: str) -> Fix:
     return Fix(**values)
 
 
-def grid(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
+def grid(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """Every layout that the devices, the heads and the batch allow."""
     return (_idea(problem, room, layout, fix) for layout in _layouts(problem, fix, _tensor_degrees(problem, fix)))
 
 
-def tensor(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
+def tensor(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """The model as one stage of tensor groups of any size, which may span hosts; data parallel over the rest."""
     one = Fix(pp=1)
     most = max(Counter(problem.cluster.devices[device].kind for device in problem.usable).values())
@@ -94,11 +94,11 @@ def tensor(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
 def megatron_plan(problem: Problem, fix: Fix) -> Plan:
     """The plain layout of pinned degrees, whether it fits or not: even layers, replicated, nothing recomputed."""
     layout = next(_layouts(problem, fix, _tensor_degrees(problem, fix)))
-    weights, room = _weights(problem, layout, fix)[0], Room(problem)
+    weights, room = _weights(problem, layout, fix)[0], MemoryFit(problem)
     firsts = balanced_cut([weights] * layout.pp, [room.splits(layout.tp)] * layout.pp)
     if firsts is None:
         raise cannot_have(problem, fix)
-    return staged_plan(problem, _staged(layout), firsts, Way())
+    return staged_plan(problem, _staged(layout), firsts, StageOptions())
 
 
 def _layouts(problem: Problem, fix: Fix, degrees: Sequence[int]) -> Iterator[_Layout]:
@@ -153,7 +153,7 @@ def micro_sizes(problem: Problem, dp: int, pinned: int | None = None) -> list[in
     return [share // count for count in micro_batch_counts(share, 1, most=5)]
 
 
-def _idea(problem: Problem, room: Room, layout: _Layout, fix: Fix) -> Idea:
+def _idea(problem: Problem, room: MemoryFit, layout: _Layout, fix: Fix) -> Idea:
     """A layout; no cut of it is faster than one whose stages grow so that all are busy to the end.
 
     With T seconds for the whole model, m micro-batches and p stages that is T / (1 - (1 - 1 / m)^p), or m T / p where
@@ -181,10 +181,10 @@ def _slow_links(problem: Problem, layout: _Layout) -> float:
     return least_seconds(problem, _staged(layout), borders) if borders else 0.0
 
 
-def ways_of(dp: int) -> list[Way]:
+def ways_of(dp: int) -> list[StageOptions]:
     """Return the ways in which so many equal replicas may hold their state."""
-    ways = [Way(recompute=recompute) for recompute in (False, True)]
-    sharded = [Way(way.recompute, "sharded-optimizer") for way in ways] if dp > 1 else []
+    ways = [StageOptions(recompute=recompute) for recompute in (False, True)]
+    sharded = [StageOptions(way.recompute, "sharded-optimizer") for way in ways] if dp > 1 else []
     return [*ways, *sharded]
 
 
@@ -194,7 +194,7 @@ def _staged(layout: _Layout) -> Staged:
     return Staged(stages, layout.micro_batches)
 
 
-def _versions(problem: Problem, room: Room, layout: _Layout, fix: Fix) -> list[Version]:
+def _versions(problem: Problem, room: MemoryFit, layout: _Layout, fix: Fix) -> list[Version]:
     """Each way to hold the state, with each cut that fits so."""
     rows = [[weights] * layout.pp for weights in _weights(problem, layout, fix)]
     cuts = [lambda _, row=row: row for row in rows]

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from isthmus.cost.compute import Group
 from isthmus.cost.tables import stage_links
 from isthmus.plan.types import Plan
-from isthmus.planners.layout.build_plan import Ring, build_stages, last_bucket, least_ring, least_update, make_plan
+from isthmus.planners.layout.build_plan import RingBound, build_stages, last_bucket, least_ring, least_update, make_plan
 from isthmus.planners.layout.cuts import (
     Parts,
     balanced_cut,
@@ -38,7 +38,7 @@ from isthmus.planners.layout.cuts import (
     span_sums,
     stage_sums,
 )
-from isthmus.planners.layout.memory_fit import Need, Room, Way
+from isthmus.planners.layout.memory_fit import MemoryFit, Need, StageOptions
 from isthmus.planners.problem import Bools, Floats, Problem, divided_work
 from isthmus.planners.proposal import Idea, Version
 
@@ -61,7 +61,7 @@ __all__ = [
 _IDEA, _VERSIONS = 1.5e-4, 2e-3  # seconds that making them takes
 Stage = tuple[tuple[tuple[str, ...], int], ...]  # devices and share of each replica
 _Timed = tuple[str, Group, int]  # kind and links of a replica, and its share
-Cut = Callable[[Way], Sequence[Floats]]  # what is to be even: for each stage what every block weighs on it
+Cut = Callable[[StageOptions], Sequence[Floats]]  # what is to be even: for each stage what every block weighs on it
 
 
 class Staged(NamedTuple):
@@ -82,10 +82,10 @@ class _Crossing(NamedTuple):
 
 def staged_ideas(
     problem: Problem,
-    room: Room,
+    room: MemoryFit,
     staged: Staged,
     cuts: Sequence[Cut],
-    ways: Sequence[Way],
+    ways: Sequence[StageOptions],
     borders: Sequence[int] = (),
     aheads: Sequence[int] = (0,),
 ) -> Iterator[Idea]:
@@ -112,15 +112,15 @@ def staged_ideas(
 
 def versions(
     problem: Problem,
-    room: Room,
+    room: MemoryFit,
     staged: Staged,
     cuts: Sequence[Cut],
-    ways: Sequence[Way],
+    ways: Sequence[StageOptions],
     allowed: Bools | None = None,
 ) -> list[Version]:
     """Each way to hold the state, with each cut that fits so. `allowed`: runs of blocks that a stage may have."""
     problem.effort += _VERSIONS
-    needs, found = list(_needs(problem, staged)), dict[tuple[Way, tuple[int, ...]], Version]()
+    needs, found = list(_needs(problem, staged)), dict[tuple[StageOptions, tuple[int, ...]], Version]()
     for way in ways:
         fits = [_fits(room, stage, way, allowed) for stage in needs]
         if not all(matrix.any() for matrix in fits):
@@ -135,7 +135,7 @@ def versions(
     return sorted(found.values(), key=lambda version: version.seconds)
 
 
-def nearest(problem: Problem, room: Room, staged: Staged, way: Way) -> Plan | None:
+def nearest(problem: Problem, room: MemoryFit, staged: Staged, way: StageOptions) -> Plan | None:
     """The plan that misses least where none fits."""
     firsts = best_cut(np.max([room.filled(need, way) for need in stage], axis=0) for stage in _needs(problem, staged))
     return None if firsts is None else staged_plan(problem, staged, firsts, way)
@@ -144,7 +144,7 @@ def nearest(problem: Problem, room: Room, staged: Staged, way: Way) -> Plan | No
 def own_times(problem: Problem, stages: Sequence[Stage]) -> Cut:
     """Return a function that weighs each block of a stage by its time on the stage's slowest replica."""
 
-    def weights(way: Way) -> list[Floats]:
+    def weights(way: StageOptions) -> list[Floats]:
         facts = [_facts(problem, stage) for stage in stages]
         rows = {fact: way_seconds(problem.block_seconds(*fact), way) for stage in facts for fact in stage}
         return [rows[max(stage, key=lambda fact: float(rows[fact].sum()))] for stage in facts]
@@ -152,7 +152,7 @@ def own_times(problem: Problem, stages: Sequence[Stage]) -> Cut:
     return weights
 
 
-def way_seconds(seconds: Floats, way: Way) -> Floats:
+def way_seconds(seconds: Floats, way: StageOptions) -> Floats:
     """Both ways together of [2, ...]: forward again where activations are recomputed."""
     return np.asarray(seconds[0] * (2 if way.recompute else 1) + seconds[1])
 
@@ -225,14 +225,14 @@ def _needs(problem: Problem, staged: Staged) -> Iterator[list[Need]]:
         yield [Need(tuple(devices), degree, len(stage), share, flight) for (_, degree, share), devices in alike.items()]
 
 
-def _fits(room: Room, needs: Sequence[Need], way: Way, allowed: Bools | None) -> Bools:
+def _fits(room: MemoryFit, needs: Sequence[Need], way: StageOptions, allowed: Bools | None) -> Bools:
     fits = room.fits(needs[0], way)
     for need in needs[1:]:
         fits &= room.fits(need, way)
     return fits if allowed is None else fits & allowed
 
 
-def staged_plan(problem: Problem, staged: Staged, firsts: Sequence[int], way: Way) -> Plan:
+def staged_plan(problem: Problem, staged: Staged, firsts: Sequence[int], way: StageOptions) -> Plan:
     """The plan in which stages start at these blocks."""
     return make_plan(
         problem, build_stages(problem, firsts, staged.stages, way), staged.micro_batches, ahead=staged.ahead
@@ -240,7 +240,7 @@ def staged_plan(problem: Problem, staged: Staged, firsts: Sequence[int], way: Wa
 
 
 def cut_times(
-    problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[Way], *, rings: bool = True
+    problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[StageOptions], *, rings: bool = True
 ) -> tuple[float, float]:
     """Return the pipeline's least and estimated seconds with this cut, where each stage is held in its own way.
 
@@ -254,7 +254,7 @@ def cut_times(
 
 
 def cut_bounds(
-    problem: Problem, room: Room, staged: Staged, held: Way, firsts: npt.NDArray[np.intp]
+    problem: Problem, room: MemoryFit, staged: Staged, held: StageOptions, firsts: npt.NDArray[np.intp]
 ) -> tuple[Floats, Bools, Floats]:
     """Return bounds for many cuts, [cuts, stages].
 
@@ -286,7 +286,7 @@ def cut_bounds(
     return seconds, again, least.min(axis=1)
 
 
-def _measured(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[Way]) -> Parts:
+def _measured(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[StageOptions]) -> Parts:
     facts = [_facts(problem, stage) for stage in staged.stages]
     rows = {fact: problem.block_seconds(*fact) for stage in facts for fact in stage}
     forth = {fact: stage_sums(row[0], firsts) for fact, row in rows.items()}
@@ -308,7 +308,7 @@ def _measured(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Seq
     )
 
 
-def _gathers(ways: Sequence[Way]) -> Bools:
+def _gathers(ways: Sequence[StageOptions]) -> Bools:
     """Stages whose weights are gathered after their update."""
     return np.array([way.state == "sharded-optimizer" for way in ways])
 
@@ -319,7 +319,7 @@ def _crossings(problem: Problem, stages: Sequence[Stage]) -> Floats:
 
 
 def _ends(
-    problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[Way]
+    problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[StageOptions]
 ) -> Iterator[tuple[float, float, float]]:
     """Yield for each stage the times of its ring of gradients and the seconds of its update; each is looked up once."""
     spans = pairwise((*firsts, len(problem.graph.blocks)))
@@ -332,8 +332,8 @@ def _ends(
 
 
 def _end(
-    problem: Problem, groups: Sequence[tuple[str, ...]], a: int, b: int, way: Way, *, others: bool
-) -> tuple[Ring, float]:
+    problem: Problem, groups: Sequence[tuple[str, ...]], a: int, b: int, way: StageOptions, *, others: bool
+) -> tuple[RingBound, float]:
     """The same of the stage of blocks a .. b - 1; where there are `others`, tied weights have rings of their own."""
     degrees, kinds = {len(devices) for devices in groups}, {problem.fact(devices)[0] for devices in groups}
     degree, span = max(degrees), problem.table.span(a, b - 1)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from isthmus.cost.simulate import Price
 from isthmus.plan.types import Outcome, Plan
 from isthmus.planners.budget import flaw
-from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.shares import even_shares, micro_batch_counts
 from isthmus.planners.problem import LARGE, Problem
 from isthmus.planners.proposal import Idea
@@ -49,7 +49,7 @@ def everywhere(problem: Problem) -> Outcome | None:
 
 
 def _ideas(problem: Problem, devices: tuple[str, ...]) -> Iterator[Idea]:
-    room = Room(problem)
+    room = MemoryFit(problem)
     for count in micro_batch_counts(problem.job.batch, len(devices)):
         shares = even_shares(problem.job.batch // count, len(devices))
         yield replicated(problem, room, devices, shares, count, "ring")

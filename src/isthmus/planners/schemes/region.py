@@ -13,7 +13,7 @@ from functools import cache, partial
 from itertools import accumulate, product
 from typing import NamedTuple
 
-from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.shares import even_shares, fair_shares, micro_batch_counts
 from isthmus.planners.problem import Problem
 from isthmus.planners.proposal import Idea
@@ -37,7 +37,7 @@ class _Rows(NamedTuple):
     stages: int  # 0: one a host; -1: one a group
 
 
-def region(problem: Problem, room: Room, fix: Fix) -> Iterator[Idea]:
+def region(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """Every chain of regions with every way to stand that all of them share, or, if there are few, each has its own."""
     if len({problem.cluster.host_of(device).region for device in problem.usable}) < 2:
         return
@@ -105,7 +105,7 @@ def _stand(problem: Problem, name: str, how: _Rows) -> tuple[Groups, ...]:
     return tuple(tuple(groups[end - size : end]) for size, end in zip(sizes, ends, strict=True))
 
 
-def _ideas(problem: Problem, room: Room, rows: Sequence[Groups], borders: Sequence[int]) -> Iterator[Idea]:
+def _ideas(problem: Problem, room: MemoryFit, rows: Sequence[Groups], borders: Sequence[int]) -> Iterator[Idea]:
     """Several numbers of micro-batches, and of those that are let in to keep far regions busy."""
     for count in micro_batch_counts(problem.job.batch, 1):
         stages = tuple(_shared(problem, groups, problem.job.batch // count) for groups in rows)

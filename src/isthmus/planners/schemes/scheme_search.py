@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from isthmus.plan.types import Outcome
 from isthmus.planners.budget import Search, flaw
-from isthmus.planners.layout.memory_fit import Room
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.notes import why_not
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.proposal import Idea, Version
@@ -35,7 +35,7 @@ class SchemeSearch:
     """
 
     def __init__(
-        self, problem: Problem, room: Room, name: str, fix: Fix | None, before: SchemeSearch | None = None
+        self, problem: Problem, room: MemoryFit, name: str, fix: Fix | None, before: SchemeSearch | None = None
     ) -> None:
         self.problem, self.name, self.before = problem, name, before
         self.ideas: list[Idea] = []  # all that were made

@@ -10,20 +10,20 @@ from isthmus.plan.types import How
 from isthmus.planners.budget import Search, sound
 from isthmus.planners.layout.build_plan import only_pipeline
 from isthmus.planners.layout.device_groups import Bundle, all_bundles, bundle_of
-from isthmus.planners.layout.side_by_side import BUCKETS, Lanes, Layout, lanes_plan, layout_key
+from isthmus.planners.layout.side_by_side import BUCKETS, LaneMaker, Layout, lanes_plan, layout_key
 from isthmus.planners.problem import Candidate, Problem
-from isthmus.planners.search.moves import Setting
+from isthmus.planners.search.moves import Grouping
 
-__all__ = ["KEPT", "WORTH", "Found", "Pool", "distinct", "replicated", "ways"]
+__all__ = ["KEPT", "WORTH", "Candidates", "Tried", "distinct", "replicated", "ways"]
 
 KEPT = 1000  # plans that are remembered
 WORTH = 0.999  # times the best: what counts as a gain
 
 
-class Found(NamedTuple):
+class Tried(NamedTuple):
     """A setting, what it became, and what the simulator says."""
 
-    setting: Setting
+    setting: Grouping
     bundles: tuple[Bundle, ...]
     layout: Layout
     how: How
@@ -36,17 +36,17 @@ class Found(NamedTuple):
         return self.candidate.price.step_seconds
 
 
-class Pool:
+class Candidates:
     """What was tried, and the best of it."""
 
-    def __init__(self, problem: Problem, lanes: Lanes, search: Search, best: Candidate | None) -> None:
+    def __init__(self, problem: Problem, lanes: LaneMaker, search: Search, best: Candidate | None) -> None:
         self.problem, self.lanes, self.search, self.best = problem, lanes, search, best
         search.best = best
-        self.found: list[Found] = []
+        self.found: list[Tried] = []
         self.climbed: set[object] = set()  # settings whose changes were tried
         self.shaped: set[object] = set()  # stages that were looked at
         self.polished: set[Layout] = set()
-        self.rest: list[tuple[Setting, tuple[Bundle, ...], Layout]] = []  # what promised too little to be priced
+        self.rest: list[tuple[Grouping, tuple[Bundle, ...], Layout]] = []  # what promised too little to be priced
         self.width = 1  # times _POOL: settings whose changes are tried
         self._seen: set[object] = set()
         self._direct = problem.roads is problem.simulator.priced  # over relays the same layout is another plan
@@ -56,7 +56,7 @@ class Pool:
         """Seconds of the best plan."""
         return self.best.price.step_seconds if self.best is not None else float("inf")
 
-    def completed(self, settings: Iterable[Setting]) -> list[tuple[Setting, Layout]]:
+    def completed(self, settings: Iterable[Grouping]) -> list[tuple[Grouping, Layout]]:
         """New settings with what they become, the most promising first."""
         made = []
         for setting in settings:
@@ -70,7 +70,7 @@ class Pool:
                 made.append((setting, layout))
         return sorted(made, key=lambda pair: pair[1].seconds)
 
-    def price(self, setting: Setting, bundles: tuple[Bundle, ...], layout: Layout) -> frozenset[str]:
+    def price(self, setting: Grouping, bundles: tuple[Bundle, ...], layout: Layout) -> frozenset[str]:
         """Keeps what fits and keeps every rule; devices that always fall short of memory, none where something fits."""
         short: frozenset[str] | None = None
         for how, buckets in ways(self.problem, layout):
@@ -84,12 +84,12 @@ class Pool:
         return short or frozenset()
 
     def price_one(
-        self, setting: Setting, bundles: tuple[Bundle, ...], layout: Layout, how: How, buckets: int
+        self, setting: Grouping, bundles: tuple[Bundle, ...], layout: Layout, how: How, buckets: int
     ) -> Candidate | None:
         """The same, of one way to sync; None where playing it would take more than is left."""
         candidate = self.priced(layout, how, buckets)
         if candidate is not None and self.keep(candidate):
-            self.found.append(Found(setting, bundles, layout, how, buckets, candidate))
+            self.found.append(Tried(setting, bundles, layout, how, buckets, candidate))
         return candidate
 
     def priced(self, layout: Layout, how: How, buckets: int) -> Candidate | None:
@@ -116,7 +116,7 @@ class Pool:
         degree = len(used[0].groups[0])
         rest = tuple(bundle for bundle in all_bundles(self.problem, degree) if taken.isdisjoint(bundle.devices))
         how: How = "tree" if any(sync.how == "tree" for sync in only_pipeline(candidate.plan).syncs) else "ring"
-        self.found.append(Found(Setting((used,), layout.pace), (*used, *rest), layout, how, BUCKETS[-1], candidate))
+        self.found.append(Tried(Grouping((used,), layout.pace), (*used, *rest), layout, how, BUCKETS[-1], candidate))
 
     def keep(self, candidate: Candidate) -> bool:
         """Return whether a candidate fits; keep it if it is the best so far, or return False if it breaks a rule."""
@@ -129,9 +129,9 @@ class Pool:
         return True
 
 
-def distinct(found: Sequence[Found], most: int) -> list[Found]:
+def distinct(found: Sequence[Tried], most: int) -> list[Tried]:
     """The best few, each setting once, as good as its best plan."""
-    first: dict[object, Found] = {}
+    first: dict[object, Tried] = {}
     for one in found:
         first.setdefault(one.setting.signature, one)
     return list(first.values())[:most]

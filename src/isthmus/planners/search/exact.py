@@ -28,15 +28,15 @@ from isthmus.planners.budget import Search
 from isthmus.planners.layout.build_plan import only_pipeline
 from isthmus.planners.layout.device_groups import Bundle, all_bundles, tensor_degrees
 from isthmus.planners.layout.shares import divisors, fair_shares
-from isthmus.planners.layout.side_by_side import Lane, Lanes, Layout, Pace, lanes_plan
+from isthmus.planners.layout.side_by_side import Lane, LaneMaker, LaneSettings, Layout, lanes_plan
 from isthmus.planners.lower_bound import Borders
 from isthmus.planners.problem import Bools, Candidate, Floats, Problem
 from isthmus.planners.schemes.pipeline_bounds import Stage, Staged, cut_bounds, flights
-from isthmus.planners.search.candidates import Pool
-from isthmus.planners.search.exact_enumeration import Form, Shape, Sorts, forms
+from isthmus.planners.search.candidates import Candidates
+from isthmus.planners.search.exact_enumeration import LayoutForm, Shape, Sorts, forms
 from isthmus.planners.search.finishing import finish
 from isthmus.planners.search.local_search import Proposals, explore, polish
-from isthmus.planners.search.moves import AHEAD, STATES, Setting
+from isthmus.planners.search.moves import AHEAD, STATES, Grouping
 
 __all__ = ["exact"]
 
@@ -48,17 +48,17 @@ Part = Sequence[tuple[Bundle, ...]]  # a lane: the bundles of each of its stages
 
 def exact(
     problem: Problem,
-    lanes: Lanes,
+    lanes: LaneMaker,
     search: Search,
     given: Sequence[Candidate],
     propose: Proposals | None = None,
 ) -> Candidate | None:
     """The fastest plan of all layouts; `search.cut_short` says that the budget ended before that was proven."""
-    first = Pool(problem, lanes, search, given[0] if given else None)
+    first = Candidates(problem, lanes, search, given[0] if given else None)
     with search.within(_AUTO_PART):
         explore(first, given, propose)
     search.cut_short = False  # what `auto` left out is looked at here
-    pool = Pool(problem, lanes, search, first.best)
+    pool = Candidates(problem, lanes, search, first.best)
     with search.within(1.0 - _END_PART):
         for degree in tensor_degrees(problem):
             bundles = all_bundles(problem, degree, most=len(problem.usable))
@@ -90,11 +90,11 @@ class _Cuts(NamedTuple):
 class _Branches:
     """The forms of bundles of one size."""
 
-    def __init__(self, sorts: Sorts, pool: Pool) -> None:
+    def __init__(self, sorts: Sorts, pool: Candidates) -> None:
         self.sorts, self.pool, self.problem, self.search = sorts, pool, pool.problem, pool.search
         self.borders = Borders(pool.problem)
-        self._lines: dict[tuple[Shape, Pace], tuple[float, float] | None] = {}
-        self._bounds: dict[tuple[Shape, int, Pace], _Cuts] = {}
+        self._lines: dict[tuple[Shape, LaneSettings], tuple[float, float] | None] = {}
+        self._bounds: dict[tuple[Shape, int, LaneSettings], _Cuts] = {}
 
     def open_all(self) -> None:
         """Prices all forms that could be faster than the best plan, most promising first."""
@@ -104,7 +104,7 @@ class _Branches:
             self._open(form.shapes)
             self.search.tell("exact")
 
-    def _listed(self) -> list[Form]:
+    def _listed(self) -> list[LayoutForm]:
         """All forms, or as many as there was room and time for."""
         listed = []
         try:
@@ -127,7 +127,7 @@ class _Branches:
             for ahead, state in product(self._aheads(parts, count), states):
                 if self.search.spent():
                     return
-                self._price(shapes, parts, Pace(count, ahead, state))
+                self._price(shapes, parts, LaneSettings(count, ahead, state))
 
     def _aheads(self, parts: Sequence[Part], count: int) -> list[int]:
         """Return how many more micro-batches may be in flight: fewer than `count`, and only 0 where no link is far."""
@@ -139,14 +139,14 @@ class _Branches:
         far = most(1) != most(0)
         return [ahead for ahead in AHEAD if ahead == 0 or (far and ahead < count)]
 
-    def _price(self, shapes: Sequence[Shape], parts: Sequence[Part], pace: Pace) -> None:
+    def _price(self, shapes: Sequence[Shape], parts: Sequence[Part], pace: LaneSettings) -> None:
         """Prices lanes in this pace, with samples that let them be done together, and all cuts that could be faster."""
         pool, given = self.pool, self._samples(shapes, parts, pace)
         found = [self._cuts(*one, pace) for one in zip(shapes, parts, given, strict=False)]
         cuts = [one for one in found if one is not None and one.seconds[0] < pool.limit]
         if len(cuts) < len(parts):
             return
-        setting = Setting(tuple(tuple(b for stage in part for b in stage) for part in parts), pace)
+        setting = Grouping(tuple(tuple(b for stage in part for b in stage) for part in parts), pace)
         waits = 0 if pace.state == "sharded-all" else pace.micro_batches - 1  # before a gradient is final
         for chosen in product(*(range(int(np.searchsorted(one.seconds, pool.limit))) for one in cuts)):
             picked = list(zip(cuts, chosen, strict=True))
@@ -159,7 +159,7 @@ class _Branches:
             if start + self.borders.seconds(made) < pool.limit:
                 self._fit(setting, pool.lanes.layout(made, pace))
 
-    def _fit(self, setting: Setting, layout: Layout) -> None:
+    def _fit(self, setting: Grouping, layout: Layout) -> None:
         """Prices a layout; stages on devices that fall short of memory recompute, until it fits or none is left."""
         limit = self.pool.limit
         while max(lane.least for lane in layout.lanes) < limit and self._bare(layout) < limit:
@@ -175,7 +175,7 @@ class _Branches:
         bare = self.search.price(replace(plan, parts=(replace(only_pipeline(plan), syncs=()),)))
         return 0.0 if bare is None else bare.price.step_seconds
 
-    def _samples(self, shapes: Sequence[Shape], parts: Sequence[Part], pace: Pace) -> list[int]:
+    def _samples(self, shapes: Sequence[Shape], parts: Sequence[Part], pace: LaneSettings) -> list[int]:
         """Return each lane's samples, so that all finish together; none where some lane cannot hold the model."""
         samples = self.problem.job.batch // pace.micro_batches
         if len(parts) == 1:
@@ -186,7 +186,7 @@ class _Branches:
         known = [line for shape in shapes if (line := self._lines[shape, pace]) is not None]
         return fair_shares(samples, [partial(_along, *line) for line in known]) if len(known) == len(parts) else []
 
-    def _line(self, shape: Shape, part: Part, samples: int, pace: Pace) -> tuple[float, float] | None:
+    def _line(self, shape: Shape, part: Part, samples: int, pace: LaneSettings) -> tuple[float, float] | None:
         """Seconds of a lane as `a + c n` for n samples, through all of them and half of them."""
         counts = dict.fromkeys((samples, max(samples // 2, *map(len, part))))
         known = [(n, cuts.seconds[0]) for n in counts if (cuts := self._cuts(shape, part, n, pace)) is not None]
@@ -197,7 +197,7 @@ class _Branches:
         slope = max((here - there) / (n - other), 1e-12) if n > other else here / n
         return max(here - slope * n, 0.0), slope
 
-    def _cuts(self, shape: Shape, part: Part, samples: int, pace: Pace) -> _Cuts | None:
+    def _cuts(self, shape: Shape, part: Part, samples: int, pace: LaneSettings) -> _Cuts | None:
         """None where some replica would have nothing to do: that is another form."""
         lanes = self.pool.lanes
         stages = tuple(lanes.sharing.stage([b.groups[0] for b in stage], samples) for stage in part)

@@ -23,14 +23,14 @@ from isthmus.planners.layout.device_groups import Bundle
 from isthmus.planners.lower_bound import passing_seconds, worth_of
 from isthmus.planners.problem import Floats, Problem
 
-__all__ = ["Form", "Shape", "Sorts", "forms"]
+__all__ = ["LayoutForm", "Shape", "Sorts", "forms"]
 
 Counts = tuple[int, ...]  # how many bundles of each sort
 Shape = tuple[Counts, ...]  # of a lane: those of each of its stages
 _MOST_SHAPES = 100_000
 
 
-class Form(NamedTuple):
+class LayoutForm(NamedTuple):
     """Lanes by their shapes, and the seconds that no plan of it can go below."""
 
     shapes: tuple[Shape, ...]
@@ -117,7 +117,7 @@ class Sorts:
         return frozenset(self.sorts[sort][0].host for stage in shape for sort, n in enumerate(stage) if n)
 
 
-def forms(sorts: Sorts, limit: float) -> Iterator[Form]:
+def forms(sorts: Sorts, limit: float) -> Iterator[LayoutForm]:
     """All sets of lanes whose bound is below the limit. Raises OverflowError where shapes are too many to list."""
     batch = sorts.problem.job.batch
     listed = list(islice(sorts.shapes(sorts.counts), _MOST_SHAPES + 1))
@@ -125,9 +125,9 @@ def forms(sorts: Sorts, limit: float) -> Iterator[Form]:
         raise OverflowError
     shapes = [(shape, sorts.speed(shape), _used(shape)) for shape in listed]
 
-    def more(start: int, chosen: tuple[Shape, ...], speed: float, left: Counts) -> Iterator[Form]:
+    def more(start: int, chosen: tuple[Shape, ...], speed: float, left: Counts) -> Iterator[LayoutForm]:
         if chosen and speed > 0.0 and (seconds := max(batch / speed, sorts.gradients(chosen))) < limit:
-            yield Form(chosen, seconds)
+            yield LayoutForm(chosen, seconds)
         most = speed + sum(n * each for n, each in zip(left, sorts.most, strict=True))
         if most <= 0.0 or batch / most >= limit:
             return

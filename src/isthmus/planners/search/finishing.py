@@ -14,7 +14,7 @@ from isthmus.planners.layout.build_plan import more_slices, only_pipeline
 from isthmus.planners.problem import Candidate
 from isthmus.planners.schemes.all_schemes import data
 from isthmus.planners.schemes.grid import Fix
-from isthmus.planners.search.candidates import WORTH, Pool, distinct, replicated
+from isthmus.planners.search.candidates import WORTH, Candidates, distinct, replicated
 from isthmus.planners.search.duplicates import could_duplicate, with_duplicates
 from isthmus.planners.syncs.sync_ilp import best_syncs
 
@@ -27,7 +27,7 @@ _ENDS = 4  # of stages that may be duplicated, tried for one plan
 _NEAR = 1.1  # times the best: plans with duplicates whose syncs are chosen
 
 
-def resync(pool: Pool, count: int = _SYNCED) -> None:
+def resync(pool: Candidates, count: int = _SYNCED) -> None:
     """Choose by an integer programme how the best few plans sync each bucket. Copies are left, as they sync all alike.
 
     Plans that gather sharded state leave little to choose, so that the best ones with whole state are looked at too.
@@ -42,7 +42,7 @@ def resync(pool: Pool, count: int = _SYNCED) -> None:
         _synced(pool, start)
 
 
-def _synced(pool: Pool, start: Candidate) -> Candidate | None:
+def _synced(pool: Candidates, start: Candidate) -> Candidate | None:
     """The plan with its syncs chosen, which is kept; None where too little is left for that."""
     pool.search.tell("syncs")
     calls = pool.search.calls_left()
@@ -55,7 +55,7 @@ def _synced(pool: Pool, start: Candidate) -> Candidate | None:
     return found if pool.keep(found) else None
 
 
-def finish(pool: Pool, *, synced: bool = False) -> None:
+def finish(pool: Candidates, *, synced: bool = False) -> None:
     """Settles all that a layout leaves open; nothing is searched after that. `synced`: syncs were chosen already."""
     if not synced:
         resync(pool)
@@ -64,7 +64,7 @@ def finish(pool: Pool, *, synced: bool = False) -> None:
     slice_stages(pool)
 
 
-def duplicate_blocks(pool: Pool) -> None:
+def duplicate_blocks(pool: Candidates) -> None:
     """Ends of stages are computed by all replicas on all samples, as long as that gains: in the best plans, and in the
     whole model on each set of devices, which the search passes over where its gradients are many.
 
@@ -81,7 +81,7 @@ def duplicate_blocks(pool: Pool) -> None:
             current = _duplicated(pool, current)
 
 
-def _side_by_side(pool: Pool) -> Iterator[Plan]:
+def _side_by_side(pool: Candidates) -> Iterator[Plan]:
     """The whole model on every device, for each set of devices in the fewest micro-batches that may fit."""
     seen = set[frozenset[str]]()
     for idea in data(pool.problem, pool.lanes.room, Fix()) if could_duplicate(pool.problem) else ():
@@ -98,7 +98,7 @@ def _side_by_side(pool: Pool) -> Iterator[Plan]:
             yield plan
 
 
-def _duplicated(pool: Pool, start: Plan) -> Plan | None:
+def _duplicated(pool: Candidates, start: Plan) -> Plan | None:
     """A plan with one more end of a stage duplicated, and its syncs chosen anew, if it is the best so far."""
     for plan in islice(with_duplicates(pool.problem, start), _ENDS):
         candidate = None if pool.search.spent() else pool.search.price(plan)
@@ -112,7 +112,7 @@ def _duplicated(pool: Pool, start: Plan) -> Plan | None:
     return None
 
 
-def slice_stages(pool: Pool) -> None:
+def slice_stages(pool: Candidates) -> None:
     """Stages of the best plan run their shares in more slices, one stage at a time, as long as that gains.
 
     A slice's messages leave before the next one is computed; work on few samples is less efficient. Where there is one

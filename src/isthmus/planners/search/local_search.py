@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from isthmus.planners.budget import Search
 from isthmus.planners.layout.device_groups import Bundle, all_bundles, bundle_of, tensor_degrees
 from isthmus.planners.layout.shares import micro_batch_counts
-from isthmus.planners.layout.side_by_side import Lane, Lanes, Layout, Pace
+from isthmus.planners.layout.side_by_side import Lane, LaneMaker, LaneSettings, Layout
 from isthmus.planners.problem import Candidate, Problem
-from isthmus.planners.search.candidates import KEPT, WORTH, Found, Pool, distinct
+from isthmus.planners.search.candidates import KEPT, WORTH, Candidates, Tried, distinct
 from isthmus.planners.search.finishing import finish, resync
 from isthmus.planners.search.moves import (
     FIRST_AHEAD,
-    Setting,
+    Grouping,
     Stages,
     first_settings,
     layout_moves,
@@ -43,10 +43,10 @@ _LANE_PART = 0.8  # the same, of `split`
 _MADE_PART = 0.5  # the same, to make layouts before any of them is priced
 
 
-Proposals = Callable[[Pool], None]  # adds settings to the pool that others think of
+Proposals = Callable[[Candidates], None]  # adds settings to the pool that others think of
 
 
-def explore(pool: Pool, given: Sequence[Candidate], propose: Proposals | None = None) -> Candidate | None:
+def explore(pool: Candidates, given: Sequence[Candidate], propose: Proposals | None = None) -> Candidate | None:
     """The best plan so far, or a faster one; all that was found is in the pool.
 
     Nothing is sliced: bounds of layouts know nothing of slices, so that a sliced plan would rule out too much.
@@ -79,13 +79,13 @@ def explore(pool: Pool, given: Sequence[Candidate], propose: Proposals | None = 
     return pool.best
 
 
-def _proposed(pool: Pool, propose: Proposals) -> None:
+def _proposed(pool: Candidates, propose: Proposals) -> None:
     with pool.search.within(_PROPOSE_PART):
         propose(pool)
     pool.rank()
 
 
-def _refine(pool: Pool) -> None:
+def _refine(pool: Candidates) -> None:
     """Climbs, reshapes and polishes in turns, until none of them gains."""
     before = float("inf")
     while pool.limit < WORTH * before and not pool.search.spent():
@@ -98,7 +98,7 @@ def _refine(pool: Pool) -> None:
             polish(pool)
 
 
-def _widen(pool: Pool) -> bool:
+def _widen(pool: Candidates) -> bool:
     """Prices the most promising settings that were passed over; from then on changes of more settings are tried.
 
     Whether anything is left to be tried.
@@ -117,7 +117,7 @@ def _widen(pool: Pool) -> bool:
     return True
 
 
-def _first(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
+def _first(pool: Candidates, bundles: tuple[Bundle, ...]) -> None:
     """Prices pipelines of everything, and the usual ways to form lanes."""
     _one_lane(pool, bundles)
     for settings in first_settings(pool.problem, bundles) if bundles else ():
@@ -126,9 +126,9 @@ def _first(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
         _price_first(pool, bundles, _made(pool, settings), _FIRST)
 
 
-def one_lane(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+def one_lane(problem: Problem, lanes: LaneMaker, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """The best plan so far, or a faster one that is one pipeline of all devices (some may stay idle)."""
-    pool = Pool(problem, lanes, search, given[0] if given else None)
+    pool = Candidates(problem, lanes, search, given[0] if given else None)
     with search.within(_LANE_PART):
         for degree in tensor_degrees(problem)[:DEGREES]:
             _one_lane(pool, all_bundles(problem, degree))
@@ -136,7 +136,7 @@ def one_lane(problem: Problem, lanes: Lanes, search: Search, given: Sequence[Can
     return pool.best
 
 
-def _one_lane(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
+def _one_lane(pool: Candidates, bundles: tuple[Bundle, ...]) -> None:
     """Prices pipelines of all bundles, those of the most promising paces first."""
     with pool.search.within(_MADE_PART):
         made, late = _pipelines(pool, bundles, spill=False), pool.search.spent()
@@ -146,25 +146,25 @@ def _one_lane(pool: Pool, bundles: tuple[Bundle, ...]) -> None:
         if pool.search.spent():
             return
         if lane.least < pool.limit:
-            pool.price(Setting((bundles,), pace), bundles, pool.lanes.layout([lane], pace))
+            pool.price(Grouping((bundles,), pace), bundles, pool.lanes.layout([lane], pace))
             pool.search.tell("split")
 
 
-def _pipelines(pool: Pool, bundles: tuple[Bundle, ...], *, spill: bool) -> list[tuple[Lane, Pace]]:
+def _pipelines(pool: Candidates, bundles: tuple[Bundle, ...], *, spill: bool) -> list[tuple[Lane, LaneSettings]]:
     """Pipelines of all bundles in the usual paces. `spill`: the optimizer's state is in the hosts' memory."""
     batch = pool.problem.job.batch
-    made: list[tuple[Lane, Pace]] = []
+    made: list[tuple[Lane, LaneSettings]] = []
     for count in micro_batch_counts(batch, 1) if bundles else ():
         for ahead in FIRST_AHEAD if count > 1 else (0,):
             if pool.search.spent():
                 return made
-            pace = Pace(count, ahead, spill=spill)
+            pace = LaneSettings(count, ahead, spill=spill)
             made += [(lane, pace) for lane in pool.lanes.pipelines(bundles, batch // count, pace)]
             pool.search.tell("split")
     return made
 
 
-def _climb(pool: Pool) -> None:
+def _climb(pool: Candidates) -> None:
     """Tries changes of the best settings, best first, until those of the whole pool have been tried."""
     while not pool.search.spent():
         best = distinct(pool.found, _POOL * pool.width)
@@ -175,13 +175,15 @@ def _climb(pool: Pool) -> None:
         _price_first(pool, start.bundles, _made(pool, setting_moves(pool.problem, start.setting, start.bundles)), _STEP)
 
 
-def _made(pool: Pool, settings: Iterable[Setting]) -> list[tuple[Setting, Layout]]:
+def _made(pool: Candidates, settings: Iterable[Grouping]) -> list[tuple[Grouping, Layout]]:
     """Return settings with the layouts that they become, as far as there is time for it."""
     with pool.search.within(_MADE_PART):
         return pool.completed(settings)
 
 
-def _price_first(pool: Pool, bundles: tuple[Bundle, ...], made: Sequence[tuple[Setting, Layout]], count: int) -> None:
+def _price_first(
+    pool: Candidates, bundles: tuple[Bundle, ...], made: Sequence[tuple[Grouping, Layout]], count: int
+) -> None:
     """Prices so many of these settings; the rest waits."""
     pool.rest += [(setting, bundles, layout) for setting, layout in made[count:]]
     for setting, layout in made[:count]:
@@ -191,15 +193,15 @@ def _price_first(pool: Pool, bundles: tuple[Bundle, ...], made: Sequence[tuple[S
         pool.search.tell("lanes")
 
 
-def _reshape(pool: Pool) -> None:
+def _reshape(pool: Candidates) -> None:
     """Replicas change places in the best few layouts, each cut anew, as long as that gains."""
     for start in distinct(pool.found, _SHAPED * pool.width):
-        found: Found | None = start
+        found: Tried | None = start
         while found is not None and not pool.search.spent():
             found = _reshaped(pool, found)
 
 
-def _reshaped(pool: Pool, found: Found) -> Found | None:
+def _reshaped(pool: Candidates, found: Tried) -> Tried | None:
     """The first layout that gains of all that differ in where one or two replicas stand, or in their pace."""
     with pool.search.within(_MADE_PART):
         made = [layout for layout in _shapes(pool, found) if max(lane.least for lane in layout.lanes) < found.seconds]
@@ -214,13 +216,13 @@ def _reshaped(pool: Pool, found: Found) -> Found | None:
                 tuple(bundle_of(pool.problem, (group,)) for stage in lane.stages for group, _ in stage)
                 for lane in layout.lanes
             )
-            changed = found._replace(setting=Setting(parts, layout.pace), layout=layout, candidate=candidate)
+            changed = found._replace(setting=Grouping(parts, layout.pace), layout=layout, candidate=candidate)
             pool.found = sorted([*pool.found, changed], key=lambda one: one.seconds)
             return changed
     return None
 
 
-def _shapes(pool: Pool, found: Found) -> Iterator[Layout]:
+def _shapes(pool: Candidates, found: Tried) -> Iterator[Layout]:
     """Layouts one step away that nobody has looked at."""
     lanes, pace = found.layout.lanes, found.layout.pace
     staged = [tuple(tuple(group for group, _ in stage) for stage in lane.stages) for lane in lanes]
@@ -237,7 +239,7 @@ def _shapes(pool: Pool, found: Found) -> Iterator[Layout]:
                 yield from _settled(pool, found, i, moved, pace)
 
 
-def _fresh(seen: set[object], staged: Sequence[Stages], pace: Pace) -> bool:
+def _fresh(seen: set[object], staged: Sequence[Stages], pace: LaneSettings) -> bool:
     """Return whether stages of these sorts of devices are new at this pace, and remember them."""
     key = (
         pace,
@@ -254,7 +256,7 @@ def _fresh(seen: set[object], staged: Sequence[Stages], pace: Pace) -> bool:
     return True
 
 
-def _settled(pool: Pool, found: Found, i: int, stages: Stages, pace: Pace) -> Iterator[Layout]:
+def _settled(pool: Candidates, found: Tried, i: int, stages: Stages, pace: LaneSettings) -> Iterator[Layout]:
     """The layout with lane i made of these stages, if it can hold the model."""
     lanes = found.layout.lanes
     samples = lanes[i].samples if len(lanes) > 1 else pool.problem.job.batch // pace.micro_batches
@@ -263,7 +265,7 @@ def _settled(pool: Pool, found: Found, i: int, stages: Stages, pace: Pace) -> It
         yield pool.lanes.layout((*lanes[:i], lane, *lanes[i + 1 :]), pace)
 
 
-def polish(pool: Pool) -> None:
+def polish(pool: Candidates) -> None:
     """One change of a finished layout at a time, as long as one gains."""
     for start in distinct(pool.found, _SHAPED * pool.width):
         if start.layout in pool.polished or pool.search.spent():

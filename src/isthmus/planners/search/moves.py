@@ -14,7 +14,7 @@ from typing import NamedTuple
 from isthmus.plan.types import Layout as State
 from isthmus.planners.layout.device_groups import Bundle, Groups
 from isthmus.planners.layout.shares import micro_batch_counts
-from isthmus.planners.layout.side_by_side import Lane, Layout, Pace
+from isthmus.planners.layout.side_by_side import Lane, LaneSettings, Layout
 from isthmus.planners.problem import Problem
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "COUNTS",
     "FIRST_AHEAD",
     "STATES",
-    "Setting",
+    "Grouping",
     "first_settings",
     "layout_moves",
     "paces",
@@ -39,11 +39,11 @@ FIRST_AHEAD = (0, 4, 12)  # for pipelines over several hosts: links take their t
 _MOST_MERGES = 40  # pairs of lanes
 
 
-class Setting(NamedTuple):
+class Grouping(NamedTuple):
     """Which bundles form which lane. A bundle in none stays idle."""
 
     parts: tuple[Part, ...]
-    pace: Pace
+    pace: LaneSettings
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -56,7 +56,7 @@ def _sort(bundle: Bundle) -> tuple[str, str, int, int]:
     return bundle.host, bundle.kind, len(bundle.groups), len(bundle.groups[0])
 
 
-def first_settings(problem: Problem, bundles: Sequence[Bundle]) -> Iterator[list[Setting]]:
+def first_settings(problem: Problem, bundles: Sequence[Bundle]) -> Iterator[list[Grouping]]:
     """Ways to form lanes, each with several paces: the strongest host or region alone, single bundles, hosts, kinds,
     regions, everything in one.
     """
@@ -72,9 +72,11 @@ def first_settings(problem: Problem, bundles: Sequence[Bundle]) -> Iterator[list
     for parts in dict.fromkeys(tuple(parts) for parts in ways):
         far = any(len({bundle.host for bundle in part}) > 1 for part in parts)
         counts = micro_batch_counts(problem.job.batch, min(len(parts), problem.job.batch))
-        usual = [Pace(count, ahead) for count in counts for ahead in (FIRST_AHEAD if far and count > 1 else (0,))]
-        usual += [Pace(count, 0, state) for count in counts[:3] for state in STATES[1:] if len(parts) == 1]
-        yield [Setting(parts, pace) for pace in usual]
+        usual = [
+            LaneSettings(count, ahead) for count in counts for ahead in (FIRST_AHEAD if far and count > 1 else (0,))
+        ]
+        usual += [LaneSettings(count, 0, state) for count in counts[:3] for state in STATES[1:] if len(parts) == 1]
+        yield [Grouping(parts, pace) for pace in usual]
 
 
 def _grouped(bundles: Sequence[Bundle], key: Callable[[Bundle], object]) -> list[Part]:
@@ -84,14 +86,14 @@ def _grouped(bundles: Sequence[Bundle], key: Callable[[Bundle], object]) -> list
     return [tuple(members) for members in found.values()]
 
 
-def setting_moves(problem: Problem, setting: Setting, bundles: Sequence[Bundle]) -> Iterator[Setting]:
+def setting_moves(problem: Problem, setting: Grouping, bundles: Sequence[Bundle]) -> Iterator[Grouping]:
     """All settings one step away; a step between lanes that are alike may lead nowhere, and is left out."""
-    yield from (Setting(setting.parts, pace) for pace in paces(problem, setting.pace))
-    moved = (Setting(parts, setting.pace) for parts in _regrouped(setting.parts, bundles))
+    yield from (Grouping(setting.parts, pace) for pace in paces(problem, setting.pace))
+    moved = (Grouping(parts, setting.pace) for parts in _regrouped(setting.parts, bundles))
     yield from (other for other in moved if other.signature != setting.signature)
 
 
-def paces(problem: Problem, pace: Pace) -> Iterator[Pace]:
+def paces(problem: Problem, pace: LaneSettings) -> Iterator[LaneSettings]:
     """One more or fewer micro-batches of the usual numbers, more of them in flight, state held otherwise."""
     counts = micro_batch_counts(problem.job.batch, 1, most=COUNTS)
     near = sorted(counts, key=lambda count: abs(count - pace.micro_batches))

@@ -19,13 +19,13 @@ import msgspec
 
 from isthmus.model.tensor_parallel.member_slices import ParameterSlice
 
-__all__ = ["Count", "Cut", "Extent", "Overlap", "Shape", "overlaps", "part_elements"]
+__all__ = ["Count", "Extent", "MemberCut", "Overlap", "Shape", "overlaps", "part_elements"]
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Shape = Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
 
 
-class Cut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MemberCut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The part of one member of a tensor group; `sections` are sizes along `dim` and add up to it."""
 
     dim: Count
@@ -34,7 +34,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     members: Annotated[int, msgspec.Meta(ge=1, le=2**32)]
 
     @classmethod
-    def of(cls, part: ParameterSlice) -> Cut:
+    def of(cls, part: ParameterSlice) -> MemberCut:
         """The same, from what a sharded block says of its parameter."""
         return cls(dim=part.dim, sections=part.sections, member=part.member, members=part.members)
 
@@ -55,7 +55,7 @@ class Extent(NamedTuple):
 
     start: int
     stop: int
-    cut: Cut | None = None
+    cut: MemberCut | None = None
 
 
 class Overlap(NamedTuple):
@@ -91,7 +91,7 @@ class _Box(NamedTuple):
         return self.at + (row - self.row) * self.stride + column - self.column
 
 
-def part_elements(shape: Shape, cut: Cut | None) -> int:
+def part_elements(shape: Shape, cut: MemberCut | None) -> int:
     """Return the number of elements of a part of a tensor, which is all of it if there is no cut."""
     return math.prod(shape) // (cut.members if cut else 1)
 
@@ -135,7 +135,7 @@ def _rectangles(start: int, stop: int, width: int) -> Iterator[tuple[int, int, i
         yield last, 1, 0, right
 
 
-def _spans(size: int, inner: int, cut: Cut | None) -> Iterator[tuple[int, int, int]]:
+def _spans(size: int, inner: int, cut: MemberCut | None) -> Iterator[tuple[int, int, int]]:
     """Columns [begin, end) of the part, and the column of the whole where they begin, section by section."""
     if cut is None:
         yield 0, size * inner, 0

@@ -27,7 +27,7 @@ from isthmus.files.document import read_text
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job, Optimizer
 from isthmus.model.load_job import check_job
-from isthmus.runtime.checkpoint.extents import Count, Cut, Extent, Shape, part_elements
+from isthmus.runtime.checkpoint.extents import Count, Extent, MemberCut, Shape, part_elements
 
 __all__ = [
     "LARGEST",
@@ -69,7 +69,7 @@ class PieceInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     shape: Shape  # of the whole parameter
     start: Count
     stop: Count
-    cut: Cut | None = None
+    cut: MemberCut | None = None
 
     @property
     def key(self) -> str:

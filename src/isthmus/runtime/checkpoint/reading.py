@@ -23,7 +23,7 @@ from isthmus.errors import CheckpointError, UsageError
 from isthmus.files import plain_target
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Optimizer
-from isthmus.runtime.checkpoint.extents import Cut, Extent, Overlap, Shape, overlaps, part_elements
+from isthmus.runtime.checkpoint.extents import Extent, MemberCut, Overlap, Shape, overlaps, part_elements
 from isthmus.runtime.checkpoint.manifest import (
     MANIFEST,
     Header,
@@ -36,7 +36,7 @@ from isthmus.runtime.checkpoint.manifest import (
 )
 from isthmus.runtime.checkpoint.saving import (
     Piece,
-    Saved,
+    SavedPart,
     Saver,
     clear,
     complete_folders,
@@ -47,7 +47,7 @@ from isthmus.runtime.checkpoint.saving import (
 )
 from isthmus.runtime.checkpoint.tensor_file import (
     DTYPES,
-    Entry,
+    TensorEntry,
     check_run,
     hash_files,
     open_tensors,
@@ -58,12 +58,12 @@ from isthmus.runtime.checkpoint.tensor_file import (
 
 __all__ = [
     "Checkpoint",
-    "Cut",
     "Header",
+    "MemberCut",
     "PartInfo",
     "Piece",
-    "Refused",
-    "Saved",
+    "RefusedCheckpoint",
+    "SavedPart",
     "SavedScale",
     "Saver",
     "assemble",
@@ -85,24 +85,24 @@ def latest(folder: Path | str) -> Path | None:
     return max(complete_folders(Path(folder)).items(), default=(0, None))[1]
 
 
-class Refused(NamedTuple):
+class RefusedCheckpoint(NamedTuple):
     """A checkpoint that is not whole, and what is wrong with it."""
 
     path: Path
     error: CheckpointError
 
 
-def newest_whole(folder: Path | str) -> tuple[Checkpoint | None, list[Refused]]:
+def newest_whole(folder: Path | str) -> tuple[Checkpoint | None, list[RefusedCheckpoint]]:
     """The newest checkpoint that is whole to the last byte, and the newer ones that are not.
 
     CheckpointError where there are some and none is whole.
     """
-    refused: list[Refused] = []
+    refused: list[RefusedCheckpoint] = []
     for path in saved_folders(Path(folder)):
         try:
             return open_checkpoint(path, verify=True), refused
         except CheckpointError as error:
-            refused.append(Refused(path, error))
+            refused.append(RefusedCheckpoint(path, error))
     if refused:
         raise CheckpointError(
             "no checkpoint here is whole",
@@ -168,7 +168,7 @@ class Checkpoint:
         quantity: Quantity = "weight",
         start: int = 0,
         stop: int | None = None,
-        cut: Cut | None = None,
+        cut: MemberCut | None = None,
     ) -> Tensor:
         """Elements [start, stop) of the flattened part that `cut` makes (None: the whole tensor), in new memory."""
         pieces = self._of(parameter, quantity)
@@ -268,7 +268,7 @@ class Checkpoint:
             if len(self._files) == _OPEN:
                 del self._files[next(iter(self._files))]
             pieces = self._parts[file].pieces
-            entries = {piece.key: Entry(piece.dtype, (piece.stop - piece.start,)) for piece in pieces}
+            entries = {piece.key: TensorEntry(piece.dtype, (piece.stop - piece.start,)) for piece in pieces}
             self._files[file] = open_tensors(self.path / file, entries, self.manifest.run)
         return self._files[file]
 
@@ -282,8 +282,8 @@ def export(checkpoint: Checkpoint, path: Path | str, precision: Precision | None
     """
     path = plain_target(path, CheckpointError)
     dtype = _EXPORTED[precision or checkpoint.manifest.precision]
-    weights = {name: Entry(dtype, shape) for name, shape in checkpoint.manifest.parameters.items()}
-    buffers = {name: Entry(*checkpoint.form(name, "buffer")) for name in checkpoint.names("buffer")}
+    weights = {name: TensorEntry(dtype, shape) for name, shape in checkpoint.manifest.parameters.items()}
+    buffers = {name: TensorEntry(*checkpoint.form(name, "buffer")) for name in checkpoint.names("buffer")}
     ties = {other: name for name, others in checkpoint.manifest.ties.items() for other in others}
 
     def load(name: str) -> Tensor:

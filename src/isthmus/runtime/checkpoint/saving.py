@@ -21,7 +21,7 @@ import msgspec
 from torch import Tensor
 
 from isthmus.errors import CheckpointError
-from isthmus.runtime.checkpoint.extents import Cut
+from isthmus.runtime.checkpoint.extents import MemberCut
 from isthmus.runtime.checkpoint.manifest import (
     LARGEST,
     MANIFEST,
@@ -35,7 +35,7 @@ from isthmus.runtime.checkpoint.manifest import (
 )
 from isthmus.runtime.checkpoint.tensor_file import (
     DTYPES,
-    Entry,
+    TensorEntry,
     hash_files,
     run_metadata,
     run_of,
@@ -46,7 +46,7 @@ from isthmus.runtime.checkpoint.tensor_file import (
 
 __all__ = [
     "Piece",
-    "Saved",
+    "SavedPart",
     "Saver",
     "clear",
     "complete_folders",
@@ -75,7 +75,7 @@ class Piece:
     shape: tuple[int, ...]
     data: Tensor
     start: int = 0
-    cut: Cut | None = None
+    cut: MemberCut | None = None
 
     @property
     def info(self) -> PieceInfo:
@@ -91,7 +91,7 @@ class Piece:
         )
 
 
-class Saved(NamedTuple):
+class SavedPart(NamedTuple):
     """A part that lies on the disk."""
 
     step: int
@@ -109,7 +109,7 @@ def write_part(folder: Path, step: int, name: str, pieces: Iterable[Piece], *, r
     if len(data) < len(pieces):
         twice = Counter(info.key for info in infos).most_common(1)[0][0]
         raise CheckpointError(f"{twice!r} is to be saved twice", where=str(file))
-    entries = {info.key: Entry(info.dtype, (info.stop - info.start,)) for info in infos}
+    entries = {info.key: TensorEntry(info.dtype, (info.stop - info.start,)) for info in infos}
     with writing(file, next=_ROOM):
         try:
             _make_folder(file.parent)
@@ -290,28 +290,28 @@ class Saver:
     def __init__(self, folder: Path, name: str, run: str = "") -> None:
         self._folder, self._name, self._run = folder, name, run
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._future: Future[Saved] | None = None
-        self._saved: list[Saved] = []
+        self._future: Future[SavedPart] | None = None
+        self._saved: list[SavedPart] = []
 
     def save(self, step: int, pieces: Iterable[Piece]) -> None:
         """Begins to write; first waits for the part before, if that is not on the disk yet."""
         self._collect()
         self._future = self._thread.submit(self._write, step, tuple(pieces))
 
-    def saved(self, *, wait: bool = False) -> list[Saved]:
+    def saved(self, *, wait: bool = False) -> list[SavedPart]:
         """The parts written since the last call; with `wait`, also the one under way."""
         if wait or (self._future and self._future.done()):
             self._collect()
         found, self._saved = self._saved, []
         return found
 
-    def close(self) -> list[Saved]:
+    def close(self) -> list[SavedPart]:
         """Waits for the part under way, and ends the thread."""
         self._thread.shutdown(wait=True)
         return self.saved(wait=True)
 
-    def _write(self, step: int, pieces: tuple[Piece, ...]) -> Saved:
-        return Saved(step, write_part(self._folder, step, self._name, pieces, run=self._run))
+    def _write(self, step: int, pieces: tuple[Piece, ...]) -> SavedPart:
+        return SavedPart(step, write_part(self._folder, step, self._name, pieces, run=self._run))
 
     def _collect(self) -> None:
         future, self._future = self._future, None

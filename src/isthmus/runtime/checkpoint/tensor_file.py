@@ -25,7 +25,7 @@ from isthmus.runtime.checkpoint.manifest import WIDTHS
 
 __all__ = [
     "DTYPES",
-    "Entry",
+    "TensorEntry",
     "Written",
     "check_run",
     "hash_files",
@@ -45,7 +45,7 @@ _RUN = "run"  # what a part's metadata calls it
 _CHUNK = 16 * 2**20  # bytes written and hashed at a time, without Python's lock
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """A tensor's dtype, by safetensors' name, and shape."""
 
     dtype: str
@@ -65,7 +65,10 @@ class Written(NamedTuple):
 
 
 def write_tensors(
-    path: Path, entries: Mapping[str, Entry], load: Callable[[str], Tensor], metadata: Mapping[str, str] | None = None
+    path: Path,
+    entries: Mapping[str, TensorEntry],
+    load: Callable[[str], Tensor],
+    metadata: Mapping[str, str] | None = None,
 ) -> Written:
     """Writes the tensors that `load` gives for each name, one after the other, to the disk (fsync)."""
     widest_first = sorted(
@@ -83,7 +86,10 @@ def write_tensors(
 
 
 def _chunks(
-    names: list[str], entries: Mapping[str, Entry], load: Callable[[str], Tensor], metadata: Mapping[str, str] | None
+    names: list[str],
+    entries: Mapping[str, TensorEntry],
+    load: Callable[[str], Tensor],
+    metadata: Mapping[str, str] | None,
 ) -> Iterator[bytes | memoryview]:
     yield _header(names, entries, metadata)
     for name in names:
@@ -93,7 +99,7 @@ def _chunks(
         yield from (content[at : at + _CHUNK] for at in range(0, len(content), _CHUNK))
 
 
-def _header(names: list[str], entries: Mapping[str, Entry], metadata: Mapping[str, str] | None) -> bytes:
+def _header(names: list[str], entries: Mapping[str, TensorEntry], metadata: Mapping[str, str] | None) -> bytes:
     header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for name in names:
@@ -104,7 +110,7 @@ def _header(names: list[str], entries: Mapping[str, Entry], metadata: Mapping[st
     return len(text).to_bytes(8, "little") + text
 
 
-def open_tensors(path: Path, entries: Mapping[str, Entry], run: str | None = None) -> dict[str, Tensor]:
+def open_tensors(path: Path, entries: Mapping[str, TensorEntry], run: str | None = None) -> dict[str, Tensor]:
     """The file's tensors, mapped and not read, if it holds these and no others; `run`: and if that run wrote it."""
     _check_header(path, limit=4096 + sum(len(name.encode()) * 6 + 1024 for name in entries))
     try:

@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 from isthmus.errors import IsthmusError
 
-__all__ = ["NOTE_BYTES", "Channel", "ChannelError", "Network", "Work"]
+__all__ = ["NOTE_BYTES", "Channel", "ChannelError", "Channels", "Work"]
 
 NOTE_BYTES = 4096  # of what a relay is told of a channel
 _NOTES = "relay"  # the channel on which it is told
@@ -227,7 +227,7 @@ class _Staged:
         _Waiting(self._channel, work).wait()
 
 
-class Network:
+class Channels:
     """All channels of one worker. They share one Gloo device, so one thread that reads and writes.
 
     Channels may be made in any order on either side: each connects in a thread of its own.

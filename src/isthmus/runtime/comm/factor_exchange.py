@@ -24,7 +24,7 @@ from isthmus.plan.ring import FEWEST_TURNS, room_for
 from isthmus.runtime.comm import scratch
 from isthmus.runtime.comm.channel import Channel, Work
 
-__all__ = ["FactorExchange", "Line"]
+__all__ = ["FactorExchange", "TurnLine"]
 
 _HEADER, _LEFT, _RIGHT = 0, 1, 2  # tags
 _Own = list[tuple[Tensor, Tensor]]  # of each slice of a micro-batch
@@ -54,11 +54,11 @@ class FactorExchange:
         weight: nn.Parameter,
         channels: Sequence[Channel | None],
         slices: int,
-        line: Line | None = None,
+        line: TurnLine | None = None,
     ) -> None:
         """`line`: of all weights of this one's run; absent: of this one alone."""
         self.name, self.weight, self.slices = name, weight, slices
-        self.line = Line() if line is None else line
+        self.line = TurnLine() if line is None else line
         self.own: deque[_Own] = deque()  # of whole micro-batches that are not added yet; the line's
         self.under_way = 0  # micro-batches to be added, and to be sent
         self._channels, self._me = channels, list(channels).index(None)
@@ -159,7 +159,7 @@ class FactorExchange:
                 known.append(int(header[0]))
 
 
-class Line:
+class TurnLine:
     """The turns of weights: who is expected next, as far as there is room.
 
     Nobody's backward waits for a line, so whatever the order of the others, all that is expected comes in the end.

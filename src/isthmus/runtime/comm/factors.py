@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from isthmus.errors import ModelError
-from isthmus.runtime.comm.channel import Network
-from isthmus.runtime.comm.factor_exchange import FactorExchange, Line
+from isthmus.runtime.comm.channel import Channels
+from isthmus.runtime.comm.factor_exchange import FactorExchange, TurnLine
 from isthmus.runtime.comm.syncs import Ring
 from isthmus.runtime.program import BucketSpec, Program
 
@@ -186,10 +186,10 @@ class Factors:
 def make_factors(
     spec: BucketSpec,
     program: Program,
-    network: Network,
+    network: Channels,
     modules: Mapping[int, Sequence[nn.Module]],
     parameters: Mapping[str, nn.Parameter],
-    lines: dict[int, Line],
+    lines: dict[int, TurnLine],
     ring: Ring | None = None,
 ) -> Factors:
     """Taps a bucket's weights in the modules of each run (by its index), and connects them with other participants.
@@ -205,7 +205,7 @@ def make_factors(
             for other in spec.members
         ]
         if run not in lines:
-            lines[run] = Line()
+            lines[run] = TurnLine()
         exchange = FactorExchange(name, weight, channels, program.runs[run].slices, lines[run])
         tap(modules[run], name, weight, exchange.take)
         exchanges.append(exchange)

@@ -21,7 +21,7 @@ from isthmus.plan.ring import AHEAD, LEAVING
 from isthmus.runtime.comm.channel import Channel, Work
 from isthmus.runtime.program import Flow, Run, samples_of_slice
 
-__all__ = ["Form", "Inbox", "Inflow", "Message", "Outflow", "Part", "messages"]
+__all__ = ["FlowForm", "FlowPart", "Inbox", "Inflow", "Message", "Outflow", "messages"]
 
 HEADER = 0  # tag
 _DIMS = 8  # dimensions of a tensor that a header has room for
@@ -57,7 +57,7 @@ def messages(sender: Run | Flow, receiver: Run | Flow) -> tuple[Message, ...]:
     return tuple(found)
 
 
-class Form:
+class FlowForm:
     """Dtypes, shapes and batch dimensions (-1: none) of a flow's tensors, for a known number of samples."""
 
     def __init__(
@@ -66,9 +66,9 @@ class Form:
         self.samples, self.tensors, self.dims = samples, tuple(tensors), tuple(dims)
 
     @staticmethod
-    def of(tensors: Sequence[Tensor], dims: Sequence[int], samples: int) -> Form:
+    def of(tensors: Sequence[Tensor], dims: Sequence[int], samples: int) -> FlowForm:
         """The form of tensors at hand."""
-        return Form(samples, [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors], dims)
+        return FlowForm(samples, [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors], dims)
 
     def shapes(self, samples: int) -> list[tuple[int, ...]]:
         """Return the shape of each tensor for another number of samples."""
@@ -101,16 +101,16 @@ class Form:
         return torch.empty(1 + tensors * (2 + _DIMS), dtype=torch.int64)
 
     @staticmethod
-    def read(header: Tensor, dims: Sequence[int]) -> Form:
+    def read(header: Tensor, dims: Sequence[int]) -> FlowForm:
         """Return the form that a header made by `header` describes."""
         samples, *numbers = header.tolist()
         tensors = []
         for at in range(0, len(numbers), 2 + _DIMS):
             dtype, size = numbers[at : at + 2]
             tensors.append((_DTYPES[dtype], tuple(numbers[at + 2 : at + 2 + size])))
-        return Form(samples, tensors, dims)
+        return FlowForm(samples, tensors, dims)
 
-    def like(self, other: Form) -> bool:
+    def like(self, other: FlowForm) -> bool:
         """Return whether both forms are the same, apart perhaps from their number of samples."""
         dtypes = [[dtype for dtype, _ in form.tensors] for form in (self, other)]
         return dtypes[0] == dtypes[1] and self.shapes(self.samples) == other.shapes(self.samples)
@@ -132,7 +132,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Part:
+class FlowPart:
     """Tensors of a flow for samples [lo, hi), by name."""
 
     run: int  # that sent them
@@ -150,7 +150,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._come = threading.Condition()
-        self._parts: dict[Key, list[Part]] = {}
+        self._parts: dict[Key, list[FlowPart]] = {}
         self._need: dict[tuple[int, bool, int], int] = {}
         self._failure: BaseException | None = None
 
@@ -159,7 +159,7 @@ class Inbox:
         key = (run, back, slice_)
         self._need[key] = self._need.get(key, 0) + 1
 
-    def put(self, key: Key, part: Part) -> None:
+    def put(self, key: Key, part: FlowPart) -> None:
         """A part has come."""
         with self._come:
             self._parts.setdefault(key, []).append(part)
@@ -186,7 +186,7 @@ class Inbox:
                         return index
                 self._come.wait()
 
-    def take(self, key: Key) -> list[Part]:
+    def take(self, key: Key) -> list[FlowPart]:
         """All parts of a key, in the order of their samples; waits for them."""
         self.first_ready([[key]])
         with self._come:
@@ -202,12 +202,12 @@ class Outflow:
         for message in messages(sender, flow):
             self.by_slice.setdefault(message.k, []).append(message)
         self._header = header
-        self._form: Form | None = None
+        self._form: FlowForm | None = None
         self._pending: deque[Work] = deque()
 
     def send(self, micro_batch: int, k: int, tensors: Sequence[Tensor], lo: int, hi: int) -> None:
         """Send the messages of slice k, cut from tensors that hold the samples [lo, hi)."""
-        form = Form.of(tensors, self.dims, hi - lo)
+        form = FlowForm.of(tensors, self.dims, hi - lo)
         self._form = self._form or form
         if not self._form.like(form):
             raise ModelError(
@@ -257,7 +257,7 @@ class Inflow:
         self.channel, self.receiver, self.flow, self.dims, self.inbox = channel, receiver, flow, dims, inbox
         self.back, self.device, self.micro_batches = back, device, micro_batches
         self.messages = messages(flow, receiver)
-        self._form: Form | None = None
+        self._form: FlowForm | None = None
         self._known = threading.Event()
         self._steps = threading.Semaphore(0)
         self._open = True
@@ -266,7 +266,7 @@ class Inflow:
         self._thread = threading.Thread(target=self._run, name=f"from {flow.peer}", daemon=True)
         self._thread.start()
 
-    def learn(self, form: Form) -> None:
+    def learn(self, form: FlowForm) -> None:
         """Tells the form; only the first counts."""
         if self._form is None:
             self._form = form
@@ -288,9 +288,9 @@ class Inflow:
             if not self._open:
                 return
             if not self.back:
-                header = Form.room(len(self.flow.tensors))
+                header = FlowForm.room(len(self.flow.tensors))
                 self.channel.receive(header, HEADER).wait()
-                self.learn(Form.read(header, self.dims))
+                self.learn(FlowForm.read(header, self.dims))
             self._known.wait()
             while self._open:
                 self._receive_step()
@@ -314,10 +314,10 @@ class Inflow:
     def _expected(self) -> Iterator[tuple[int, Message]]:
         return ((m, message) for m in range(self.micro_batches) for message in self.messages)
 
-    def _deliver(self, form: Form, micro_batch: int, message: Message, buffer: Tensor, work: Work) -> None:
+    def _deliver(self, form: FlowForm, micro_batch: int, message: Message, buffer: Tensor, work: Work) -> None:
         work.wait()
         tensors = form.unpack(buffer, message.hi - message.lo)
         named = dict(zip(self.flow.tensors, tensors, strict=True))
         first = samples_of_slice(self.flow, message.k)[0] == message.lo
         key = (self.receiver.number, self.back, micro_batch, message.j)
-        self.inbox.put(key, Part(self.flow.run, message.lo, message.hi, first, named))
+        self.inbox.put(key, FlowPart(self.flow.run, message.lo, message.hi, first, named))

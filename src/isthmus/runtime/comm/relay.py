@@ -20,7 +20,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from isthmus.runtime.comm.channel import NOTE_BYTES, Channel, Network, Work
+from isthmus.runtime.comm.channel import NOTE_BYTES, Channel, Channels, Work
 
 __all__ = ["pass_on"]
 
@@ -28,7 +28,7 @@ _AHEAD = 16  # messages on their way from one leg to the other: each has a threa
 _NOTES = 8  # receives of notes that are posted ahead
 
 
-def pass_on(network: Network, near: Iterable[str], neighbours: Iterable[str]) -> None:
+def pass_on(network: Channels, near: Iterable[str], neighbours: Iterable[str]) -> None:
     """Passes on what goes over this worker, in threads that end with the network's channels.
 
     `near`: relays that are next to this worker on its own ways; `neighbours`: next to it on the ways of others.
@@ -43,7 +43,7 @@ def _thread(work: Callable[..., None], *arguments: object) -> None:
     threading.Thread(target=work, args=arguments, name="relay", daemon=True).start()
 
 
-def _hear(network: Network, channel: Channel) -> None:
+def _hear(network: Channels, channel: Channel) -> None:
     """Opens what a neighbour tells of; where that fails, everybody hears of it."""
     try:
         for note in _coming(partial(_note, channel), _NOTES):
@@ -53,7 +53,7 @@ def _hear(network: Network, channel: Channel) -> None:
         channel.close()
 
 
-def _open(network: Network, name: str, path: Sequence[str]) -> None:
+def _open(network: Channels, name: str, path: Sequence[str]) -> None:
     """Makes the two legs of a channel, ties them, and tells the next relay."""
     at = path.index(network.me)
     before, after = path[at - 1], path[at + 1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from isthmus.runtime.comm.channel import Channel, Network
+from isthmus.runtime.comm.channel import Channel, Channels
 from isthmus.runtime.comm.syncs import Ring
 from isthmus.runtime.pace import Pace
 
@@ -21,7 +21,7 @@ _LARGE = 1 << 16  # elements
 class Meeting:
     """The members, and this worker among them."""
 
-    def __init__(self, name: str, members: tuple[str, ...], me: str, network: Network, pace: Pace) -> None:
+    def __init__(self, name: str, members: tuple[str, ...], me: str, network: Channels, pace: Pace) -> None:
         self.members, self.me, self._pace = members, me, pace
         self._channels: dict[str, Channel] = {
             other: network.channel(f"{name} meeting", other) for other in members if other != me
@@ -56,7 +56,7 @@ class Meeting:
         return total
 
 
-def _ring(name: str, members: tuple[str, ...], me: str, network: Network) -> Ring:
+def _ring(name: str, members: tuple[str, ...], me: str, network: Channels) -> Ring:
     position, count = members.index(me), len(members)
     previous, following = members[position - 1], members[(position + 1) % count]
     return Ring(network.channel(f"{name} ring", previous), network.channel(f"{name} ring", following), position, count)

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from isthmus.plan.ring import goes_whole, room_for, segments_of
 from isthmus.runtime.comm import scratch
-from isthmus.runtime.comm.channel import Channel, Network, Work
+from isthmus.runtime.comm.channel import Channel, Channels, Work
 from isthmus.runtime.program import BucketSpec, Program
 
-__all__ = ["Ring", "Server", "Sync", "Tree", "make_sync", "piece_bounds"]
+__all__ = ["Ring", "Server", "SyncMethod", "Tree", "make_sync", "piece_bounds"]
 
 _TAG = 0
 _lent: Counter[tuple[str, str]] = Counter()  # (worker, who sends to it) -> bytes of scratch memory in use
@@ -36,7 +36,7 @@ _lending = threading.Lock()
 _finished: deque[Work] = deque(maxlen=32)  # Gloo's thread is at times still busy with a message, and ending it waits
 
 
-class Sync(Protocol):
+class SyncMethod(Protocol):
     """One bucket's sum over its participants. All of them call the same methods in the same order."""
 
     @property
@@ -350,7 +350,7 @@ class Server(_Whole):
             departures.wait()
 
 
-def make_sync(spec: BucketSpec, program: Program, network: Network) -> Sync | None:
+def make_sync(spec: BucketSpec, program: Program, network: Channels) -> SyncMethod | None:
     """The sync of a bucket as this worker takes part in it; None where it has nothing to send.
 
     `sparse` is a ring that is given the kept values only. For `factors` it is a ring too, which adds whole gradients.
@@ -370,7 +370,7 @@ def make_sync(spec: BucketSpec, program: Program, network: Network) -> Sync | No
 class _Neighbours:
     """Channels of one sync of one worker."""
 
-    def __init__(self, network: Network, name: str, me: str) -> None:
+    def __init__(self, network: Channels, name: str, me: str) -> None:
         self._network, self._name, self.me = network, name, me
 
     def to(self, other: str | None) -> Channel | None:

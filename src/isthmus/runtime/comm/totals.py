@@ -11,8 +11,8 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
-from isthmus.runtime.comm.channel import Channel, Network, Work
-from isthmus.runtime.comm.worker_threads import Lanes
+from isthmus.runtime.comm.channel import Channel, Channels, Work
+from isthmus.runtime.comm.worker_threads import WorkerThreads
 from isthmus.runtime.program import Program
 
 __all__ = ["Totals"]
@@ -23,7 +23,7 @@ _COUNTS, _NORMS = 1, 2  # tags
 class Totals:
     """Sums over all workers of a job."""
 
-    def __init__(self, program: Program, network: Network) -> None:
+    def __init__(self, program: Program, network: Channels) -> None:
         self.program = program
         self.leads = program.device == program.leader
         others = [worker for worker in program.workers if worker != program.leader] if self.leads else [program.leader]
@@ -32,7 +32,7 @@ class Totals:
         self._own: SimpleQueue[tuple[float, float] | None] = SimpleQueue()
         self._result = _numbers(0.0, 0.0, 0.0)
         self._asked: SimpleQueue[int] = SimpleQueue()
-        self._lanes = Lanes()
+        self._lanes = WorkerThreads()
         self._coming: Work = self._lanes
 
     def begin(self) -> None:

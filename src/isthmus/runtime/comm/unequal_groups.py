@@ -13,9 +13,9 @@ from torch import Tensor
 
 from isthmus.model.graph import BlockGraph
 from isthmus.model.tensor_parallel.member_slices import ParameterSlice
-from isthmus.runtime.checkpoint.extents import Cut
-from isthmus.runtime.comm.channel import Channel, Network
-from isthmus.runtime.comm.syncs import Sync, make_sync
+from isthmus.runtime.checkpoint.extents import MemberCut
+from isthmus.runtime.comm.channel import Channel, Channels
+from isthmus.runtime.comm.syncs import SyncMethod, make_sync
 from isthmus.runtime.program import BucketSpec, Program
 
 __all__ = ["UnequalGroups"]
@@ -29,7 +29,7 @@ class UnequalGroups:
     scatters = False
 
     def __init__(
-        self, spec: BucketSpec, program: Program, network: Network, graph: BlockGraph, cuts: Mapping[str, Cut]
+        self, spec: BucketSpec, program: Program, network: Channels, graph: BlockGraph, cuts: Mapping[str, MemberCut]
     ) -> None:
         self.group = next(group for group in spec.groups if program.device in group)
         self.leads = self.group[0] == program.device
@@ -37,7 +37,7 @@ class UnequalGroups:
         self._channels: dict[str, Channel] = {
             other: network.channel(f"{program.job.name} parts {spec.name}", other) for other in others
         }
-        self._sync: Sync | None = make_sync(spec, program, network) if self.leads else None
+        self._sync: SyncMethod | None = make_sync(spec, program, network) if self.leads else None
         self._shapes = {name: graph.parameter[name].shape for name in spec.parameters}
         self._slices = {
             name: [

@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Hashable
 from queue import SimpleQueue
 
-__all__ = ["Lanes"]
+__all__ = ["WorkerThreads"]
 
 _Work = Callable[[], None]
 
 
-class Lanes:
+class WorkerThreads:
     """Work on several lanes at once; what is on one lane goes in order."""
 
     def __init__(self) -> None:

@@ -9,14 +9,14 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Order", "epoch_order"]
+__all__ = ["SampleOrder", "epoch_order"]
 
 _ROUNDS = 8  # of 8 bytes of key each: one digest
 Places = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class SampleOrder:
     """Which samples a job uses when: position p of its walk is place p mod count of epoch p div count.
 
     Every sample comes once in each epoch. Step s of a batch of b has the positions s b .. (s + 1) b - 1 whatever the

@@ -30,7 +30,7 @@ from isthmus.model.runnable_blocks import Pieces, cut
 from isthmus.model.torch_export import Example
 from isthmus.runtime.placed_blocks import Draws, on_device
 from isthmus.runtime.process_memory import keep_freed_memory
-from isthmus.runtime.profiling.machine import Machine, free_memory
+from isthmus.runtime.profiling.machine import MeasuredMachine, free_memory
 from isthmus.runtime.profiling.worker_times import device_costs
 from isthmus.runtime.random.draws import draws_of
 from isthmus.runtime.random.randomness import Randomness
@@ -85,7 +85,7 @@ Room = Callable[[], float]  # bytes
 
 def profile_model(
     spec: str,
-    machine: Machine,
+    machine: MeasuredMachine,
     *,
     sequence: int | None = None,
     samples: Collection[int] = SAMPLES,
@@ -119,7 +119,7 @@ def _check_samples(most: int, example: Example) -> None:
         raise UsageError("inputs of so many samples have no room in memory", found=str(most), next="Choose fewer")
 
 
-def _point(graph: BlockGraph, machine: Machine, timed: Timed) -> BlockTime:
+def _point(graph: BlockGraph, machine: MeasuredMachine, timed: Timed) -> BlockTime:
     block = graph.blocks[timed.block]
     return BlockTime(
         block=block.digest,
@@ -132,7 +132,7 @@ def _point(graph: BlockGraph, machine: Machine, timed: Timed) -> BlockTime:
     )
 
 
-def _origin(machine: Machine) -> str:
+def _origin(machine: MeasuredMachine) -> str:
     threads = f", {machine.threads} thread{'s' * (machine.threads > 1)}" if machine.device.type == "cpu" else ""
     today = datetime.datetime.now(datetime.UTC).date()
     return f"{machine.name}{threads}, torch {torch.__version__}, {today}, isthmus profile"

@@ -16,13 +16,13 @@ from isthmus.errors import UsageError
 from isthmus.files import is_name
 from isthmus.files.document import NAME_RULE
 
-__all__ = ["Machine", "find_machine", "free_memory", "guess_kind"]
+__all__ = ["MeasuredMachine", "find_machine", "free_memory", "guess_kind"]
 
 _TOKEN = re.compile(r"\d+gb|[a-z]+\d+[a-z]*|\d+|[a-z]+")
 _PLAIN = re.compile(r"nvidia|tesla|geforce|quadro|amd|instinct|generation|sxm\d?|pcie|hbm\de?|\d+gb")
 
 
-class Machine(NamedTuple):
+class MeasuredMachine(NamedTuple):
     """What is measured on, and what the profile calls it."""
 
     device: torch.device
@@ -32,7 +32,9 @@ class Machine(NamedTuple):
     threads: int
 
 
-def find_machine(kind: str | None = None, precision: Precision | None = None, threads: int | None = None) -> Machine:
+def find_machine(
+    kind: str | None = None, precision: Precision | None = None, threads: int | None = None
+) -> MeasuredMachine:
     """The first CUDA device, else the processor; the processor also where the kind is called CPU.
 
     A kind that is not given is guessed from the device's name. The precision is then the fastest that the catalog
@@ -57,7 +59,7 @@ def find_machine(kind: str | None = None, precision: Precision | None = None, th
     rates = known.compute if known is not None else {}
     offered: list[Precision] = [p for p in PRECISIONS if p in rates] or ["fp32"]
     fastest = max(offered, key=lambda p: rates.get(p, 0.0))
-    return Machine(device, name, kind or guess, precision or fastest, threads or cores)
+    return MeasuredMachine(device, name, kind or guess, precision or fastest, threads or cores)
 
 
 def guess_kind(name: str) -> str | None:

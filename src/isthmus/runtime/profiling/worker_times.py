@@ -24,7 +24,7 @@ from isthmus.model.profile import DeviceCosts
 from isthmus.model.runnable_blocks import Pieces
 from isthmus.model.torch_export import Example
 from isthmus.runtime.process_memory import keep_freed_memory, peak_bytes, share_freed_memory, start_peak
-from isthmus.runtime.profiling.machine import Machine
+from isthmus.runtime.profiling.machine import MeasuredMachine
 
 __all__ = ["device_costs"]
 
@@ -36,7 +36,7 @@ _COUNTS = (3, 10, 4, 10)  # samples, one after another: a worker asks for tensor
 _ENOUGH, _MOST = 32e6, 10_000  # bytes of activations that tell something; samples at most
 
 
-def device_costs(machine: Machine, spec: str, sequence: int | None) -> DeviceCosts:
+def device_costs(machine: MeasuredMachine, spec: str, sequence: int | None) -> DeviceCosts:
     """Return the measured costs of a CPU that trains a model; those of an accelerator are left to the catalog."""
     if machine.device.type != "cpu":
         return DeviceCosts(device=machine.kind)

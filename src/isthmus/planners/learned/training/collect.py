@@ -14,15 +14,15 @@ import msgspec
 
 from isthmus.errors import NoPlanError
 from isthmus.planners.budget import Limits, Search
-from isthmus.planners.layout.memory_fit import Room
-from isthmus.planners.layout.side_by_side import Lanes
+from isthmus.planners.layout.memory_fit import MemoryFit
+from isthmus.planners.layout.side_by_side import LaneMaker
 from isthmus.planners.learned.decisions import Draft, Drafts
 from isthmus.planners.learned.features import Feedback, feedback_of
 from isthmus.planners.learned.training.problems import random_problem
-from isthmus.planners.learned.tree_search import Prior, Tree, even
+from isthmus.planners.learned.tree_search import Prior, SearchTree, even
 from isthmus.planners.portfolio import scheme_plans
 from isthmus.planners.problem import Candidate, Problem
-from isthmus.planners.search.candidates import Pool
+from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search.local_search import explore
 
 __all__ = ["Leaf", "Record", "collect"]
@@ -65,8 +65,8 @@ def collect(seed: int, effort: float = 4.0, prior: Prior = even) -> Record | Non
         return None
     leaves: dict[Draft, float] = {}
     better: list[Candidate] = []
-    lanes = Lanes(problem, Room(problem))
-    pool = Pool(problem, lanes, Search(problem, Limits(effort=effort), None), given[0])
+    lanes = LaneMaker(problem, MemoryFit(problem))
+    pool = Candidates(problem, lanes, Search(problem, Limits(effort=effort), None), given[0])
     drafts = Drafts(problem)
     explore(pool, given)
     for found in pool.found:
@@ -81,18 +81,18 @@ def collect(seed: int, effort: float = 4.0, prior: Prior = even) -> Record | Non
 
 def _grow(
     problem: Problem,
-    lanes: Lanes,
+    lanes: LaneMaker,
     given: Sequence[Candidate],
     prior: Prior,
     leaves: dict[Draft, float],
     better: list[Candidate],
 ) -> None:
     """A tree search; adds its leaves, and plans that became its best."""
-    pool = Pool(problem, lanes, Search(problem, Limits(calls=_TREE_CALLS, effort=3.0), None), given[0])
+    pool = Candidates(problem, lanes, Search(problem, Limits(calls=_TREE_CALLS, effort=3.0), None), given[0])
 
     def told(draft: Draft, seconds: float) -> None:
         leaves[draft] = min(seconds, leaves.get(draft, float("inf")))
         if pool.best is not None and pool.best is not (better[-1] if better else given[0]):
             better.append(pool.best)
 
-    Tree(pool, prior, told).grow()
+    SearchTree(pool, prior, told).grow()

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from isthmus.planners.learned.graph_network import Batch, Network, batch_of
+from isthmus.planners.learned.graph_network import Batch, GraphNetwork, batch_of
 from isthmus.planners.learned.prior import save_network
 from isthmus.planners.learned.training.collect import Record
 from isthmus.planners.learned.training.lessons import Lessons, Sample
@@ -80,7 +80,7 @@ def fit(records: Sequence[Record], recipe: Recipe, file: Path, told: Callable[[d
     torch.manual_seed(recipe.seed)
     teaching = [record for record in records if record.seed % _HELD]
     judging = [record for record in records if not record.seed % _HELD]
-    network = Network(recipe.width, recipe.layers).to(recipe.device)
+    network = GraphNetwork(recipe.width, recipe.layers).to(recipe.device)
     optimizer = torch.optim.AdamW(network.parameters(), recipe.rate, weight_decay=0.01)
     first = _resume(file.with_suffix(".state"), network, optimizer)
     train, held = (_loader(part, recipe, first, judges) for part, judges in ((teaching, False), (judging, True)))
@@ -98,7 +98,7 @@ def fit(records: Sequence[Record], recipe: Recipe, file: Path, told: Callable[[d
         told(row)
 
 
-def _keep(network: Network, optimizer: torch.optim.Optimizer, epoch: int, file: Path) -> None:
+def _keep(network: GraphNetwork, optimizer: torch.optim.Optimizer, epoch: int, file: Path) -> None:
     """Writes the network and what the optimizer remembers of each parameter; a kill leaves the old file or the new."""
     kept = optimizer.state_dict()["state"]
     tensors = {f"{i}/{name}": tensor for i, state in kept.items() for name, tensor in state.items()}
@@ -108,7 +108,7 @@ def _keep(network: Network, optimizer: torch.optim.Optimizer, epoch: int, file: 
     part.replace(file)
 
 
-def _resume(state: Path, network: Network, optimizer: torch.optim.Optimizer) -> int:
+def _resume(state: Path, network: GraphNetwork, optimizer: torch.optim.Optimizer) -> int:
     """Loads what there is; the epoch to go on with."""
     if not state.is_file():
         return 0
@@ -140,7 +140,7 @@ def _loss(likely: Tensor, batch: Batch, target: Tensor) -> Tensor:
     return loss
 
 
-def _step(network: Network, optimizer: torch.optim.Optimizer, batch: Batch, target: Tensor, device: str) -> float:
+def _step(network: GraphNetwork, optimizer: torch.optim.Optimizer, batch: Batch, target: Tensor, device: str) -> float:
     here = batch.to(device)
     loss = _loss(network(here), here, target.to(device))
     optimizer.zero_grad()
@@ -151,7 +151,7 @@ def _step(network: Network, optimizer: torch.optim.Optimizer, batch: Batch, targ
 
 
 @torch.no_grad()
-def _judged(network: Network, held: Any, device: str) -> dict[str, float]:
+def _judged(network: GraphNetwork, held: Any, device: str) -> dict[str, float]:
     """Loss on problems that taught nothing, and in how many drafts the network's first action is the best known."""
     losses, right, drafts = [], 0.0, 0
     for on_cpu, wanted in held:

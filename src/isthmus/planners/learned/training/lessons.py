@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from isthmus.planners.learned.decisions import Action, Draft, Drafts, path_to
+from isthmus.planners.learned.decisions import Decision, Draft, Drafts, path_to
 from isthmus.planners.learned.features import Look, Looked
 from isthmus.planners.learned.training.collect import Record
 from isthmus.planners.learned.training.problems import random_problem
@@ -32,7 +32,7 @@ class Lesson(NamedTuple):
     """A draft, its actions, and how likely each is the best."""
 
     draft: Draft
-    actions: Sequence[Action]
+    actions: Sequence[Decision]
     target: Floats
     weight: float
 
@@ -54,7 +54,7 @@ class Lessons:
         self.lessons = list(self._lessons())
 
     def _lessons(self) -> Iterator[Lesson]:
-        below: dict[Draft, dict[Action, float]] = {}
+        below: dict[Draft, dict[Decision, float]] = {}
         best = float("inf")
         for leaf in self.record.leaves:
             path = path_to(self.drafts, leaf.draft)
