@@ -34,7 +34,11 @@ CLAUSES = re.compile(
     r"(What|Who|Whose|Whom|Where|Which|Whether|That|Of|How|With what|From what|By what)\b(?! is\b.*\?)"
 )
 _VISITS = """
-import os, sys
+import importlib, os, pkgutil, sys
+import isthmus
+for found in pkgutil.walk_packages(isthmus.__path__, "isthmus."):  # importing is no visit
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
 root, seen, order = sys.argv.pop(1) + os.sep, set(), []
 def visit(frame, event, _):
     code = frame.f_code
