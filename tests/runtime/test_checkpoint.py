@@ -23,8 +23,8 @@ from isthmus.model.source import load_graph
 from isthmus.model.tensor_parallel.member_slices import ParameterSlice
 from isthmus.runtime.checkpoint.reading import (
     Checkpoint,
-    Cut,
     Header,
+    MemberCut,
     Piece,
     SavedScale,
     Saver,
@@ -58,14 +58,14 @@ def folder() -> Iterator[Path]:
         yield path
 
 
-def part_of(tensor: Tensor, cut: Cut | None) -> Tensor:
+def part_of(tensor: Tensor, cut: MemberCut | None) -> Tensor:
     """The part by torch's own splitting, and by what the blocks of tensor groups use."""
     if cut is None:
         return tensor.reshape(-1)
     sections = tensor.split(list(cut.sections), cut.dim)
     part = torch.cat([section.chunk(cut.members, cut.dim)[cut.member] for section in sections], cut.dim)
     piece = ParameterSlice(dim=cut.dim, sections=cut.sections, member=cut.member, members=cut.members)
-    assert Cut.of(piece) == cut and torch.equal(piece.cut(tensor), part)
+    assert MemberCut.of(piece) == cut and torch.equal(piece.cut(tensor), part)
     return part.reshape(-1)
 
 
@@ -80,11 +80,11 @@ def cut_tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[int, tuple
     return tuple(shape), [(dim, sections, n) for n in members]
 
 
-def cuts_of(way: tuple[int, tuple[int, ...], int]) -> list[Cut | None]:
+def cuts_of(way: tuple[int, tuple[int, ...], int]) -> list[MemberCut | None]:
     dim, sections, members = way
     if members == 1:
         return [None]
-    return [Cut(dim=dim, sections=sections, member=member, members=members) for member in range(members)]
+    return [MemberCut(dim=dim, sections=sections, member=member, members=members) for member in range(members)]
 
 
 @settings(max_examples=40)
@@ -117,15 +117,15 @@ def test_any_part_is_read_from_any_pieces(
 
 def test_cut_along_another_dimension(folder: Path) -> None:
     whole = torch.randn(4, 6)
-    rows = [Cut(dim=0, sections=(4,), member=member, members=2) for member in range(2)]
+    rows = [MemberCut(dim=0, sections=(4,), member=member, members=2) for member in range(2)]
     pieces = [Piece(parameter="x", quantity="weight", shape=(4, 6), data=part_of(whole, c), cut=c) for c in rows]
     graph = graph_of({"x": (4, 6)})
     checkpoint = open_checkpoint(finish(folder, [write_part(folder, 1, "w", pieces)], header(1, graph, SGD)))
     for member in range(3):
-        cut = Cut(dim=1, sections=(6,), member=member, members=3)
+        cut = MemberCut(dim=1, sections=(6,), member=member, members=3)
         assert torch.equal(checkpoint.read("x", cut=cut), part_of(whole, cut))
     with pytest.raises(UsageError, match="no such part"):
-        checkpoint.read("x", cut=Cut(dim=1, sections=(6,), member=0, members=4))
+        checkpoint.read("x", cut=MemberCut(dim=1, sections=(6,), member=0, members=4))
     with pytest.raises(UsageError, match="no such part"):
         checkpoint.read("x", start=3, stop=25)
 

@@ -26,7 +26,7 @@ from isthmus.errors import CheckpointError
 from isthmus.model.job import Job, Optimizer
 from isthmus.runtime.checkpoint.manifest import digest_of, read_manifest
 from isthmus.runtime.checkpoint.reading import (
-    Cut,
+    MemberCut,
     Piece,
     export,
     finish,
@@ -188,8 +188,8 @@ def piece(lo: int, hi: int, **more: Any) -> Piece:
     return Piece(data=torch.zeros(hi - lo, dtype=parts.pop("dtype", torch.float32)), **parts)
 
 
-def half(member: int, members: int = 2) -> Cut:
-    return Cut(dim=0, sections=(2,), member=member, members=members)
+def half(member: int, members: int = 2) -> MemberCut:
+    return MemberCut(dim=0, sections=(2,), member=member, members=members)
 
 
 REFUSED: dict[str, tuple[list[Piece], str]] = {
