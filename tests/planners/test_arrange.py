@@ -37,8 +37,6 @@ class Plain:
         self.task, self.samples, self.count, self.held, self.ahead = task, samples, count, held, ahead
         self.room, self.sharing = MemoryFit(task), Sharing(task)
         self._stages: dict[object, tuple[float, bool]] = {}
-        blocks = list(enumerate(task.graph.blocks))
-        self._owners = {name: i for i, block in reversed(blocks) for name in block.parameters}  # a tie: its first block
 
     def stage(self, groups: Groups, a: int, b: int, after: int) -> tuple[float, bool]:
         """Seconds on blocks a .. b - 1 with so many stages after it, and whether activations are made again."""
@@ -59,7 +57,8 @@ class Plain:
             fits[again] = roomy and bool(self.room.allowed(everyone)[a, b])
         if not fits[True]:
             return float("inf"), True
-        elements = sum(task.graph.parameter[name].elements for name, i in self._owners.items() if a <= i < b)
+        inside = [name for block in task.graph.blocks[a:b] for name in block.parameters]  # a tie: in every block of it
+        elements = sum(task.graph.parameter[name].elements for name in inside)
         per_byte, waits = sync_seconds(task, [group[0] for group in groups])
         sync = per_byte * elements * task.table.width * (task.kept or 1.0) + waits
         again = not fits[False]
