@@ -23,9 +23,9 @@ from _planner_cases import case_named, cases, problem_of
 from _results import Claim, Options, at_least, at_most, finish, options
 from _rows import rows_of
 
-from isthmus.api import prepare_simulator
 from isthmus.errors import NoPlanError
 from isthmus.planners.portfolio import Choice, choose_plan
+from isthmus.planners.warm_up import warm_up
 
 AUTO_CALLS = 3000
 EXACT_SECONDS, QUICK_SECONDS = 300.0, 60.0
@@ -79,7 +79,7 @@ def judged(key: tuple[str, int, float, bool], known: Mapping[str, Row]) -> Row:
 
 
 def attempt(name: str, seed: int, planner: str, budget: float | None = None, calls: int | None = None) -> Choice | None:
-    prepare_simulator()
+    warm_up()
     problem = problem_of(case_named("small", name), seed)
     try:
         return choose_plan(problem, planner=planner, budget=budget, calls=calls)

@@ -37,13 +37,13 @@ from _planner_cases import GROUPS, SCALES, Case, Scale, case_named, cases, probl
 from _results import Claim, Options, at_least, at_most, finish, options
 from _rows import rows_of
 
-from isthmus.api import prepare_simulator
 from isthmus.cluster.write import cluster_yaml
 from isthmus.errors import NoPlanError
 from isthmus.model.source import load_graph
 from isthmus.plan.types import Outcome
 from isthmus.planners.portfolio import Choice, choose_plan
 from isthmus.planners.schemes.all_schemes import SCHEMES
+from isthmus.planners.warm_up import warm_up
 
 JUDGED = tuple(group for group in GROUPS if group not in ("small", "held"))
 PARTS = ("scale", *JUDGED, "sync")  # scale first: a new process counts what its parent holds as its own
@@ -69,7 +69,7 @@ Row = dict[str, Any]
 
 def main() -> int:
     given = options("planner", __doc__, parts=PARTS, jobs=True)
-    prepare_simulator()
+    warm_up()
     others: Row = {}
     claims: list[Claim] = []
     if "scale" in given.parts:

@@ -119,7 +119,7 @@ def test_every_verb_shows_what_it_takes() -> None:
         for parameter in inspect.signature(getattr(isthmus, verb)).parameters:
             assert parameter in text
     text = pydoc.render_doc(isthmus.plan, renderer=pydoc.plaintext)
-    assert "simulator calls" in text and "isthmus.plan - Finds the fastest plan" in text
+    assert "simulator calls" in text and "isthmus.plan - Find the fastest plan" in text
     assert 'planner: str = "auto",' in text.replace("'", '"')
     for verb in (api.plan, api.train):
         explained = {line.partition(":")[0] for line in (inspect.getdoc(verb) or "").splitlines()}

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from isthmus.api import prepare_simulator
 from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.errors import NoPlanError
@@ -35,6 +34,7 @@ from isthmus.planners.schemes.grid import Fix
 from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search.finishing import finish
 from isthmus.planners.search.local_search import explore
+from isthmus.planners.warm_up import warm_up
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.test_portfolio import pipeline_of, problem, two_regions
@@ -158,7 +158,7 @@ def test_a_scheme_that_never_ends_thinking_is_cut_short(monkeypatch: pytest.Monk
         yield from ideas
         yield from repeat(ideas[0]._replace(seconds=float("inf")))
 
-    prepare_simulator()
+    warm_up()
     monkeypatch.setitem(SCHEMES, "data-even", endless)
     start = time.monotonic()
     choice = choose_plan(problem(two_regions(), chain(8, width=256)), planner="data-even", budget=2.0)

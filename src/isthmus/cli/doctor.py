@@ -95,9 +95,9 @@ def _simulator(compiling: Callable[[], None]) -> Check:
     """Prices a plan of one block; compiles what was not compiled before."""
     start = time.monotonic()
     try:
-        from isthmus.api import prepare_simulator
+        from isthmus.planners.warm_up import warm_up
 
-        prepare_simulator(compiling)
+        warm_up(compiling)
     except Exception as error:  # whatever a broken numba raises
         remedy = f"{_install('numba')}; if its cache cannot be written, set NUMBA_CACHE_DIR to a folder of yours"
         return Check(name="simulator", ok=False, found=_said(error), next=remedy)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from isthmus.api import Simulated, jobs_of_plan
+from isthmus.api import Simulated
 from isthmus.cli.console import Answer, Progress
 from isthmus.cli.simulate import price_again
 from isthmus.cli.summary import unused_in
@@ -60,9 +60,7 @@ def _schemes(
     """Found anew where asked, else as the file tells them."""
     if args.schemes:
         progress.phase("Planning every scheme again")
-        problem = build_problem(
-            result.cluster, jobs_of_plan(result.plan), result.models, file.seed, profile=result.profile
-        )
+        problem = build_problem(result.cluster, result.plan.jobs, result.models, file.seed, profile=result.profile)
         return explain_schemes(problem, args.budget, progress.detail)
     known = file.predicted.outcomes if file.predicted else {}
     return {name: SchemeBinding(outcome, None, "") for name, outcome in known.items()}
@@ -97,7 +95,7 @@ def _lines(
     unused: Sequence[WhyUnused],
     schemes: dict[str, SchemeBinding],
 ) -> list[str]:
-    jobs = ", ".join(job.name for job in jobs_of_plan(result.plan))
+    jobs = ", ".join(job.name for job in result.plan.jobs)
     by = f", by planner {file.planner}" if file.planner else ""
     return [
         f"{jobs} on {result.cluster.name}{by}: {format_seconds(found.step_seconds)} a step",

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from isthmus.api import jobs_of
 from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.cluster.catalog import CATALOG
 from isthmus.cluster.load import load_cluster
@@ -16,6 +15,7 @@ from isthmus.emulate.act import as_emulated, paces
 from isthmus.errors import UsageError
 from isthmus.model import source
 from isthmus.model.profile import save_profile
+from isthmus.model.requests import requested_jobs
 from isthmus.report.columns import columns
 from isthmus.units import format_seconds
 
@@ -29,7 +29,7 @@ __all__ = ["run"]
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
     """Measures the blocks of a model on this machine's device, and writes the profile."""
     source.parse(args.model)
-    output: str = args.output or f"{jobs_of(args.model)[0].name}.profile.json"
+    output: str = args.output or f"{requested_jobs(args.model)[0].name}.profile.json"
     check_folder(output)
     progress.phase("Looking for a device")
     from isthmus.runtime.profiling.block_times import SAMPLES, profile_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from isthmus.api import Simulated, jobs_of_plan
+from isthmus.api import Simulated
 from isthmus.cli.console import Progress
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.simulate import Price
@@ -32,7 +32,7 @@ def facts_of(file: PlanFile, result: Simulated, profile: str) -> list[tuple[str,
 
 def unused_in(file: PlanFile, result: Simulated, progress: Progress) -> tuple[WhyUnused, ...]:
     """Why devices are unused, and which links would make them useful; of a plan of one job in one pipeline only."""
-    jobs, parts = jobs_of_plan(result.plan), result.plan.parts
+    jobs, parts = result.plan.jobs, result.plan.parts
     if len(jobs) != 1 or len(parts) != 1 or not isinstance(parts[0], Pipeline):
         return ()
     (job,), precision = jobs, parts[0].precision

@@ -122,7 +122,7 @@ class Simulator:
         try:
             plan, net, folded = self.small(plan, _PRICED_WHOLE)
         except PlanError as problem:
-            return Price(math.inf, dict.fromkeys(_jobs(plan), math.inf), {}, (), problem.what)
+            return Price(math.inf, {job.name: math.inf for job in plan.jobs}, {}, (), problem.what)
         parts = [self.prepare(part, net) for part in plan.parts]
         out, jobs = self._write(parts, net, self._out)
         self._out = out
@@ -321,11 +321,6 @@ def _check_playable(what: str, found: int, most: int) -> None:
             "size", "the plan is too large to be played device by device", where="plan", found=f"{found:,} {what}",
             expected=f"at most {most:,}, or copies of a smaller plan",
         )  # fmt: skip
-
-
-def _jobs(plan: Plan) -> list[str]:
-    parts = [part.jobs if isinstance(part, Pool) else (part,) for part in plan.parts]
-    return [item.job.name for part in parts for item in part]
 
 
 def _run(out: TaskList, net: Fabric) -> Times:

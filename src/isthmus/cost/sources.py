@@ -126,9 +126,7 @@ def _of_pool(pool: Pool, simulator: Simulator) -> Iterator[Ints]:
 
 def _known(simulator: Simulator, plan: Plan) -> bool:
     profile, hosts = simulator.profile, simulator.cluster.hosts.keys()
-    parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in plan.parts]
-    jobs = [item for part in parts for item in part]
-    tables = [simulator.table(item.job.name, item.precision, item.job.mixed) for item in jobs]
+    tables = [simulator.table(item.job.name, item.precision, item.job.mixed) for item in plan.job_parts]
     known = any(table.profiled is not None for table in tables)
     if profile is None or known or any(hosts >= set(time.hosts) for time in profile.collectives):
         return True

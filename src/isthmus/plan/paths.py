@@ -41,8 +41,7 @@ def from_file(plan: Plan, file: Path) -> Plan:
 
 def check_data(plan: Plan, file: Path) -> None:
     """Raises unless the text files that the jobs are trained on are there; the plan is as it was read from `file`."""
-    parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in plan.parts]
-    for job in (item.job for part in parts for item in part):
+    for job in plan.jobs:
         kind, _, path = job.data.partition(":")
         if kind == "text" and not _exists(Path(path)):
             places = dict.fromkeys(str((folder / path).resolve()) for folder in (*_folders(file), Path.cwd()))

@@ -147,6 +147,17 @@ class Plan(_Frozen, frozen=True, kw_only=True):
     parts: tuple[Pipeline | Pool, ...]
     via: tuple[Via, ...] = ()
 
+    @property
+    def job_parts(self) -> tuple[Pipeline | PoolJob, ...]:
+        """Return for every job, in order, its pipeline or its place in a pool."""
+        parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in self.parts]
+        return tuple(item for part in parts for item in part)
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """Return every job, in order."""
+        return tuple(item.job for item in self.job_parts)
+
 
 class Outcome(_Frozen, frozen=True, kw_only=True):
     """What came of the search for a scheme's best plan.

@@ -15,7 +15,7 @@ from isthmus.plan.rules.connections import check_reach
 from isthmus.plan.rules.shape import check_shape
 from isthmus.plan.rules.stages import check_one_job, check_pool, check_stages
 from isthmus.plan.rules.sync_rules import check_syncs
-from isthmus.plan.types import Pipeline, Plan, PoolJob
+from isthmus.plan.types import Plan
 
 __all__ = ["RULES", "check"]
 
@@ -82,10 +82,7 @@ def check(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> Res
 
 
 def _check_digests(plan: Plan, models: Mapping[str, BlockGraph]) -> None:
-    jobs: list[Pipeline | PoolJob] = []
-    for part in plan.parts:
-        jobs.extend((part,) if isinstance(part, Pipeline) else part.jobs)
-    for job in jobs:
+    for job in plan.job_parts:
         graph = models.get(job.job.name)
         if graph is not None and job.model_digest and job.model_digest != graph.digest:
             raise PlanError(

@@ -13,11 +13,13 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from isthmus.cost.simulate import Price
+from isthmus.cost.sources import TimesUsed, times_used
 from isthmus.cost.timeline import Timeline, timeline
 from isthmus.errors import NoPlanError, UsageError
+from isthmus.plan.file import PlanFile, inputs_digest
 from isthmus.plan.resolve import resolve
 from isthmus.plan.rules.connections import apart
-from isthmus.plan.types import Outcome, Plan
+from isthmus.plan.types import Outcome, Plan, Prediction
 from isthmus.planners.budget import Limits, Progress, Search, sound, usual_effort
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.notes import notes_on, unfinished_note
@@ -41,6 +43,7 @@ _COPY_PART = 0.9  # of the budget of a large cluster, to plan one copy of it
 class Choice(NamedTuple):
     """The plan that was found, and what it was compared with."""
 
+    problem: Problem  # that was planned
     planner: str  # that made it: a scheme, or a planner that goes beyond them
     plan: Plan
     price: Price
@@ -49,9 +52,43 @@ class Choice(NamedTuple):
     outcomes: Mapping[str, Outcome]  # what came of each scheme
     seconds: float  # spent planning
     calls: int  # plans priced
-    notes: tuple[str, ...]
+    decisions: tuple[str, ...]  # sentences about what was decided for the user
     everywhere: Outcome | None = None  # data parallelism over all devices with even shares, where it was priced
     interrupted: bool = False  # somebody ended the search (Ctrl-C): this is the best so far
+    sources: tuple[tuple[str, str], ...] = ()  # where the times come from, in two columns
+
+    @property
+    def times(self) -> TimesUsed:
+        """Return how many of the plan's times were measured, interpolated, or taken from the catalog."""
+        return times_used(self.problem.simulator, self.plan)
+
+    @property
+    def file(self) -> PlanFile:
+        """Return what a plan file says of it: the plan, its cluster, and what was predicted."""
+        problem, price = self.problem, self.price
+        predicted = Prediction(
+            step_seconds=price.step_seconds,
+            jobs=dict(price.jobs),
+            memory=dict(price.memory),
+            lower_bound_seconds=self.lower_bound,
+            baselines=self.schemes,
+            baseline_outcomes=dict(self.outcomes),
+            everywhere=self.everywhere,
+        )
+        digests = {problem.job.name: problem.graph.digest}
+        return PlanFile(
+            planner=self.planner,
+            seed=problem.seed,
+            inputs=inputs_digest(problem.cluster, (problem.job,), digests, problem.profile),
+            plan=self.plan,
+            cluster=problem.cluster,
+            predicted=predicted,
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return the sentences about what was decided, then those about where the times come from."""
+        return (*self.decisions, *(f"{word}: {text}" for word, text in self.sources))
 
     @property
     def schemes(self) -> dict[str, float | None]:
@@ -108,6 +145,7 @@ def choose_plan(
     if left := [name for name, outcome in found.outcomes.items() if outcome.state == "unfinished"]:
         notes = (*notes, unfinished_note(left, usual=asked.usual, interrupted=found.interrupted))
     return Choice(
+        problem=problem,
         planner=winner,
         plan=best.plan,
         price=best.price,
@@ -116,7 +154,7 @@ def choose_plan(
         outcomes=found.outcomes,
         seconds=time.monotonic() - start,
         calls=problem.calls - first_call + (copies.problem.calls if copies is not None else 0),
-        notes=notes,
+        decisions=notes,
         everywhere=everywhere(problem) if beside and not found.interrupted else None,
         interrupted=found.interrupted,
     )

@@ -11,7 +11,7 @@ from isthmus.plan.types import Plan
 from isthmus.report.columns import rate, sentence, times
 from isthmus.report.limits import limit_words
 from isthmus.report.markup import Markup, join, prose, tag
-from isthmus.report.plan_text import plan_jobs, precisions, shortage_line
+from isthmus.report.plan_text import precisions, shortage_line
 from isthmus.report.remarks import Remark, remarks
 from isthmus.report.run import RunRecord
 from isthmus.units import format_seconds
@@ -29,7 +29,7 @@ def headline(
     run: RunRecord | None = None,
 ) -> Markup:
     """The figures that people ask for first, what limits the plan and what to beware of, a table of jobs if several."""
-    jobs = plan_jobs(file.plan)
+    jobs = file.plan.jobs
     figures = [
         *(_predicted(jobs, price) if run is None else _measured(run, jobs, price)),
         *_bound(file, price, same),

@@ -28,7 +28,6 @@ from isthmus.report.map import map_figure
 from isthmus.report.markup import Markup, escape, tag
 from isthmus.report.outcomes import comparison, with_everywhere
 from isthmus.report.packed import pack
-from isthmus.report.plan_text import plan_jobs
 from isthmus.report.run import RunRecord, run_section
 from isthmus.report.unused_devices import unused_section
 from isthmus.units import format_seconds
@@ -75,7 +74,7 @@ def report_html(subject: Subject) -> str:
     plan, cluster, timeline = subject.file.plan, subject.cluster, subject.timeline
     groups = groups_of(plan)
     packed = pack(timeline, cluster, {first: len(devices) for first, devices in groups.items()})
-    names = ", ".join(job.name for job in plan_jobs(plan))
+    names = ", ".join(job.name for job in plan.jobs)
     facts = (*subject.times, *_no_schemes(subject))
     return Template(_piece("frame.html")).substitute(
         title=escape(f"{names} on {cluster.name}"),

@@ -10,7 +10,7 @@ from isthmus.cost.simulate import Price
 from isthmus.cost.timeline import Timeline
 from isthmus.model.job import Job
 from isthmus.plan.text import render
-from isthmus.plan.types import Outcome, Pipeline, Plan
+from isthmus.plan.types import Outcome, Plan
 from isthmus.report.class_names import device_classes
 from isthmus.report.columns import columns, cut, excerpt, percent, rate, times, wrapped
 from isthmus.report.outcomes import comparison, in_order, outcome_words, with_everywhere
@@ -20,7 +20,6 @@ __all__ = [
     "device_lines",
     "job_lines",
     "link_lines",
-    "plan_jobs",
     "plan_lines",
     "precisions",
     "scheme_lines",
@@ -32,16 +31,9 @@ _EXCERPT = 40  # lines of a plan
 _RUN = 4  # lines of one form in a row
 
 
-def plan_jobs(plan: Plan) -> tuple[Job, ...]:
-    """Every job of a plan, in order."""
-    parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in plan.parts]
-    return tuple(item.job for part in parts for item in part)
-
-
 def precisions(plan: Plan) -> dict[str, str]:
     """The precision in which each job computes."""
-    parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in plan.parts]
-    return {item.job.name: item.precision for part in parts for item in part}
+    return {item.job.name: item.precision for item in plan.job_parts}
 
 
 def job_lines(jobs: tuple[Job, ...], plan: Plan, price: Price) -> list[str]:

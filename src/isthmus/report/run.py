@@ -17,7 +17,6 @@ from isthmus.plan.types import Plan
 from isthmus.report.chart import chart
 from isthmus.report.columns import times
 from isthmus.report.markup import Markup, prose, tag
-from isthmus.report.plan_text import plan_jobs
 from isthmus.units import format_bytes, format_seconds
 
 __all__ = ["RunRecord", "check_run", "read_run", "run_section"]
@@ -117,7 +116,7 @@ def _record(path: str | Path) -> RunRecord:
 
 def check_run(run: RunRecord, plan: Plan) -> None:
     """Refuses a run of another job or by another plan than the one it would stand beside."""
-    jobs = plan_jobs(plan)
+    jobs = plan.jobs
     known: list[tuple[str, object, list[Any]]] = [
         ("job", run.job, [job.name for job in jobs]),
         ("model", run.model, [job.model for job in jobs]),

@@ -27,18 +27,14 @@ def check_shape(plan: Plan) -> None:
         raise PlanError(
             "parts", "the plan trains nothing", where="plan", found="no parts", expected="a pipeline or a pool"
         )
-    _unique("unique-jobs", "job", (job.name for part in plan.parts for job in _jobs(part)), "plan")
+    _unique("unique-jobs", "job", (job.name for job in plan.jobs), "plan")
+    for job in plan.jobs:
+        _check_job(job)
     for part in plan.parts:
-        for job in _jobs(part):
-            _check_job(job)
         if isinstance(part, Pipeline):
             _check_pipeline(part)
         else:
             _check_pool(part)
-
-
-def _jobs(part: Pipeline | Pool) -> tuple[Job, ...]:
-    return (part.job,) if isinstance(part, Pipeline) else tuple(job.job for job in part.jobs)
 
 
 def _check_job(job: Job) -> None:
