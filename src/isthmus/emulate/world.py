@@ -290,7 +290,7 @@ def unable() -> str | None:
 
 
 def _chosen(cluster: Cluster, hosts: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the chosen hosts in the cluster's order; raise UsageError if a host is unknown or their number is wrong."""
+    """Return the chosen hosts in the cluster's order; raise UsageError for an unknown host or a wrong count."""
     for host in hosts or ():
         if host not in cluster.hosts:
             raise UsageError(f"no host {host!r} in {cluster.name}", expected=f"one of {', '.join(cluster.hosts)}")
