@@ -139,7 +139,10 @@ def _depth(left: str, right: str) -> int:
 
 
 def _widths(crossing: Floats) -> Floats:
-    """Return what crosses each place over the larger of the minima on its two sides, clipped to between 1 and 3."""
+    """Return the elements that cross each place, relative to its wider side, clipped to between 1 and 3.
+
+    The wider side is the one whose narrowest place is crossed by more elements.
+    """
     if crossing.size == 0:
         return crossing
     left = np.concatenate(([np.inf], np.minimum.accumulate(crossing)[:-1]))
@@ -213,7 +216,10 @@ def _other_orders(items: Sequence[Item], joins: list[list[int]], parts: int) -> 
 
 
 def _depth_first(items: Sequence[Item]) -> list[int]:
-    """Return the depth-first order: next comes what can go on from the item before, and of several the first."""
+    """Return the depth-first order.
+
+    The next item is one that can follow the item before; of several, it is the first.
+    """
     readers: list[list[int]] = [[] for _ in items]
     waiting = [len(set(item.reads)) for item in items]
     for index, item in enumerate(items):

@@ -169,7 +169,7 @@ _RECURRENT_KEPT = {"lstm": 6.0, "gru": 5.0, "rnn_tanh": 1.0, "rnn_relu": 1.0}  #
 
 
 def kept_by(trace: Trace, flow: TraceFlow, op: Op) -> Iterator[SavedTensor]:
-    """Yield what autograd keeps of one operation: tensors of the trace, then memory of the operation's own."""
+    """Yield what autograd keeps of one operation: tensors of the trace, then the operation's own memory."""
     if op.node in flow.views or not flow.grad[op.node]:
         return
     kind = op.kind.rstrip("_") if op.mutates is not None else op.kind

@@ -25,7 +25,7 @@ __all__ = ["describe", "parameters_of", "tensor_names"]
 
 
 def describe(model: nn.Module, cut: Sections, *, name: str, sequence: int | None) -> BlockGraph:
-    """Return the block graph: what every block costs, and what flows between the blocks."""
+    """Return the block graph, which says what every block costs and what flows between the blocks."""
     names = _block_names(cut)
     kept = _kept_by_section(cut)
     blocks = tuple(_block(cut, section, names[i], kept[i]) for i, section in enumerate(cut.sections))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["fingerprint"]
 
 _VERSIONED = ("torch", "transformers")
-_KNOWN = frozenset(("isthmus", *_VERSIONED, *sys.stdlib_module_names))  # versions stand for their code
+_KNOWN = frozenset(("isthmus", *_VERSIONED, *sys.stdlib_module_names))  # their versions stand for their code
 
 
 def fingerprint(module: nn.Module, example: Example) -> str | None:
@@ -53,7 +53,7 @@ class _Tree:
     def __init__(self) -> None:
         self.holders: set[str] = set()  # modules of the classes and functions met
         self._numbers: dict[int, int] = {}
-        self._alive: list[object] = []  # an id may not be used again while we walk
+        self._alive: list[object] = []  # objects kept alive, so that no id is used again during the walk
 
     def describe(self, value: Any) -> Iterator[str]:
         """Yield text parts that are equal if, and only if, the values are equal."""

@@ -41,12 +41,12 @@ class TraceFlow:
     """Facts about each node of a trace, by node."""
 
     root: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    views: set[fx.Node] = field(default_factory=set)  # operations that move nothing
+    views: set[fx.Node] = field(default_factory=set)  # operations that copy nothing
     grad: dict[fx.Node, bool] = field(default_factory=dict)
     constant: set[fx.Node] = field(default_factory=set)
     split: dict[fx.Node, Split] = field(default_factory=dict)
     samples: dict[fx.Node, tuple[State, ...]] = field(default_factory=dict)  # how each node depends on samples
-    mixing: dict[fx.Node, str] = field(default_factory=dict)  # what mixes samples, or may do so
+    mixing: dict[fx.Node, str] = field(default_factory=dict)  # operations that mix samples or may do so
 
 
 def flow_of(trace: Trace) -> TraceFlow:
@@ -129,7 +129,7 @@ def _join(trace: Trace, flow: TraceFlow, op: Op) -> None:
 
 
 def _sums(op: Op) -> bool:
-    """Return whether an operation that loses the batch dimension adds the samples up."""
+    """Return whether an operation that loses the batch dimension adds up the samples."""
     reduction = op.node.kwargs.get("reduction", op.node.args[3] if len(op.node.args) > 3 else None)
     return op.kind == "sum" or (op.kind in ("cross_entropy_loss", "nll_loss") and bool(reduction == 2))
 

@@ -98,7 +98,7 @@ def call(
     expected: str,
     error: type[IsthmusError] = ModelError,
 ) -> Any:
-    """Return the function's result when called with those of the offered arguments that it takes."""
+    """Call the function with those of the offered arguments that it takes, and return its result."""
     taken = _parameters(function)
     try:
         return function(**{name: value for name, value in offered.items() if name in taken})

@@ -94,7 +94,7 @@ class HiddenState:
         return None
 
     def restore_random(self) -> None:
-        """Put the random numbers of Python and numpy back."""
+        """Put back the state of the random numbers of Python and numpy."""
         random.setstate(self._random)
         if self._numpy is not None:
             name, keys, *rest = self._numpy
@@ -102,7 +102,7 @@ class HiddenState:
 
 
 def _numpy_state() -> tuple[Any, ...] | None:
-    """Return numpy's state of random numbers in values that compare; None where numpy is not imported."""
+    """Return the state of numpy's random numbers as values that can be compared, or None if numpy is not imported."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None

@@ -41,7 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     sequence: int | None = None
     steps: int = 1000
     optimizer: Optimizer = Optimizer()
-    precision: Precision | None = None  # None: the fastest one that every device used has, which the plan states
+    precision: Precision | None = None  # None: the fastest that every used device has; the plan states it
     mixed: bool = False  # kinds that lack the precision compute in fp32
     seed: int = 0
     data: str = "synthetic"

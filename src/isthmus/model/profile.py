@@ -46,8 +46,8 @@ _VERSION = 1
 _LONGEST_TEXT = 1000  # characters
 _LONGEST_TIME = 1e6  # seconds
 _MOST_SAMPLES, _MOST_DEVICES, _MOST_BYTES, _MOST_HELD = 10**9, 10**6, 1e18, 100.0
-_MOST_RATE = 1e18  # bytes a second
-_ALWAYS = ("origin", "blocks", "collectives")  # fields that are written, empty or not
+_MOST_RATE = 1e18  # bytes per second
+_ALWAYS = ("origin", "blocks", "collectives")  # fields that are written even if they are empty
 
 
 class BlockTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,7 +122,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @cached_property
     def device_costs(self) -> dict[str, DeviceCosts]:
-        """Return what is known of device kinds, by kind."""
+        """Return the costs of each device kind, by kind."""
         return {costs.device: costs for costs in self.devices}
 
     @cached_property
@@ -163,7 +163,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @lru_cache(maxsize=4096)
 def _among(how: str, hosts: tuple[str, ...], root: str | None) -> tuple[str, tuple[str, ...], str | None]:
-    """Return a key that is the same for equal collectives: of all ways to write the same ring, the first in order."""
+    """Return a key that is the same for equal collectives; a ring has the first in order of all ways to write it."""
     if how == "ring":
         ways = [way[i:] + way[:i] for way in (hosts, hosts[::-1]) for i in range(len(hosts))]
         return how, min(ways, default=()), root
@@ -237,7 +237,10 @@ def profile_digest(profile: Profile) -> str:
 
 
 def _faults(profile: Profile, document: Document, seen: Seen) -> Iterator[ProfileError]:
-    """Yield an error for each value that no measurement gives, in file order; `seen` has the points of other files."""
+    """Yield an error for each value that no measurement gives, in file order.
+
+    `seen` has the points of all files so far.
+    """
     if not _readable(profile.origin):
         yield _fault(document, ("origin",), profile.origin, _READABLE)
     for index, time in enumerate(profile.blocks):

@@ -72,7 +72,7 @@ class _Region:
 
 
 def _region(module: fx.GraphModule, node: fx.Node, autocast: bool) -> _Region | None:
-    """Return the region that a node stands for, or None if it is no region to open."""
+    """Return the region that a node stands for, or None if the node stands for no region that is opened."""
     if node.target is wrap_with_set_grad_enabled:
         enabled, graph, *taken = node.args
     elif node.target is wrap_with_autocast and not node.args[2] and not autocast:
@@ -109,7 +109,7 @@ class _Copier:
         self.module, self.before, self.grad = module, before, grad
         self.copies: dict[fx.Node, Any] = {}
         self._detached: dict[fx.Node, fx.Node] = {}
-        self._written: dict[fx.Node, fx.Node] = {}  # results of writes without gradients -> the tensor with its own
+        self._written: dict[fx.Node, fx.Node] = {}  # result of a write -> the tensor, with its own gradient
 
     def copy(self, inner: fx.GraphModule, node: fx.Node) -> None:
         """Put a copy of an operation, or of a nested graph that stays, into the outer graph."""

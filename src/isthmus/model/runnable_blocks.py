@@ -168,11 +168,11 @@ class Builder:
         return self.graph.node_copy(op.node, self.copy)
 
     def content(self, node: fx.Node) -> Any:
-        """Return what a node that reads by name finds in this graph."""
+        """Return the content that a node reads by name in this graph."""
         return self.trace.attributes[node].content
 
     def copy(self, node: fx.Node) -> Any:
-        """Return what stands in this graph for a node of the whole graph."""
+        """Return the node or number that stands in this graph for a node of the whole graph."""
         if node not in self.copies:
             self.copies[node] = self._scalar(node) if node in self.trace.scalars else self._attribute(node)
         return self.copies[node]

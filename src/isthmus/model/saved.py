@@ -54,7 +54,7 @@ def _plain(graph: BlockGraph) -> dict[str, Any]:
 
 
 def _faults(graph: BlockGraph) -> Iterator[str]:
-    """Yield what would lead a planner astray, most telling first; yield nothing for a graph that a capture made."""
+    """Yield the faults that would mislead a planner, the most telling first; a captured graph has none."""
     if graph.digest != digest_of(graph):
         yield "the model does not match its digest: the file was changed after it was written"
     if not graph.blocks:
@@ -78,7 +78,7 @@ def _bad_figures(thing: msgspec.Struct, *fields: str) -> str:
 
 
 def _nameable(name: str) -> bool:
-    """Return whether people can see the name, and a sync cannot take it for `[block]`."""
+    """Return whether a name is visible text that a sync cannot take for `[block]`."""
     return name.isprintable() and name.strip() != "" and not name.startswith("[")
 
 

@@ -94,8 +94,8 @@ def _owned(trace: Trace, main: list[Op]) -> dict[fx.Node, float]:
 def _joins(trace: Trace, flow: TraceFlow, pairs: list[Pair], splits: list[PairSplit]) -> list[list[fx.Node]]:
     """Return the groups of nodes that no cut may separate.
 
-    Layer pairs and their weights, tuples and their items, memory and what writes it, and tensors whose samples do not
-    lie one after another with all that reads them.
+    The groups are: layer pairs and their weights; tuples and their items; a memory and what writes into it; and tensors
+    whose samples do not lie one after another, with all that reads them.
     """
     joins = [list(pair.nodes) for pair in pairs] + [split.nodes for split in splits]
     joins += [[op.node, *op.node.args[:1]] for op in trace.ops if op.kind == "getitem"]  # type: ignore[list-item]
@@ -107,7 +107,10 @@ def _joins(trace: Trace, flow: TraceFlow, pairs: list[Pair], splits: list[PairSp
 
 
 def _stays_whole(states: tuple[State, ...]) -> bool:
-    """Return whether tensors with known samples cannot be cut between them; unproven ones are refused anyway."""
+    """Return whether a tensor cannot be cut between its samples, although it is known how it depends on them.
+
+    Tensors of which that is not known are refused anyway.
+    """
     return not is_apart(states) and not any(isinstance(state, Mixed) for state in states)
 
 

@@ -168,7 +168,7 @@ def _reason(error: Exception) -> str:
 
 
 def _is_users(path: PurePath) -> bool:
-    """Return whether a file belongs neither to torch nor to us; `<string>` is code that torch wrote."""
+    """Return whether a file belongs neither to torch nor to Isthmus; `<string>` is code that torch wrote."""
     return path.is_absolute() and not any(path.is_relative_to(home) for home in _HOMES)
 
 

@@ -213,7 +213,7 @@ class _Reader:
 
     def _call(self, node: fx.Node) -> None:
         kind = kind_of(node.target)
-        if kind in _CHECKS or (kind == "rand" and not node.users):  # a coin whose side was known (torch_export.py)
+        if kind in _CHECKS or (kind == "rand" and not node.users):  # a toss with a known result (torch_export.py)
             return
         values, changes = self._values(node), self._changes(node)
         if not values:
@@ -228,7 +228,7 @@ class _Reader:
         self.ops.append(op)
 
     def _changes(self, node: fx.Node) -> tuple[fx.Node, ...]:
-        """Return the buffers from outside that a nested graph writes into; nobody keeps another name of them."""
+        """Return the buffers from outside that a nested graph writes into; nothing else refers to them."""
         places = [place for place, leaf in enumerate(node.args) if isinstance(leaf, fx.Node) and leaf.op == "get_attr"]
         contents = [self.attributes[node.args[place]].content for place in places]  # type: ignore[index]
         graphs = [content for content in contents if isinstance(content, fx.GraphModule)]

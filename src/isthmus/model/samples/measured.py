@@ -39,7 +39,7 @@ Named = Sequence[tuple[str, nn.Module]]
 
 
 class _NoDropout(TorchFunctionMode):
-    """Leaves dropout out."""
+    """Makes dropout return its input."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -122,7 +122,7 @@ def _drawn(like: Tensor, samples: int) -> Tensor:
 
 @dataclass
 class _Run:
-    """What a run of modules gave and left behind."""
+    """The results of a run of modules, and what it left behind."""
 
     results: list[Tensor]
     backward: list[Tensor]  # gradients of the inputs
@@ -228,7 +228,7 @@ def own_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _otherwise(whole: _Run, parts: Sequence[_Run]) -> str | None:
-    """Return how the parts differ from the whole although the results are the same, or None if they do not."""
+    """Return how the parts differ from the whole, beside the results, or None if they do not differ."""
     if not _all_alike(whole.backward, [part.backward for part in parts]):
         return "give other gradients"
     size = max((float(gradient.double().norm()) for gradient in whole.gradients.values()), default=0.0)
@@ -275,10 +275,13 @@ def _alike(whole: Tensor, parts: Sequence[Tensor]) -> bool:
 
 
 def _adds_up(whole: Tensor, parts: Sequence[Tensor], largest: float) -> bool:
-    """Return whether a parameter's gradients add up to the whole's; `largest`: the length of the longest of all."""
+    """Return whether the parts' gradients of a parameter add up to the whole's.
+
+    `largest` is the largest norm that the gradient of any parameter has.
+    """
     a, b = _wide(whole), _wide(torch.stack(list(parts))).sum(0)
     if not torch.isfinite(a).all():
-        return True  # nothing can be told
+        return True  # the comparison says nothing
     limit = _TOLERANCE.get(whole.dtype, 1e-3)
     return float((a - b).norm()) <= limit * (float(a.norm()) + 1e-2 * largest)
 

@@ -200,7 +200,7 @@ def nested(call: Call, graph: fx.GraphModule, given: Sequence[Any], rules: Mappi
 
 
 def _keeps_statistics(node: fx.Node) -> bool:
-    """Return whether a nested operation is a batch norm in training: nothing would make its statistics whole."""
+    """Return whether a nested operation is a batch norm in training, whose statistics nothing would make whole."""
     return kind_of(node.target) in NORMS and bool(node.args[5])
 
 
@@ -239,7 +239,7 @@ def _judged(call: Call, rules: Mapping[str, Rule]) -> tuple[State, ...]:
 
 
 def _assumed(trace: Trace, value: Value) -> State:
-    """Return rows for an unproven operation's result where its shape says so; the operation itself is refused."""
+    """Return rows for an unproven operation's result if its shape suggests them; the operation itself is refused."""
     dims = value.batch_dims
     if len(dims) == 1 and (per := rows_per_sample(trace, value, dims[0])):
         return Rows(dims[0], per)
@@ -385,7 +385,7 @@ class Call:
         return not sizes and all(isinstance(s, Free) for s in states)
 
     def odd_scalars(self) -> bool:
-        """Return whether a number is used that depends on data, or on the batch but not as a multiple of it."""
+        """Return whether a number is used that depends on data, or on the batch but not as a straight line."""
         return any(self.trace.scalars[n] is None for n in self.node.all_input_nodes if n in self.trace.scalars)
 
     def batch_scalar(self, argument: Any) -> bool:
@@ -400,7 +400,7 @@ class Call:
         return size != "*" and any(map(self.batch_scalar, pytree.tree_leaves(others)))
 
     def draws(self) -> bool:
-        """Return whether the operation draws random numbers; dropout of nothing draws none."""
+        """Return whether the operation draws random numbers; dropout that drops nothing draws none."""
         rate = self.args.get("p", self.args.get("dropout_p"))
         off = self.args.get("train", True) is False or (isinstance(rate, (int, float)) and rate == 0)
         return torch.Tag.nondeterministic_seeded in getattr(self.node.target, "tags", ()) and not off

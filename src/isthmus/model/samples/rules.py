@@ -195,7 +195,10 @@ def _sliced(call: Call) -> State:
 
 
 def _to_end(call: Call, source: fx.Node) -> bool:
-    """Return whether a slice goes to the end at any batch: its end is not given, beyond all tensors, or the size."""
+    """Return whether a slice goes to the end at any batch size.
+
+    Its end is then not given, beyond all tensors, or the size itself.
+    """
     end = call.args.get("end")
     if end is None or (isinstance(end, int) and end >= 2**62):
         return True
@@ -397,7 +400,7 @@ def _shuffled(call: Call) -> State:
 
 
 def _made(call: Call) -> State:
-    """Return the state of a tensor of a given size, filled with what is alike everywhere or drawn for each sample."""
+    """Return the state of a new tensor of a given size, which is alike for all samples or drawn for each of them."""
     others = [value for name, value in call.args.items() if name not in ("self", "size", "input")]
     if any(call.batch_scalar(value) or not isinstance(call.state(value), Free) for value in others):
         raise Unproven

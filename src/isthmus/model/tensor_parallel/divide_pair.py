@@ -71,7 +71,10 @@ def split_pair(trace: Trace, flow: TraceFlow, pair: Pair) -> PairSplit:
 
 
 def _agreed(flow: TraceFlow, pair: Pair, low: Rules, high: Rules) -> PairSplit:
-    """Return the split that holds at both probes; section counts may differ where a batch of equal ones was merged."""
+    """Return the split that holds at both probes.
+
+    The number of sections may differ if a batch of equal ones was merged.
+    """
     for node, parts in low.parts.items():
         for part, other in zip(parts, high.parts[node], strict=True):
             alike = part.sections == other.sections or len({*part.sections, *other.sections}) == 1

@@ -34,7 +34,7 @@ _MOVES = {
     "transpose", "permute", "t", "mT", "numpy_T", "swapaxes", "swapdims", "movedim", "unsqueeze", "squeeze", "expand",
     "select", "unbind", *CUTS,
 }  # fmt: skip
-VIEWS = _MOVES | RESHAPES | {"detach", "alias"}  # of one tensor
+VIEWS = _MOVES | RESHAPES | {"detach", "alias"}  # views of one tensor
 
 
 @dataclass(frozen=True)
@@ -225,11 +225,11 @@ class Rules:
 
 
 def reshaped(part: DividedTensor, old: Sequence[int], new: Sequence[int]) -> DividedTensor | None:
-    """Return how a tensor of shape `old` is divided when it is seen as `new`, or None if no dimension shows it.
+    """Return how a tensor of shape `old` is divided when it is viewed as `new`, or None if no dimension shows it.
 
     In the flattened tensor equal sections of L indices, I elements each, repeat with the period P = L * I: element e
-    has index (e mod P) / I. A dimension of `new` with stride s and size z shows that if s divides P and P divides
-    s * z: as s * z / P sections of P / s. Sections of unequal size must stay within one dimension.
+    has index (e mod P) / I. A dimension of `new` with stride s and size z shows that if s divides P and P divides s *
+    z: as s * z / P sections of P / s. Sections of unequal size must stay within one dimension.
     """
     inner = math.prod(old[part.dim + 1 :])
     period = part.sections[0] * inner

@@ -25,7 +25,7 @@ _POINTWISE = {
 }  # fmt: skip
 _PER_HEAD = {"scaled_dot_product_attention", "matmul", "bmm", "softmax", "masked_fill", "where", "baddbmm", "einsum"}
 _EXPERTS = {"_grouped_mm", "grouped_mm", "grouped_mm_fallback"}  # one matrix per expert, stacked in one weight
-_LONGEST = 200  # operations between two linear layers; a layer has some tens
+_LONGEST = 200  # operations between two linear layers; a layer has a few dozen
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,10 @@ class Pair:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Return what is divided: columns' weights and biases, the row's weight (its bias is added once, after)."""
+        """Return the names of the divided parameters: weights and biases of the columns, and the weight of the row.
+
+        The row's bias is not divided: it is added once, after the sum.
+        """
         columns = [name for use in self.columns for name in (use.weight, use.bias) if name is not None]
         return (*columns, self.row.weight)
 
@@ -118,7 +121,7 @@ def find_pairs(trace: Trace, flow: TraceFlow, uses: dict[fx.Node, LinearUse]) ->
 
 
 def _readers(trace: Trace) -> dict[fx.Node, list[fx.Node]]:
-    """Return the readers of each node; a model output reads as well."""
+    """Return the readers of each node; the model's output counts as a reader."""
     readers: dict[fx.Node, list[fx.Node]] = {}
     for op in trace.ops:
         for source in op.reads:

@@ -203,7 +203,7 @@ class _ShardBuilder(Builder):
         dim = args[1] if op.kind == "slice" else args[2] if len(args) > 2 else 0
         if dim % len(self.trace.value(source).shapes[0]) != part.dim:
             return args
-        if op.kind == "slice":  # without an end it carries a huge one
+        if op.kind == "slice":  # a slice without an end has a huge one
             return (*args[:2], *(end if end is None else self._divided(min(end, size)) for end in args[2:4]), *args[4:])
         sizes = args[1]
         divided = [self._divided(each) for each in sizes] if isinstance(sizes, (list, tuple)) else self._divided(sizes)
