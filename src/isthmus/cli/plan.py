@@ -1,4 +1,4 @@
-"""`isthmus plan MODEL|JOB|WORKLOAD --cluster FILE`."""
+"""The command `isthmus plan MODEL|JOB|WORKLOAD --cluster FILE`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Finds a plan, prices the usual schemes beside it, and writes it where asked."""
+    """Find a plan, price the usual schemes beside it, and write it if asked."""
     if args.planner not in PLANNERS:
         raise unknown("no planner", args.planner, PLANNERS, "isthmus plan")
     fix = parse_fix(args.fix) if args.fix is not None else None

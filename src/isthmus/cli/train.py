@@ -1,4 +1,4 @@
-"""`isthmus train PLAN|JOB`."""
+"""The command `isthmus train PLAN|JOB`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Plans where it must, trains, and says what came of it beside what was predicted."""
+    """Plan if needed, train, and return the result beside the prediction."""
     for path in (args.export, args.trace):
         check_folder(path)
     check_folder(args.events, pipe=True)
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 
 
 def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated, list[str]]:
-    """The plan as it is."""
+    """Return the plan of a file, priced as it is, and the code that may be imported for it."""
     for flag in ("batch", "sequence", "precision", "trust-independent-samples"):
         if getattr(args, flag.replace("-", "_")) is not None:
             raise UsageError(f"--{flag} cannot be given for a plan", where="isthmus train", next="Plan again with it")
@@ -98,7 +98,10 @@ def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated,
 
 
 def _planned_now(args: argparse.Namespace, progress: Progress) -> tuple[Simulated, list[str]]:
-    """The plan that the default planner finds; code that the job names is named by whoever gave the job."""
+    """Return the plan that the default planner finds, and the code that the job names.
+
+    That code is trusted, because whoever gave the job named it.
+    """
     if args.model:
         raise UsageError(
             "--model is for plans only", where="isthmus train", found=args.model[0],
@@ -106,7 +109,7 @@ def _planned_now(args: argparse.Namespace, progress: Progress) -> tuple[Simulate
         )  # fmt: skip
     precision: Precision | None = args.precision
     if args.emulate and precision is None:
-        precision = "fp32"  # what a processor computes best in
+        precision = "fp32"  # the precision in which a processor computes best
     jobs = jobs_of(
         args.what,
         batch=args.batch,
@@ -136,7 +139,7 @@ def _planned_now(args: argparse.Namespace, progress: Progress) -> tuple[Simulate
 
 
 def _emulated(progress: Progress, job: Job, cluster: Cluster, precision: Precision) -> Profile:
-    """Times of the emulated devices: without them a prediction would be of the real ones."""
+    """Measure the times of the emulated devices; without them the prediction would be for the real devices."""
     progress.phase(f"Measuring {job.model} on one core (isthmus profile --emulate writes this down, for --profile)")
     return emulated_profile(
         job.model,
@@ -150,7 +153,7 @@ def _emulated(progress: Progress, job: Job, cluster: Cluster, precision: Precisi
 def _trained(
     args: argparse.Namespace, progress: Progress, priced: Simulated, trusted: list[str]
 ) -> tuple[RunResult, bool | None]:
-    """Train the plan; return the result and whether links were as in the cluster (None: that was not asked for)."""
+    """Train the plan; return the result, and whether links were as in the cluster (None: not asked for)."""
     from isthmus.runtime.checkpoint.reading import latest
 
     (job,) = jobs_of_plan(priced.plan)[:1]
@@ -201,7 +204,10 @@ def _trained(
 
 
 def _optimizer(used: Optimizer) -> str:
-    """`Updating with adamw: learning rate 0.001, betas 0.9 and 0.999, weight decay 0.01`: also what is not given."""
+    """Return the optimizer and all its settings as text, including those that were not given.
+
+    For example: `Updating with adamw: learning rate 0.001, betas 0.9 and 0.999, weight decay 0.01`.
+    """
     own = f"momentum {used.momentum:g}" if used.name == "sgd" else f"betas {used.betas[0]:g} and {used.betas[1]:g}"
     clipped = f", gradients clipped to norm {used.clip:g}" if used.clip is not None else ""
     return (
@@ -210,7 +216,7 @@ def _optimizer(used: Optimizer) -> str:
 
 
 def _emulation(args: argparse.Namespace, priced: Simulated, opened: contextlib.ExitStack) -> Emulation | None:
-    """The hosts that the plan uses, where they are to be acted out."""
+    """Start the emulation of the hosts that the plan uses, if it was asked for."""
     if not args.emulate:
         return None
     from isthmus.emulate.act import Emulation
@@ -259,7 +265,7 @@ def _lines(args: argparse.Namespace, priced: Simulated, result: RunResult, shape
 
 
 def _compared(measured: float, predicted: float, *, emulated: bool, shaped: bool | None) -> str:
-    """Set the measured time beside the predicted one; a ratio only where both are of the same devices and links."""
+    """Return the measured time beside the predicted one, with a ratio only if devices and links are the same."""
     here, whose = format_seconds(measured), "the emulated" if emulated else "the plan's"
     said = f"{here} measured here; {format_seconds(predicted)} predicted for {whose} devices"
     if not emulated:
@@ -270,7 +276,7 @@ def _compared(measured: float, predicted: float, *, emulated: bool, shaped: bool
 
 
 def _made(result: RunResult) -> str:
-    """`4 steps`; where it went on from a checkpoint, `4 steps, 7 to 10`."""
+    """Return the number of steps, `4 steps`, with their range after a checkpoint, `4 steps, 7 to 10`."""
     count = f"{result.steps} step{'s' * (result.steps > 1)}"
     first = result.last_step - result.steps + 1
     return count if first == 1 else f"{count}, {first} to {result.last_step}"
