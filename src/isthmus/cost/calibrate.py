@@ -110,7 +110,7 @@ def _solve(columns: Floats, errors: Floats, cap: float | None) -> Floats | None:
 
     Row i of `errors` says which of the variables bounds the error of sample i.
     """
-    from scipy.optimize import linprog  # a third of a second to import, needed only here
+    from scipy.optimize import linprog  # imported here because it takes a third of a second
 
     ones, variables = np.ones(len(columns)), errors.shape[1]
     solution = linprog(

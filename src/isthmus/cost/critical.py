@@ -32,7 +32,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 What = Literal["computing", "updating", "sending", "latency", "adding"]
 
-_EQUAL = 1.0 + 1e-6  # rates and loads that differ by less are the same
+_EQUAL = 1.0 + 1e-6  # rates and loads that differ by less count as equal
 
 
 class Leg(NamedTuple):

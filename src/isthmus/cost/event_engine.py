@@ -40,7 +40,7 @@ Ints = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.uint32]  # of tasks or resources; unsigned, which saves a check at every use as an index
 
 WIDTH = 4  # resources on a route, at most: nic out, link, trunk, nic in
-_SLACK = 1.0 + 1e-9  # rounding that does not make a resource tight
+_SLACK = 1.0 + 1e-9  # a load above the capacity by less is due to rounding
 
 
 class Tasks(NamedTuple):

@@ -236,7 +236,7 @@ class _StageFacts:
             more = self.elements(degree) * copy
         if self.stage.spill == "none":
             return resident + optimizer + more, 0.0
-        return resident + more, optimizer  # weights stay on the device in the runtime, also where all is to be spilled
+        return resident + more, optimizer  # in the runtime weights stay on the device, even with spill `all`
 
     def _largest(self, degree: int) -> float:
         """Return the elements of the largest part that streams in as one.

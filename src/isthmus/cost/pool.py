@@ -226,7 +226,7 @@ class _Writer:
         self.before_that = [-1] * len(pool.devices)
         self.leaving = [-1] * len(pool.devices)  # saved activations on their way out, for which the device waits
         self.chain: dict[int, tuple[int, int]] = {}  # job -> its last task and where
-        self.kept: dict[tuple[int, int], int] = {}  # job and shard -> what it keeps has arrived in host memory
+        self.kept: dict[tuple[int, int], int] = {}  # job and shard -> the task that brings what it keeps to the host
 
     def load(self, where: int, size: float, shard: int, *after: int) -> int:
         d = int(self.pool.devices[where])

@@ -43,7 +43,7 @@ __all__ = ["PLAYED_WHOLE", "Played", "Prepared", "Price", "Shortage", "Simulator
 Floats = npt.NDArray[np.float64]
 
 _PRICED_WHOLE = 64  # devices; plans with more are folded
-PLAYED_WHOLE = 256  # ... where every task is asked for
+PLAYED_WHOLE = 256  # ... if every task is asked for
 _MOST = 4096  # devices of a plan that is not folded
 _MOST_MESSAGES = 200_000_000  # ... and messages of its rings
 _KEPT_FABRICS = 16

@@ -46,7 +46,7 @@ class Costs(NamedTuple):
     row: Ints  # rows of its smaller and of its larger slices
     recompute: Bools  # [stages]
     weight_bytes: Floats  # [2, blocks + 1]: sums of weight (or gradient) bytes, and of those that groups divide
-    stage_bytes: Floats  # [replicas]: the same of its whole stage on each device, ties counted once
+    stage_bytes: Floats  # [replicas]: weight bytes of its whole stage on each device, ties counted once
     update_seconds: Floats  # [replicas]: of its stage's parameters, on the device or (spilled) on the host
     spill: Ints  # [stages]: 0 none, 1 optimizer, 2 all
     measured: bool  # whether the norm of the whole gradient is needed, to clip or scale it: all devices wait for it
@@ -74,7 +74,7 @@ class Syncs(NamedTuple):
 class State(NamedTuple):
     """What has been written so far."""
 
-    times: Floats  # [runs, 2, 2, blocks + 1]
+    times: Floats  # [runs, slice size, direction, blocks + 1]: cumulative seconds
     base: Ints  # [runs] first operation of each run; operation = base + micro-batch * slices + slice
     begin: Ints  # [2, operations] first task of each forward and backward
     finish: Ints  # [2, operations] last task

@@ -13,7 +13,7 @@ __all__ = ["chart", "ticks"]
 _POINTS = 240  # of a drawn line; each can be pointed at
 _WIDTH, _HEIGHT = 420.0, 212.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 14.0, 30.0, 40.0  # room around the plot, for the figures of the axes
-_MARKS = 5  # ticks of an axis, about
+_MARKS = 5  # about as many ticks as an axis has
 _DOTS = 30  # points that get a dot each
 
 

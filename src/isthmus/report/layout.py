@@ -85,7 +85,7 @@ def separate(centres: Floats, sizes: Floats, margin: float) -> Floats:
     """
     places = centres.copy()
     number = np.arange(len(places))
-    later = np.where(number[:, None] >= number[None], 1.0, -1.0)[:, :, None]  # which of two at one place gives way
+    later = np.where(number[:, None] >= number[None], 1.0, -1.0)[:, :, None]  # which of two at one place moves away
     needed = (sizes[:, None] + sizes[None]) / 2 + margin
     for _ in range(_ROUNDS):
         apart = places[:, None] - places[None]

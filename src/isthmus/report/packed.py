@@ -100,7 +100,7 @@ def _lanes(activities: Iterable[Activity], what: _Table, sizes: _Table, tick: fl
         number = LANES.index(a.lane)
         columns = lanes.setdefault(number, [number, [], [], [], [], []])
         start = round(a.start / tick)
-        if ends.get(number, 0) - start == 1:  # by rounding
+        if ends.get(number, 0) - start == 1:  # an overlap of one tick comes from rounding
             start += 1
         sent = max(round(a.sent / tick), start)
         row = (

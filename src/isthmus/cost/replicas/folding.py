@@ -51,9 +51,9 @@ __all__ = ["FEWEST", "Folded", "Folder"]
 Ints = npt.NDArray[np.int64]
 
 FEWEST = 4  # the fewest copies that are worth folding
-_KEPT = 32  # devices, at least
-_MESSAGES = 200_000  # of the rings of one step, about
-_ROUNDS = 8  # of a ring, at least
+_KEPT = 32  # the fewest devices in the copies that are kept
+_MESSAGES = 200_000  # about as many as the rings of one step may have
+_ROUNDS = 8  # the fewest rounds of a ring that are played
 
 
 class Folded(NamedTuple):

@@ -15,8 +15,8 @@ from isthmus.plan.types import Pipeline, Plan, Pool, Stage, Sync
 __all__ = ["MOST_MESSAGES", "check_shape"]
 
 
-MOST_OPERATIONS = 5_000_000  # forwards of one step that the simulator takes on
-MOST_MESSAGES = 20_000_000  # that one device sends in the syncs of one step
+MOST_OPERATIONS = 5_000_000  # forwards of one step that the simulator accepts
+MOST_MESSAGES = 20_000_000  # messages that one device sends in the syncs of one step
 MOST_SEGMENTS = 1024
 MOST_AHEAD = 1_000_000  # micro-batches
 
