@@ -1,4 +1,4 @@
-"""What may be written on the command line. Nothing heavy is imported here: `isthmus --help` answers at once."""
+"""The arguments of the command line. Nothing heavy is imported here, so that `isthmus --help` answers at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHOICE = re.compile(r"argument (?P<what>\S+): invalid choice: '(?P<word>[^']*)'
 
 
 class Parser(argparse.ArgumentParser):
-    """Argparse, with errors of our own that propose the nearest right word."""
+    """Argparse with our own errors, which propose the nearest correct word."""
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError that says what argparse objects to."""
@@ -30,11 +30,11 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, where=self.prog, next=f"See {self.prog} --help")
 
     def options(self) -> list[str]:
-        """Every option that this parser takes."""
+        """Return every option that this parser takes."""
         return [option for action in self._actions for option in action.option_strings]
 
     def commands(self) -> dict[str, Parser]:
-        """The parser of each command below this one."""
+        """Return the parser of each command below this one."""
         groups = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         return {name: parser for group in groups for name, parser in group.choices.items()}
 
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def unknown(what: str, word: str, known: Sequence[str], where: str) -> UsageError:
-    """`isthmus: no command 'pln'. Did you mean 'plan'?`."""
+    """Return an error for a word that is not known: `isthmus: no command 'pln'. Did you mean 'plan'?`."""
     near = difflib.get_close_matches(word[:64], known, n=1)
     return UsageError(
         f"{what} {word[:64]!r}",
@@ -55,13 +55,13 @@ def unknown(what: str, word: str, known: Sequence[str], where: str) -> UsageErro
 
 
 def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
-    """The words as fields, `command` naming the module that answers; UsageError where they make no sense.
+    """Return the words as fields, of which `command` names the module to run; raise UsageError if they make no sense.
 
-    What is needed is checked last, so that `--clustr` is called misspelt and not `--cluster` missing.
+    Missing arguments are reported last, so that `--clustr` is reported as misspelt and not `--cluster` as missing.
     """
     end = words.index("--") if "--" in words and words[0] == "emulate" else len(words)
     args, rest = build_parser().parse_known_args(words[:end])
-    args.argv = list(words[end + 1 :])  # a command of the user's own
+    args.argv = list(words[end + 1 :])  # the user's own command
     parser: Parser = args.parser
     for word in rest:
         option = word.partition("=")[0]
@@ -76,7 +76,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def build_parser() -> Parser:
-    """The whole command line."""
+    """Return the parser of the whole command line."""
     parser = Parser(
         prog="isthmus",
         description="Finds the fastest way to train PyTorch models on unequal, distant machines.",
@@ -258,7 +258,7 @@ def _report(parser: Parser) -> None:
 
 
 def _planned(parser: Parser) -> None:
-    """A plan that is priced again."""
+    """Add the arguments of a plan that is priced again."""
     parser.add_argument("plan", metavar="PLAN", help="a plan file")
     parser.add_argument("--cluster", metavar="FILE", help="other machines than those that the plan holds")
     parser.add_argument("--profile", metavar="FILE", action="append", default=[], help=_PROFILE_HELP)

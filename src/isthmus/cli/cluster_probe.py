@@ -1,4 +1,4 @@
-"""`isthmus cluster probe CLUSTER`: on every host of a cluster, or in an emulated world of it."""
+"""The command `isthmus cluster probe CLUSTER`: runs on every host of a cluster, or in an emulation of it."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["run"]
 
-_SECRET = 16  # characters that a token has at least
+_SECRET = 16  # characters that a token must have at least
 _PLACE = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:]+):(?P<port>[0-9]{1,5})")
 _SHOWN = 60  # pairs that are listed for people
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Leads the probe or takes part in it; whoever leads writes the file."""
+    """Lead the probe or take part in it; the leader writes the file."""
     cluster = load_cluster(args.file)
     _check_usage(args, cluster)
     output: str = args.output or f"{Path(args.file).stem}.probed.yaml"
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         answer = _answer(cluster, found, missing, remarks, output)
         if args.collectives is None:
             return answer
-        progress.phase(f"The links are in {output}")  # and stay there, whatever becomes of the all-reduces
+        progress.phase(f"The links are in {output}")  # and remain there, even if the all-reduces fail
         reduced = _collectives(args, cluster, found, company, progress)
     return _with_collectives(answer, cluster, reduced, remarks, args.collectives)
 
@@ -96,7 +96,7 @@ def _check_usage(args: argparse.Namespace, cluster: Cluster) -> None:
 
 
 def _named_sets(args: argparse.Namespace, cluster: Cluster) -> list[Hosts]:
-    """The sets of hosts that the user names."""
+    """Return the sets of hosts that the user names."""
     found: dict[Hosts, None] = {}
     for text in args.among:
         hosts = tuple(name.strip() for name in text.split(","))
@@ -133,7 +133,10 @@ def _unspecified(host: str) -> bool:
 
 
 def _token(args: argparse.Namespace) -> bytes:
-    """The secret that all hosts share; never on the command line, which every user of the machine can see."""
+    """Return the secret that all hosts share.
+
+    It is never on the command line, where every user of the machine could see it.
+    """
     remedy = "Make one, and give every host the same: openssl rand -hex 32 > token; --token-file token"
     if args.token_file is not None:
         try:
@@ -156,7 +159,7 @@ def _own_address(cluster: Cluster, host: str) -> str | None:
 
 
 def _join(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> Answer:
-    """Takes part until the leader ends it."""
+    """Take part until the leader ends the probe."""
     token, place = _token(args), _place(args, cluster)
     start = time.monotonic()
     progress.phase(f"{args.host} takes part in the probe that {next(iter(cluster.hosts))} leads at {args.meet}")
@@ -166,7 +169,7 @@ def _join(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> Ans
 
 
 def _met(args: argparse.Namespace, cluster: Cluster, progress: Progress, ends: ExitStack) -> tuple[Company, list[str]]:
-    """The hosts that came to the meeting point."""
+    """Return the hosts that came to the meeting point."""
     token, place = _token(args), _place(args, cluster)
     progress.phase(f"Waiting at {args.meet} for {len(cluster.hosts) - 1} other hosts, {args.wait:g} s at most")
     me = (args.host, _own_address(cluster, args.host) or place[0])
@@ -183,7 +186,7 @@ def _met(args: argparse.Namespace, cluster: Cluster, progress: Progress, ends: E
 def _emulated(
     args: argparse.Namespace, cluster: Cluster, progress: Progress, ends: ExitStack
 ) -> tuple[Company, list[str]]:
-    """A prober for each host of an emulated world."""
+    """Start a prober for each host of an emulated cluster."""
     from isthmus.emulate.world import World
 
     progress.phase(f"Making a world of {len(cluster.hosts)} hosts")
@@ -197,7 +200,7 @@ def _emulated(
 def _probe(args: argparse.Namespace, cluster: Cluster, company: Company, progress: Progress) -> ProbeResult:
     settings = ProbeSettings(seconds=args.seconds, trunks=args.trunks, nics=args.nics)
     pairs = host_pairs([host for host in cluster.hosts if host in company.addresses])
-    if args.emulate:  # nothing that the file does not know can be found there
+    if args.emulate:  # the emulation has no links but those in the file
         pairs = [pair for pair in pairs if cluster.link(*pair) is not None]
     schedule = rounds(cluster, pairs, max(1, (os.cpu_count() or 1) // 2) if args.emulate else None)
     seconds = format_seconds(expected_seconds(cluster, schedule, settings))
@@ -218,7 +221,7 @@ def _probe(args: argparse.Namespace, cluster: Cluster, company: Company, progres
 def _collectives(
     args: argparse.Namespace, cluster: Cluster, found: ProbeResult, company: Company, progress: Progress
 ) -> Collectives:
-    """All-reduces among those who are here, sized by the links as they were measured."""
+    """Measure all-reduces among the hosts that are here, with sizes that suit the links as measured."""
     measured, _ = probed_cluster(cluster, found)
     here = [host for host in cluster.hosts if host in company.addresses and host not in found.lost]
     named = [hosts for hosts in _named_sets(args, cluster) if set(hosts) <= set(here)]
@@ -235,7 +238,7 @@ def _collectives(
 
 
 def _with_collectives(answer: Answer, cluster: Cluster, found: Collectives, remarks: list[str], file: str) -> Answer:
-    """The answer with the all-reduces, which are written if there are any."""
+    """Return the answer with the all-reduces, and write them if there are any."""
     missed = {**found.skipped, **found.failed}
     notes = [f"not measured: {how} among {', '.join(hosts)} ({why})" for (how, hosts), why in missed.items()]
     if found.times:

@@ -1,4 +1,4 @@
-"""`isthmus explain PLAN`."""
+"""The command `isthmus explain PLAN`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from isthmus.units import format_seconds
 
 __all__ = ["run"]
 
-_PARTS = 6  # shown; programs get all
+_PARTS = 6  # shown to people; programs get all
 _CHANGES = 5
 _TITLES = "the same plan, played again; a new plan may do better"
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Says what binds a plan, what would help, why devices are unused and, where asked, what binds each scheme."""
+    """Explain what binds a plan, what would help, why devices are unused and, if asked, what binds each scheme."""
     file = load_plan(args.plan)
     result = price_again(args, file, progress)
     progress.phase("Trying what would help")
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 def _schemes(
     args: argparse.Namespace, file: PlanFile, result: Simulated, progress: Progress
 ) -> dict[str, SchemeBinding]:
-    """Found anew where asked, else as the file tells them."""
+    """Return the schemes, planned again if asked, and otherwise as the file has them."""
     if args.schemes:
         progress.phase("Planning every scheme again")
         problem = build_problem(result.cluster, result.plan.jobs, result.models, file.seed, profile=result.profile)

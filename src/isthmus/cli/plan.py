@@ -1,4 +1,4 @@
-"""`isthmus plan MODEL|JOB|WORKLOAD --cluster FILE`."""
+"""The command `isthmus plan MODEL|JOB|WORKLOAD --cluster FILE`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Find a plan, price the usual schemes beside it, and write it where asked."""
+    """Find a plan, price the usual schemes beside it, and write it if asked."""
     if args.planner not in PLANNERS:
         raise unknown("no planner", args.planner, PLANNERS, "isthmus plan")
     check_folder(args.output)

@@ -1,4 +1,4 @@
-"""`isthmus profile MODEL`."""
+"""The command `isthmus profile MODEL`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Measures the blocks of a model on this machine's device, and writes the profile."""
+    """Measure the blocks of a model on this machine's device, and write the profile."""
     source.parse(args.model)
     output: str = args.output or f"{requested_jobs(args.model)[0].name}.profile.json"
     check_folder(output)
@@ -107,7 +107,7 @@ def _lines(
 
 
 def _table(found: Measurement) -> list[str]:
-    """Forward and backward seconds of each distinct block, by samples."""
+    """Return a table of the forward and backward seconds of each distinct block, by samples."""
     equal = Counter(block.digest for block in found.graph.blocks)
     points = {(point.block, point.samples): point for point in found.profile.blocks}
     names = {point.block: point.name for point in found.profile.blocks}

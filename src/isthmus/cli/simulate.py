@@ -1,4 +1,4 @@
-"""`isthmus simulate PLAN`."""
+"""The command `isthmus simulate PLAN`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from isthmus.report.times import times_values
 
 __all__ = ["check_models", "price_again", "run"]
 
-_USUAL = ("synthetic", "default")  # data and loss where a job names none
+_USUAL = ("synthetic", "default")  # data and loss of a job that names none
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Prices a plan again; says each device's order, and writes one step as a trace, where asked."""
+    """Price a plan again; if asked, return each device's order, and write one step as a trace."""
     check_folder(args.trace)
     file = load_plan(args.plan)
     result = price_again(args, file, progress)
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 
 
 def price_again(args: argparse.Namespace, file: PlanFile, progress: Progress) -> Simulated:
-    """The plan of a file, priced on its own cluster or on the one given."""
+    """Return the plan of a file, priced on its own cluster or on the given one."""
     check_models(args.model, file)
     cluster = load_cluster(args.cluster) if args.cluster else None
     profile = load_profile(*args.profile) if args.profile else None
@@ -62,7 +62,7 @@ def price_again(args: argparse.Namespace, file: PlanFile, progress: Progress) ->
 
 
 def check_models(given: Sequence[str], file: PlanFile) -> None:
-    """Refuses a --model that the plan does not name: a plan is for its own model, data and loss."""
+    """Refuse a --model that the plan does not name: a plan is for its own model, data and loss."""
     jobs = file.plan.jobs
     named = dict.fromkeys(name for job in jobs for name in (job.model, job.data, job.loss))
     for name in given:

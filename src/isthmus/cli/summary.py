@@ -1,4 +1,4 @@
-"""What several commands say of a priced plan: figures for programs, facts for people."""
+"""What several commands report of a priced plan: figures for programs, facts for people."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def remarks_on(file: PlanFile, result: Simulated) -> list[Remark]:
 
 
 def facts_of(file: PlanFile, result: Simulated, profile: str) -> list[tuple[str, str]]:
-    """Those remarks in two columns, below where the times come from; `profile` names the measured ones."""
+    """Return where the times come from, and then the remarks, in two columns; `profile` names the measured times."""
     return [*times_facts(result.times, result.profile, profile), *remarks_on(file, result)]
 
 
 def unused_in(file: PlanFile, result: Simulated, progress: Progress) -> tuple[WhyUnused, ...]:
-    """Why devices are unused, and which links would make them useful; of a plan of one job in one pipeline only."""
+    """Return why devices are unused, and which links would make them useful, for a plan of one job in one pipeline."""
     jobs, parts = result.plan.jobs, result.plan.parts
     if len(jobs) != 1 or len(parts) != 1 or not isinstance(parts[0], Pipeline):
         return ()
@@ -41,7 +41,7 @@ def unused_in(file: PlanFile, result: Simulated, progress: Progress) -> tuple[Wh
 
 
 def price_values(cluster: Cluster, jobs: tuple[Job, ...], plan: Plan, price: Price) -> dict[str, Any]:
-    """Step times, and memory with its limit by device. `precision` is null where jobs differ in it."""
+    """Return step times, and memory with its limit by device; `precision` is null if the jobs differ in it."""
     computed = precisions(plan)
     distinct = set(computed.values())
     return {

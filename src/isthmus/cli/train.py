@@ -1,4 +1,4 @@
-"""`isthmus train PLAN|JOB`."""
+"""The command `isthmus train PLAN|JOB`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Plans where it must, trains, and says what came of it beside what was predicted."""
+    """Plan if needed, train, and return the result beside the prediction."""
     for path in (args.export, args.trace):
         check_folder(path)
     check_folder(args.events, pipe=True)
@@ -140,7 +140,10 @@ def _trained(args: argparse.Namespace, progress: Progress, priced: Simulated) ->
 
 
 def _optimizer(used: Optimizer) -> str:
-    """`Updating with adamw: learning rate 0.001, betas 0.9 and 0.999, weight decay 0.01`: also what is not given."""
+    """Return the optimizer and all its settings as text, including those that were not given.
+
+    For example: `Updating with adamw: learning rate 0.001, betas 0.9 and 0.999, weight decay 0.01`.
+    """
     own = f"momentum {used.momentum:g}" if used.name == "sgd" else f"betas {used.betas[0]:g} and {used.betas[1]:g}"
     clipped = f", gradients clipped to norm {used.clip:g}" if used.clip is not None else ""
     return (
@@ -149,7 +152,7 @@ def _optimizer(used: Optimizer) -> str:
 
 
 def _emulation(args: argparse.Namespace, priced: Simulated, opened: contextlib.ExitStack) -> Emulation | None:
-    """The hosts that the plan uses, where they are to be acted out."""
+    """Start the emulation of the hosts that the plan uses, if it was asked for."""
     if not args.emulate:
         return None
     from isthmus.emulate.act import Emulation
@@ -198,7 +201,7 @@ def _lines(args: argparse.Namespace, priced: Simulated, result: RunResult, shape
 
 
 def _compared(measured: float, predicted: float, *, emulated: bool, shaped: bool | None) -> str:
-    """Set the measured time beside the predicted one; a ratio only where both are of the same devices and links."""
+    """Return the measured time beside the predicted one, with a ratio only if devices and links are the same."""
     here, whose = format_seconds(measured), "the emulated" if emulated else "the plan's"
     said = f"{here} measured here; {format_seconds(predicted)} predicted for {whose} devices"
     if not emulated:
@@ -209,7 +212,7 @@ def _compared(measured: float, predicted: float, *, emulated: bool, shaped: bool
 
 
 def _made(result: RunResult) -> str:
-    """`4 steps`; where it went on from a checkpoint, `4 steps, 7 to 10`."""
+    """Return the number of steps, `4 steps`, with their range after a checkpoint, `4 steps, 7 to 10`."""
     count = f"{result.steps} step{'s' * (result.steps > 1)}"
     first = result.last_step - result.steps + 1
     return count if first == 1 else f"{count}, {first} to {result.last_step}"

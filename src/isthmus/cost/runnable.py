@@ -1,8 +1,8 @@
-"""What can be priced and not run: refused by name by the runtime, and never the answer of a planner.
+"""Plans that can be priced and not run: the runtime refuses them by name, and planners never return them.
 
-Pools, relays without devices and tensor groups over hosts; servers for tensor groups; state sharded over groups of
-different sizes; a batch that is split where samples may be mixed. Batch norm is summed up over replicas, if
-these go through their micro-batches in the same order.
+These are pools; relays without devices; tensor groups over several hosts; servers for tensor groups; state sharded over
+groups of different sizes; and a batch that is split where samples may be mixed. Batch norm is synchronised over
+replicas, if these go through their micro-batches in the same order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["check_mixing", "check_runnable"]
 
 
 def check_runnable(resolved: Resolved, simulator: Simulator) -> None:
-    """Raises PlanError for what the runtime cannot do yet."""
+    """Raise PlanError for what the runtime cannot do yet."""
     for via in resolved.plan.via:
         if bare := [host for host in via.hosts if not simulator.cluster.hosts[host].devices]:
             raise PlanError(
@@ -83,10 +83,10 @@ def _sharded(part: ResolvedPipeline, sync: ResolvedSync) -> bool:
 
 
 def check_mixing(part: ResolvedPipeline) -> None:
-    """Refuses a plan that splits the batch where samples may be mixed. Batch norm is synchronised over replicas.
+    """Refuse a plan that splits the batch where samples may be mixed.
 
-    An operation that is not proven to keep samples apart needs the whole batch at once, unless the job says that its
-    samples are independent.
+    Batch norm is allowed, because it is synchronised over replicas. Any other operation that is not proven to keep
+    samples apart needs the whole batch at once, unless the job says that its samples are independent.
     """
     trusted = part.pipeline.job.trust_independent_samples
     for stage in part.stages:
@@ -129,7 +129,7 @@ def _unproven(part: ResolvedPipeline, stage: ResolvedStage, block: Block, how: s
 
 
 def _check_side_by_side(resolved: Resolved, part: ResolvedPipeline, simulator: Simulator) -> None:
-    """Replicas that add up batch statistics must go through their micro-batches in the same order."""
+    """Refuse replicas that add up batch statistics and go through their micro-batches in different orders."""
     if not any(block.statistics for block in part.graph.blocks):
         return
     walks = dict(_walks(resolved, part, simulator))

@@ -1,8 +1,8 @@
 """Finds out whether a model's forward changes what it keeps in Python: attributes, buffers, lists, random states.
 
 `torch.export` runs the forward once and records operations on tensors. A counter that is a Python number, a buffer that
-is replaced by another tensor, a list of what was seen before: all would stay what they were in that one call. What is
-kept in global variables is not seen here.
+is replaced by another tensor, a list of what was seen before: all of these would stay as they were in that one call.
+What is kept in global variables is not seen here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from isthmus.model.restored_state import kept_state
 
 __all__ = ["ChangedError", "HiddenState", "settled", "unchanged_by_calls"]
 
-_DEPTH = 3  # an attribute, a container in it, what that holds
-_HOOKS = {  # that transformers installs in the first call; they only collect results that somebody asked for
+_DEPTH = 3  # levels: an attribute, a container in it, what that holds
+_HOOKS = {  # transformers installs these in the first call; they only collect results that were asked for
     *("_output_capturing_hooks_installed", "_forward_hooks", "_forward_hooks_with_kwargs"),
     "_forward_hooks_always_called",
 }
@@ -34,12 +34,12 @@ _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 class ChangedError(Exception):
-    """Ends an export: a call changes what the next call sees."""
+    """Ends an export because a call of the model changes what the next call sees."""
 
 
 @dataclass(frozen=True)
 class _Value:
-    """A value and, of a container, what it held."""
+    """A value and, for a container, what it held."""
 
     value: Any
     parts: tuple[tuple[Any, _Value], ...] | None
@@ -72,7 +72,7 @@ def _parts(value: Any) -> tuple[tuple[Any, Any], ...] | None:
 
 
 class HiddenState:
-    """What the modules of a model and Python's random numbers hold at one moment."""
+    """A record of what the modules of a model and Python's random numbers hold at one moment."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(name, module, _Value.of(vars(module))) for name, module in model.named_modules()]
@@ -80,7 +80,7 @@ class HiddenState:
         self._numpy = _numpy_state()
 
     def changed(self) -> str | None:
-        """Names something that is no longer what it was."""
+        """Return the name of something that is no longer as it was, or None if nothing has changed."""
         for name, module, before in self._modules:
             assert before.parts is not None
             now, known = vars(module), dict(before.parts)
@@ -94,7 +94,7 @@ class HiddenState:
         return None
 
     def restore_random(self) -> None:
-        """Put the random numbers of Python and numpy back."""
+        """Put back the state of the random numbers of Python and numpy."""
         random.setstate(self._random)
         if self._numpy is not None:
             name, keys, *rest = self._numpy
@@ -102,7 +102,7 @@ class HiddenState:
 
 
 def _numpy_state() -> tuple[Any, ...] | None:
-    """Return numpy's state of random numbers in values that compare; None where numpy is not imported."""
+    """Return the state of numpy's random numbers as values that can be compared, or None if numpy is not imported."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None
@@ -111,14 +111,17 @@ def _numpy_state() -> tuple[Any, ...] | None:
 
 
 def _computed(module: nn.Module) -> set[str]:
-    """Attributes that torch takes from parameters in every call: by `weight_norm`, and lists in recurrent layers."""
+    """Return the attributes that torch computes from parameters in every call.
+
+    They are those of `weight_norm`, and lists in recurrent layers.
+    """
     lists = {"_flat_weights", "_flat_weight_refs"} if isinstance(module, nn.RNNBase) else set()
     return lists | {hook.name for hook in module._forward_pre_hooks.values() if isinstance(hook, WeightNorm)}
 
 
 @contextmanager
 def unchanged_by_calls(model: nn.Module) -> Iterator[None]:
-    """Lets a model be called that changes nothing but tensors in place; any other ends with a ChangedError."""
+    """Let a model be called that changes nothing except tensors in place; raise ChangedError for any other."""
     before, called = HiddenState(model), []
 
     def begin(*_: Any) -> None:
@@ -139,9 +142,10 @@ def unchanged_by_calls(model: nn.Module) -> Iterator[None]:
 
 
 def settled(model: nn.Module, called: Callable[[], object], exported: Callable[[], ExportedProgram]) -> ExportedProgram:
-    """Export a model that keeps the same in every call, such as sizes that it works out; raises ChangedError otherwise.
+    """Export a model that works out some values in its first call, such as sizes, and then keeps them.
 
     If the first two calls do the same operations, and the second leaves everything as it found it, then all calls do.
+    For any other model, raise ChangedError.
     """
     before = HiddenState(model)
     try:

@@ -1,6 +1,6 @@
-"""Whether a plan can be carried out: one short name and one clear error for each rule.
+"""The check of a whole plan: one short name and one clear error for each rule.
 
-Layers that mix samples are no error here: that depends on what the runtime can synchronise.
+Layers that mix samples are not an error here, because that depends on what the runtime can synchronise.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ RULES = {
 
 
 def check(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> Resolved:
-    """The plan in numbers, if it keeps every rule; else PlanError with the first rule that it breaks.
+    """Return the plan in numbers if it keeps every rule, else raise PlanError with the first rule that it breaks.
 
     `models` has the block graph of each job by the job's name.
     """

@@ -1,4 +1,4 @@
-"""The last lines of the page: what it was made from, and every value that nobody gave."""
+"""The last lines of the page: what it was made from, and every value that was filled in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST = 60  # lines of imputed values
 def notes(
     file: PlanFile, cluster: Cluster, times: Sequence[tuple[str, str]], made: str, same: bool, ran: bool = False
 ) -> Markup:
-    """Facts in two columns, those of `times` among them, then the imputed values; `ran`: there was a run."""
+    """Return facts in two columns, with those of `times`, then the imputed values; `ran` means there was a run."""
     facts = [
         ("what this is", _RAN if ran else "Predictions of a simulator, not measurements."),
         ("cluster", cluster.name if same else f"{cluster.name}: not the cluster the plan was made for"),

@@ -1,4 +1,4 @@
-"""The first lines of the page: how fast, measured if there was a run, how near to the bound, limited by what."""
+"""The first lines of the page: how fast the plan is (measured if there was a run), its bound, and what limits it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def headline(
     match: bool | None = None,
     run: RunRecord | None = None,
 ) -> Markup:
-    """The figures that people ask for first, what limits the plan and what to beware of, a table of jobs if several."""
+    """Return the figures that people ask for first, what limits the plan, warnings, and a table of several jobs."""
     jobs = file.plan.jobs
     figures = [
         *(_predicted(jobs, price) if run is None else _measured(run, jobs, price)),

@@ -22,11 +22,11 @@ from isthmus.units import format_bytes, format_seconds
 __all__ = ["RunRecord", "check_run", "read_run", "run_section"]
 
 _LARGEST = 256 * 2**20  # bytes
-_CHANGED = 0.005  # of a step: a prediction that differs by more is another
+_CHANGED = 0.005  # of a step; predictions that differ by more are different
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """What of an event is looked at."""
+    """The fields of an event that are used."""
 
     event: str
     step: int | None = None
@@ -46,9 +46,9 @@ class _Line(msgspec.Struct, frozen=True):
 class RunRecord:
     """The steps of a run, in order; `error` says why it ended early.
 
-    `job`, `model`, `batch` and `plan` (its digest) are of what was trained; None where the events do not say.
-    `predicted`: seconds a step that `isthmus train` predicted; `shaped`: whether the cluster's links were acted out,
-    None where it was not emulated at all.
+    `job`, `model`, `batch` and `plan` (its digest) are those of what was trained; None if the events do not say.
+    `predicted` is the seconds a step that `isthmus train` predicted. `shaped` says whether the cluster's links were
+    emulated; it is None if the cluster was not emulated at all.
     """
 
     path: str
@@ -66,22 +66,22 @@ class RunRecord:
 
     @property
     def step_seconds(self) -> float:
-        """The median, without the first step if there are others."""
+        """Return the median step time, without the first step if there are others."""
         return statistics.median(self.seconds[1:] or self.seconds)
 
     @property
     def middle(self) -> str:
-        """Return in words which steps `step_seconds` is the median of."""
+        """Return in words the steps of which `step_seconds` is the median."""
         return f"median of steps {self.steps[1]} to {self.steps[-1]}" if len(self.steps) > 1 else "one step"
 
     @property
     def compares(self) -> bool:
-        """Return whether the prediction is for what the run was made on: the cluster was emulated, links included."""
+        """Return whether the prediction is for the devices of the run: the cluster was emulated, links included."""
         return self.shaped is True
 
 
 def read_run(path: str | Path) -> RunRecord:
-    """Reads the events of a run."""
+    """Read the events of a run."""
     with expecting(path, "events"):
         return _record(path)
 
@@ -115,7 +115,7 @@ def _record(path: str | Path) -> RunRecord:
 
 
 def check_run(run: RunRecord, plan: Plan) -> None:
-    """Refuses a run of another job or by another plan than the one it would stand beside."""
+    """Refuse a run of another job, or by another plan, than the plan it would be shown beside."""
     jobs = plan.jobs
     known: list[tuple[str, object, list[Any]]] = [
         ("job", run.job, [job.name for job in jobs]),
@@ -161,7 +161,7 @@ def run_section(run: RunRecord | None, predicted: float) -> Markup:
 
 
 def _other(priced: float) -> str:
-    """Why the rest of the page has another prediction than the run."""
+    """Return why the rest of the page has another prediction than the run."""
     return (
         f"The run's prediction used other times than this page, which predicts {format_seconds(priced)}: `--profile` "
         "gives the page the times that were measured."

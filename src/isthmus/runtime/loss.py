@@ -1,7 +1,8 @@
-"""What training minimises: the model's own loss, or a function of the user's, proven on its first use.
+"""What training minimises: the model's own loss, or a function of the user's, checked on its first use.
 
-A loss gives the sum over its samples and how many it summed, so that the parts of a batch add up to the whole. A loss
-that gives a mean, or compares samples with each other, would train another model under another plan: it is refused.
+A loss returns the sum over its samples and how many it summed, so that the parts of a batch add up to the whole. A loss
+that returns a mean, or compares samples with each other, would train another model under another plan, so it is
+refused.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ _OFF, _OFF_16 = 3e-4, 2e-2  # relative: more than rounding, in 32 bits and in 16
 
 
 def open_loss(job: Job, built: BuiltModel) -> CheckedLoss:
-    """The loss that the job names. Code is imported: call this only where `named_code(job)` is trusted."""
+    """Return the loss that the job names.
+
+    This imports the code that it names: call it only if `named_code(job)` is trusted.
+    """
     if job.loss == "default":
         return CheckedLoss(built.loss, f"the default loss of {built.name}")
     return CheckedLoss(find(job.loss, DataError), job.loss)
@@ -45,7 +49,7 @@ class CheckedLoss:
         self._proven = False
 
     def __call__(self, output: Any, target: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sum and count."""
+        """Return the sum of the losses and their count."""
         if not self._proven:
             self._prove(output, target)
             self._proven = True
@@ -67,7 +71,7 @@ class CheckedLoss:
             self._prove_sum(output, target, samples, reals)
 
     def _prove_sum(self, output: Any, target: Tensor | None, samples: int, reals: Sequence[Tensor]) -> None:
-        """Parts of the samples must give the sum of all; what has no dimension of samples is there in each part."""
+        """Check that parts of the samples add up to the whole; a value that is not per sample is in each part."""
         narrow = any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in reals)
         limit = _OFF_16 if narrow else _OFF
         batched = all(tensor.shape[:1] == (samples,) for tensor in reals)
@@ -87,7 +91,7 @@ class CheckedLoss:
             except DataError:
                 if batched:
                     raise
-                return  # an output has its samples elsewhere: it cannot be cut
+                return  # an output has its samples in another dimension, so it cannot be cut
             for what, both, a, b in zip(("sum", "count"), whole, *parts, strict=True):
                 if abs(both - a - b) > limit * (abs(a) + abs(b)):
                     raise self._bad(
@@ -115,7 +119,7 @@ class CheckedLoss:
         return total, count
 
     def _check_values(self, total: Tensor, count: Any) -> None:
-        """Refuses a count that is no finite real number of 0 or more, and a sum that is not finite."""
+        """Refuse a count that is not a finite real number of 0 or more, and a sum that is not finite."""
         try:
             counted = float(count)
         except (OverflowError, RuntimeError, TypeError, ValueError):  # too large, or complex

@@ -15,14 +15,14 @@ from isthmus.plan.types import Pipeline, Plan, Pool, Stage, Sync
 __all__ = ["MOST_MESSAGES", "check_shape"]
 
 
-MOST_OPERATIONS = 5_000_000  # forwards of one step that the simulator takes on
-MOST_MESSAGES = 20_000_000  # that one device sends in the syncs of one step
+MOST_OPERATIONS = 5_000_000  # forwards of one step that the simulator accepts
+MOST_MESSAGES = 20_000_000  # messages that one device sends in the syncs of one step
 MOST_SEGMENTS = 1024
 MOST_AHEAD = 1_000_000  # micro-batches
 
 
 def check_shape(plan: Plan) -> None:
-    """Numbers in range, names unique, shares that make up the micro-batch, jobs as a job file may have them."""
+    """Refuse numbers out of range, names used twice, shares that do not make up the micro-batch, and unsound jobs."""
     if not plan.parts:
         raise PlanError(
             "parts", "the plan trains nothing", where="plan", found="no parts", expected="a pipeline or a pool"
@@ -87,7 +87,7 @@ def _check_batch(pipeline: Pipeline, where: str) -> None:
 
 
 def _check_size(pipeline: Pipeline, where: str) -> None:
-    """A step has of each no more than a plan that somebody means can have."""
+    """Refuse a pipeline whose step has more operations or messages than any sensible plan."""
     slices = sum(replica.slices for stage in pipeline.stages for replica in stage.replicas)
     messages = sum(len(sync.participants) * sync.segments for sync in pipeline.syncs)
     for what, count, most in (
@@ -144,7 +144,7 @@ def _check_shares(stage: Stage, micro_batch: int, where: str) -> None:
 
 
 def _check_mask(job: Job, kept: float | None, where: str) -> None:
-    """A mask keeps what the job's sparsity leaves, and there is one if, and only if, that is less than all."""
+    """Refuse a mask that does not keep what the job's sparsity leaves; without sparsity there is no mask."""
     wanted = 1.0 - job.sparsity if job.sparsity else None
     if kept is None and wanted is None:
         return
