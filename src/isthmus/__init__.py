@@ -59,7 +59,7 @@ _HOME = {
     "capture": "isthmus.api",
     "join": "isthmus.api",
     "load_cluster": "isthmus.cluster.load",
-    "load_profile": "isthmus.model.profile",
+    "load_profile": "isthmus.model.load_profile",
     "simulate": "isthmus.api",
     "train": "isthmus.api",
 }

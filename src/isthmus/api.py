@@ -24,7 +24,8 @@ from isthmus.model import source
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job, Workload
 from isthmus.model.load_job import named_code
-from isthmus.model.profile import Profile, load_profile
+from isthmus.model.load_profile import load_profile
+from isthmus.model.profile import Profile
 from isthmus.model.requests import Request, check_functions, check_kind, models_of, requested_jobs
 from isthmus.plan.file import PlanFile, inputs_digest, load_plan
 from isthmus.plan.paths import check_data

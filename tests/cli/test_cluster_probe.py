@@ -17,7 +17,7 @@ from isthmus.cli import cluster_probe
 from isthmus.cluster.load import load_cluster
 from isthmus.deploy.probing import sync_times as collectives
 from isthmus.emulate import namespaces
-from isthmus.model.profile import load_profile
+from isthmus.model.load_profile import load_profile
 from tests.cli.conftest import Isthmus
 
 FILE = """

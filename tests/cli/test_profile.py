@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 import isthmus as verbs
-from isthmus.model.profile import BlockTime, CollectiveTime, Profile, save_profile
+from isthmus.model.load_profile import save_profile
+from isthmus.model.profile import BlockTime, CollectiveTime, Profile
 from isthmus.plan.file import load_plan
 from tests.cli.conftest import Isthmus
 from tests.plan.small_models import chain

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.model.profile import load_profile
+from isthmus.model.load_profile import load_profile
 from isthmus.model.source import load_graph
 from tests.cli.conftest import Isthmus
 

@@ -42,7 +42,8 @@ from isthmus.deploy.probing.sync_times import (
 )
 from isthmus.errors import FileError, RunError, UsageError
 from isthmus.files import open_file, write_whole
-from isthmus.model.profile import Profile, save_profile
+from isthmus.model.load_profile import save_profile
+from isthmus.model.profile import Profile
 from isthmus.report.columns import columns, cut, excerpt
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 

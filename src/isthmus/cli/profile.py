@@ -14,7 +14,7 @@ from isthmus.cluster.load import load_cluster
 from isthmus.emulate.act import as_emulated, paces
 from isthmus.errors import UsageError
 from isthmus.model import source
-from isthmus.model.profile import save_profile
+from isthmus.model.load_profile import save_profile
 from isthmus.model.requests import requested_jobs
 from isthmus.report.columns import columns
 from isthmus.units import format_seconds

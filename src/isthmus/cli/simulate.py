@@ -13,7 +13,7 @@ from isthmus.errors import UsageError
 from isthmus.files import close_name
 from isthmus.model.job import Job
 from isthmus.model.load_job import named_code
-from isthmus.model.profile import load_profile
+from isthmus.model.load_profile import load_profile
 from isthmus.plan.file import PlanFile, load_plan
 from isthmus.plan.schedule import parse_orders
 from isthmus.plan.trust import check_trust

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.compute import USUAL, Group
+from isthmus.cost.compute import HOST_ADAM, USUAL, Group
 from isthmus.cost.measured_syncs import played_bytes
 from isthmus.cost.memory import StateBytes, moment_bytes, state_bytes
 from isthmus.cost.network import Fabric, latency_between
@@ -44,11 +44,10 @@ from isthmus.plan.ring import FEWEST_TURNS, room_for
 from isthmus.plan.schedule import SCHEDULES, Shape
 from isthmus.plan.types import Pipeline, Replica, Stage, Sync
 
-__all__ = ["HOST_ADAM", "Flat", "flatten", "group_of"]
+__all__ = ["Flat", "flatten", "group_of"]
 
 Floats = npt.NDArray[np.float64]
 
-HOST_ADAM = 0.26e9  # parameters a second that one host core updates (4.2e9 on 16 threads, measured, fp32 AdamW)
 _HOW = {"ring": RING, "sparse": RING, "tree": TREE, "server": SERVER, "factors": FACTORS, "duplicate": DUPLICATE}
 _MEASURED_AS = {"ring": "ring", "sparse": "ring", "tree": "tree", "server": "server"}  # what profiles call them
 _SPILL = {"none": 0, "optimizer": 1, "all": 2}

@@ -36,9 +36,9 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.cluster.spec import Cluster
+from isthmus.cost.compute import HOST_ADAM
 from isthmus.cost.memory import StateBytes, state_bytes
 from isthmus.cost.network import COMPUTE, LANE_KINDS, LOAD, STORE, Fabric
-from isthmus.cost.plan_arrays import HOST_ADAM
 from isthmus.cost.tables import ALONE, ModelTable
 from isthmus.cost.task_list import BACKWARD, FORWARD, HOST_UPDATE, LOADING, STORING, TaskList, edge, task
 from isthmus.plan.policy import POLICIES, ReadyJob

@@ -4,6 +4,7 @@ The files in reading order:
 
 - `job.py`: the job, the optimizer and the workload that a user asks for.
 - `load_job.py`: reads job and workload files, and checks every rule that a job must keep.
+- `requests.py`: turns what a caller gives (a name, a file, a job) into jobs and their block graphs.
 - `source.py`: finds a model by its name, and loads its block graph from a file, from the cache or by capture.
 - `built.py`: a model that has been built, with its data and loss.
 - `function.py`: models that a user's function builds.
@@ -34,4 +35,5 @@ The files in reading order:
 - `cache.py`: the folder of captured models.
 - `fingerprint.py`: the hash of a model that a user's function built.
 - `profile.py`: measured times of blocks and collectives.
+- `load_profile.py`: reads, checks and writes profile files.
 """

@@ -12,6 +12,7 @@ In reading order:
 - `relays.py`: which hosts relay messages between hosts without a link.
 - `text.py`: the plan as text; `text_parse.py` reads it; `text_lines.py` is the line form under both.
 - `file.py`: the plan file, as JSON or text.
+- `trust.py`: code that a plan names runs only if the caller names it too.
 - `paths.py`: paths in a plan file, relative to the file's folder.
 - `parameter_pieces.py`: which device holds which pieces of which parameters.
 - `diff.py`: what changes from one plan to the next.

@@ -20,7 +20,8 @@ from isthmus.errors import FileError
 from isthmus.files import encode_json, expecting, is_name, read_json, write_json, write_whole
 from isthmus.files.document import read_text
 from isthmus.model.job import Job
-from isthmus.model.profile import Profile, profile_digest
+from isthmus.model.load_profile import profile_digest
+from isthmus.model.profile import Profile
 from isthmus.plan.paths import from_file, named_plan, names_only, to_file
 from isthmus.plan.text import parse, render
 from isthmus.plan.types import Plan, Prediction

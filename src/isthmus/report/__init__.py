@@ -7,6 +7,7 @@ In reading order, first the text:
 - `cluster_text.py`: a cluster as text.
 - `model_text.py`: a captured model as text.
 - `plan_text.py`: a priced plan as text.
+- `choice_text.py`: what `isthmus plan` prints.
 - `outcomes.py`: the outcomes of the schemes, in words.
 - `times.py`: where the times come from.
 - `limits.py`: what limits a plan, in words.
