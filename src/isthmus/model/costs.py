@@ -61,7 +61,13 @@ def _einsum(args: list[Any], out: Shape) -> float:
     With more operands the same count is used, because the order of their contraction is not known.
     """
     sides = args[0].replace(" ", "").split("->")[0].split(",")
-    sizes = {letter: size for side, shape in zip(sides, args[1], strict=True) for letter, size in zip(side, shape)}  # noqa: B905
+    sizes: dict[object, int] = {}  # by letter, or by place from the end of what `...` stands for
+    for side, shape in zip(sides, args[1], strict=True):
+        before, dots, after = side.partition("...")
+        hidden = len(shape) - len(before) - len(after) if dots else 0
+        names = [*before, *range(-hidden, 0), *after]
+        for name, size in zip(names, shape, strict=True):
+            sizes[name] = max(sizes.get(name, 1), size)  # a dimension of size 1 is broadcast
     return 2.0 * math.prod(sizes.values()) if len(sides) > 1 else 0.0
 
 
