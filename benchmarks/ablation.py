@@ -78,8 +78,8 @@ def by_network(file: Path) -> Method:
     if weights is None:
         raise SystemExit(f"{file.name} was trained for other features or another cost model. Train it anew.")
 
-    def run(pool: Candidates, told: Told, _: random.Random) -> None:
-        SearchTree(pool, NetworkPrior(weights, blind(file.stem)), told).grow()
+    def run(candidates: Candidates, told: Told, _: random.Random) -> None:
+        SearchTree(candidates, NetworkPrior(weights, blind(file.stem)), told).grow()
 
     return run
 
