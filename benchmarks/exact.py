@@ -101,11 +101,17 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
     proven = [row for row in rows if row["proven"]]
     over = [row["auto_over_exact"] for row in proven]
     return [
-        at_least("small cases that are solved exactly", len(proven), min(50, len(rows))),
-        at_least("auto as a multiple of exact, least of those", round(min(over), 9), 1.0),
-        at_most("auto as a multiple of exact, most of those", max(over), 1.03),
-        at_most("auto as a multiple of the best known, most of all", max(row["auto_over_exact"] for row in rows), 1.03),
-        at_most("lower bound as a part of exact, most", max(row["bound"] / row["exact"] for row in rows), 1.0),
+        at_least("Small cases solved to a proven optimum", len(proven), min(50, len(rows))),
+        at_least("Best-case step time of auto relative to the proven optimum", round(min(over), 9), 1.0),
+        at_most("Worst-case step time of auto relative to the proven optimum", max(over), 1.03),
+        at_most(
+            "Worst-case step time of auto relative to the best known plan",
+            max(row["auto_over_exact"] for row in rows),
+            1.03,
+        ),
+        at_most(
+            "Highest lower bound relative to the proven optimum", max(row["bound"] / row["exact"] for row in rows), 1.0
+        ),
     ]
 
 

@@ -315,7 +315,9 @@ def capture(
         graph = source.load_graph(model, sequence=sequence)
         return msgspec.structs.replace(graph, name=name) if name else graph
     if example is None:
-        raise UsageError("a module alone does not say what it takes", expected="capture(module, example inputs)")
+        raise UsageError(
+            "a module cannot be captured without example inputs", expected="capture(module, example inputs)"
+        )
     from isthmus.model import capture as modules
 
     return modules.capture(model, modules.Example.of(example), name=name or type(model).__name__, sequence=sequence)
@@ -398,7 +400,7 @@ def _read_cluster(given: object) -> Cluster:
     if isinstance(given, (str, Path)):
         return load_cluster(given)
     kind = type(given).__name__
-    raise UsageError("this is no cluster", found=f"an object of type {kind}", expected="a file, or a Cluster")
+    raise UsageError("this is not a cluster", found=f"an object of type {kind}", expected="a file, or a Cluster")
 
 
 def _read_profile(given: Measured) -> tuple[Profile | None, str]:
@@ -419,7 +421,9 @@ def _read_plan(given: object, cluster: Cluster | None) -> tuple[PlanFile, Cluste
         file = given
     else:
         kind = type(given).__name__
-        raise UsageError("this is no plan", found=f"an object of type {kind}", expected="a file, a Plan or a PlanFile")
+        raise UsageError(
+            "this is not a plan", found=f"an object of type {kind}", expected="a file, a Plan or a PlanFile"
+        )
     machines = cluster or file.cluster
     if machines is None:
         raise UsageError("the plan does not hold its cluster", next="Give the cluster: --cluster FILE")
@@ -452,7 +456,7 @@ def _try_contracts(jobs: Collection[Job]) -> None:
 
 def _measure_emulated(job: Job, cluster: Cluster, precision: Precision, progress: Progress) -> Profile:
     """Measure the times of the emulated devices: without them a prediction would be of the real ones."""
-    progress.phase(f"Measuring {job.model} on one core (isthmus profile --emulate writes this down, for --profile)")
+    progress.phase(f"Measuring {job.model} on one core (isthmus profile --emulate saves these times for --profile)")
     return emulated_profile(
         job.model,
         cluster,

@@ -100,9 +100,13 @@ def test_hosts_meet(isthmus: Isthmus, file: Path, tmp_path: Path, monkeypatch: p
         out, err = other.communicate(timeout=20)
         _, refused = stranger.communicate(timeout=20)
     assert stranger.returncode == 1 and "the meeting point refuses: the token is not the one" in refused
-    assert "Somebody was refused: it does not know the token" in done.err
+    assert "Refused a connection: it does not know the token" in done.err
     assert other.returncode == 0 and '"file": null' in out and "takes part in the probe that h1 leads" in err
-    assert done.code == 1 and "not all was measured: h3 did not come" in done.err and "h2 is here: 2 of 3" in done.err
+    assert (
+        done.code == 1
+        and "not everything was measured: h3 did not come" in done.err
+        and "h2 is here: 2 of 3" in done.err
+    )
     assert [(pair["a"], pair["b"]) for pair in done.values["pairs"]] == [("h1", "h2")]
     assert load_cluster(output).link("h1", "h2") != load_cluster(file).link("h1", "h2")
     assert (

@@ -112,7 +112,7 @@ def test_a_profile_of_something_else_is_a_warning(
         measured,
     )
     done = isthmus(*words, "--profile", measured, "--json")
-    said = "knows nothing of this model on these devices; it has 1 block on TPU in bf16 and collectives among away, far"
+    said = "has no times for this model on these devices; it has 1 block on TPU in bf16 and collectives among away, far"
     assert done.code == 0 and done.values["times"]["warning"] == f"{measured} {said}"
     assert done.values["step_seconds"] == isthmus(*words, "--json").values["step_seconds"]
     assert any(

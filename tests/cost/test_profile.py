@@ -289,7 +289,9 @@ def test_other_collectives_are_played_on_the_links(other: dict[str, object]) -> 
     assert simulator.price(plan) == plain.price(plan)
     used = times_used(simulator, plan)
     assert used.syncs == Sources(0, 0, 2) and used.played == (("no points for ring among x, y", 2),)
-    assert "2 played on the links: no points for ring among x, y (2)" in times_facts(used, simulator.profile, "p")[1][1]
+    assert (
+        "2 simulated on the links: no points for ring among x, y (2)" in times_facts(used, simulator.profile, "p")[1][1]
+    )
 
 
 def test_a_server_is_known_by_its_root() -> None:

@@ -91,7 +91,7 @@ def test_auto_relays_where_hosts_have_no_link() -> None:
     alone = choice.schemes["pipeline"]
     assert alone is not None and choice.price.step_seconds < 0.6 * alone, "one of them computes for itself"
     check(choice.plan, task.cluster, {"job": graph})
-    assert any("m passes on" in note for note in choice.notes)
+    assert any("their messages go over m" in note for note in choice.notes)
     assert choice.price.step_seconds >= choice.lower_bound
 
 

@@ -66,4 +66,6 @@ def _check_usage(args: argparse.Namespace) -> None:
     surplus = ("kind", "region", "latency") if args.hulk else ("fill",)
     for option in surplus:
         if getattr(args, option):
-            raise UsageError(f"--{option} does not go with {sources[0]}", where=where, next=f"See {where} --help")
+            raise UsageError(
+                f"--{option} cannot be combined with {sources[0]}", where=where, next=f"See {where} --help"
+            )

@@ -79,19 +79,19 @@ def _check_usage(args: argparse.Namespace, cluster: Cluster) -> None:
     where = args.parser.prog
     if args.emulate == (args.host is not None or args.meet is not None):
         expected = "--emulate, or --host NAME and --meet ADDRESS:PORT on every host"
-        raise UsageError("it is not clear what takes part", where=where, expected=expected)
+        raise UsageError("the command does not say which hosts take part", where=where, expected=expected)
     if not args.emulate and (args.host is None or args.meet is None):
         raise UsageError(f"--{'meet' if args.host else 'host'} is missing", where=where, next=f"See {where} --help")
     if args.host is not None and args.host not in cluster.hosts:
         raise unknown("no host of the cluster is named", args.host, list(cluster.hosts), where)
     if not 0.1 <= args.seconds <= LONGEST:
         raise UsageError(
-            "--seconds cannot be so", where=where, found=f"{args.seconds:g}", expected=f"0.1 to {LONGEST:g}"
+            "--seconds is out of range", where=where, found=f"{args.seconds:g}", expected=f"0.1 to {LONGEST:g}"
         )
     if len(cluster.hosts) < 2:
         raise UsageError("the cluster has one host, and no link to measure", where=args.file)
     if args.among and args.collectives is None:
-        raise UsageError("--among says which all-reduces to measure, and none are", where=where,
+        raise UsageError("--among selects all-reduces, but none are measured without --collectives", where=where,
                          next="Add --collectives PROFILE.json")  # fmt: skip
     _named_sets(args, cluster)
 
@@ -105,8 +105,12 @@ def _named_sets(args: argparse.Namespace, cluster: Cluster) -> list[Hosts]:
             if name not in cluster.hosts:
                 raise unknown("--among: no host of the cluster is named", name, list(cluster.hosts), args.parser.prog)
         if len(hosts) < 2:
-            raise UsageError("--among needs two participants", where=args.parser.prog, found=repr(text[:80]),
-                             expected="names of hosts with commas between; a host that has two, twice")  # fmt: skip
+            raise UsageError(
+                "--among needs two participants",
+                where=args.parser.prog,
+                found=repr(text[:80]),
+                expected="names of hosts, separated by commas; a host with two participants is named twice",
+            )
         found[hosts] = None
     return list(found)
 
@@ -149,7 +153,7 @@ def _token(args: argparse.Namespace) -> bytes:
         token = os.environ.get("ISTHMUS_TOKEN", "").strip().encode()
     if len(token) < _SECRET:
         found = f"{len(token)} characters" if token else "none: neither --token-file nor ISTHMUS_TOKEN is given"
-        raise UsageError("a token is needed, so that no stranger takes part", where=args.parser.prog, found=found,
+        raise UsageError("the probe needs a token, so that no stranger takes part", where=args.parser.prog, found=found,
                          expected=f"{_SECRET} characters or more", next=remedy)  # fmt: skip
     return token
 
@@ -179,7 +183,7 @@ def _met(args: argparse.Namespace, cluster: Cluster, progress: Progress, ends: E
         raise RunError(
             "no other host came",
             where=args.meet,
-            next=f"Run the same on each, with its name as --host, within {args.wait:g} s",
+            next=f"Run the same command on each, with its name as --host, within {args.wait:g} s",
         )
     return company, []
 
@@ -190,7 +194,7 @@ def _emulated(
     """Start a prober for each host of an emulated cluster."""
     from isthmus.emulate.world import World
 
-    progress.phase(f"Making a world of {len(cluster.hosts)} hosts")
+    progress.phase(f"Starting {len(cluster.hosts)} hosts")
     world = ends.enter_context(World(cluster))
     company = ends.enter_context(started(list(cluster.hosts), world.command, world.address))
     if world.shaped:
@@ -214,7 +218,8 @@ def _probe(args: argparse.Namespace, cluster: Cluster, company: Company, progres
     found = probe(cluster, company, schedule, settings, listen)
     if not found.pairs:
         raise RunError(
-            "no pair of hosts could be measured", found=next(iter(found.failed.values()), "no link between any")
+            "no pair of hosts could be measured",
+            found=next(iter(found.failed.values()), "no link between any two hosts"),
         )
     return found
 
@@ -252,7 +257,7 @@ def _with_collectives(answer: Answer, cluster: Cluster, found: Collectives, rema
         "",
         *(_reduced_table(found) if found.times else []),
         *notes,
-        f"written to {file}; plan with it: isthmus plan ... --profile {file}" if found.times else "nothing is written",
+        f"written to {file}; plan with it: isthmus plan ... --profile {file}" if found.times else "nothing was written",
     ]
     values = {**answer.values, "collectives": file if found.times else None, "notes": [*answer.values["notes"], *notes]}
     failures = [*([answer.failure] if answer.failure is not None else []), *_failures(found)]
@@ -261,9 +266,9 @@ def _with_collectives(answer: Answer, cluster: Cluster, found: Collectives, rema
 
 def _failures(found: Collectives) -> list[str]:
     if not found.times:
-        why = next(iter({**found.failed, **found.skipped}.values()), "there is no such set of hosts here")
+        why = next(iter({**found.failed, **found.skipped}.values()), "none of these sets of hosts is here")
         return [f"no all-reduce could be measured: {why}"]
-    return [f"not all all-reduces were measured: {why}" for why in list(found.failed.values())[:1]]
+    return [f"some all-reduces were not measured: {why}" for why in list(found.failed.values())[:1]]
 
 
 def _reduced_table(found: Collectives) -> list[str]:
@@ -273,7 +278,7 @@ def _reduced_table(found: Collectives) -> list[str]:
     for how, hosts in dict.fromkeys((point.how, point.hosts) for point in found.times):
         cells = [format_seconds(times[how, hosts, size]) if (how, hosts, size) in times else "" for size in sizes]
         rows.append([how, *cells, ", ".join(hosts)])
-    return excerpt("\n".join(columns(rows, right=range(1, 1 + len(sizes)))), _SHOWN, "the file has them all")
+    return excerpt("\n".join(columns(rows, right=range(1, 1 + len(sizes)))), _SHOWN, "the file lists them all")
 
 
 def _answer(cluster: Cluster, found: ProbeResult, missing: list[str], remarks: list[str], output: str) -> Answer:
@@ -290,7 +295,7 @@ def _answer(cluster: Cluster, found: ProbeResult, missing: list[str], remarks: l
         f"written to {output}; look at it: isthmus cluster show {output}",
     ]
     gone = [f"{host} was lost" for host in found.lost] + [f"{host} did not come" for host in missing]
-    failure = f"not all was measured: {', '.join(gone)}; the rest is in {output}" if gone else None
+    failure = f"not everything was measured: {', '.join(gone)}; the rest is in {output}" if gone else None
     return Answer(values=_values(cluster, found, notes, output), text="\n".join(text), failure=failure)
 
 
@@ -301,7 +306,7 @@ def _table(cluster: Cluster, found: ProbeResult) -> list[str]:
         given = f"{format_bandwidth(link.bandwidth)}, {format_seconds(link.latency)}" if link is not None else "no link"
         times = map(format_seconds, (pair.latency, pair.latency_median))
         rows.append([f"{a} - {b}", *times, *map(format_bandwidth, pair.bandwidth), given])
-    return excerpt("\n".join(columns(rows, right=range(1, 5))), _SHOWN, "--json has them all")
+    return excerpt("\n".join(columns(rows, right=range(1, 5))), _SHOWN, "--json lists them all")
 
 
 def _values(cluster: Cluster, found: ProbeResult, notes: list[str], output: str) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class Progress:
 
     def compiling(self) -> None:
         """Show that the simulator is being compiled, which is slow only the first time."""
-        self.phase("Compiling the simulator, this once (up to a minute)")
+        self.phase("Compiling the simulator, only this once (up to a minute)")
 
     def rest(self) -> None:
         """Stop the live line, so that something else can be shown live."""

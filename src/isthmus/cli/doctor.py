@@ -74,7 +74,7 @@ def _memory() -> Check:
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
-        return Check(name="memory", ok=False, found="this system does not say", required=False)
+        return Check(name="memory", ok=False, found="unknown: this system does not report it", required=False)
     ok = total >= _LEAST_MEMORY
     return Check(
         name="memory", ok=ok, found=format_bytes(total), next=None if ok else "Use a machine with 2 GB or more"

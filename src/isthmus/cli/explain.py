@@ -145,5 +145,5 @@ def _scheme_lines(found: Explanation, file: PlanFile, schemes: dict[str, SchemeB
     return [
         *map(cut, columns(rows, right=(1, 2))),
         *(wrapped(f"({said})") if said else []),
-        *([] if told else ["(--schemes tells what binds each of them)"]),
+        *([] if told else ["(--schemes says what limits each of them)"]),
     ]

@@ -65,7 +65,7 @@ def _left(left: SystemExit) -> IsthmusError:
     """Return an error: no command of ours exits in this way, and its code could pass off a failure as success."""
     last = traceback.extract_tb(left.__traceback__)[-1]
     return IsthmusError(
-        "code that the command ran has ended it, which it must not",
+        "code that the command called has ended the program",
         where=f"{Path(last.filename).name} line {last.lineno}",
         found=f"sys.exit({'' if left.code is None else left.code!r:.80})",
         next="Raise an error there instead",

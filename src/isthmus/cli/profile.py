@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         save_profile(as_emulated(found.profile, slower) if slower else found.profile, output)
     file = output if found.profile.blocks else None
     values = _values(machine, found, file, time.monotonic() - start)
-    failure = None if file else f"no block of {args.model} has room on this device; nothing was written"
+    failure = None if file else f"no block of {args.model} fits in the memory of this device; nothing was written"
     return Answer(values=values, text="\n".join(_lines(args, machine, slower, found, output)), failure=failure)
 
 
@@ -95,7 +95,9 @@ def _lines(
     args: argparse.Namespace, machine: MeasuredMachine, slower: Mapping[str, float], found: Measurement, output: str
 ) -> list[str]:
     points = found.profile.blocks
-    left_out = [f"left out: {block} on {samples} samples, no room" for block, samples in found.left_out]
+    left_out = [
+        f"left out: {block} on {samples} samples, which do not fit in memory" for block, samples in found.left_out
+    ]
     kinds = ", ".join(slower) or machine.kind
     head = f"{found.graph.name} on {_where(machine)}: {len(points)} points for {kinds}"
     if not points:

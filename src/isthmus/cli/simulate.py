@@ -68,7 +68,7 @@ def check_models(given: Sequence[str], file: PlanFile) -> None:
     for name in given:
         if name not in named:
             raise UsageError(
-                "the plan is not for this model",
+                "the plan does not use this model",
                 where="--model",
                 found=name,
                 expected=f"what the plan names: {', '.join(name for name in named if name not in _USUAL)}",

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     failure = None
     if result.interrupted:
         saved = (
-            f"; saved in {result.checkpoint}: --resume goes on from there" if result.checkpoint else "; nothing saved"
+            f"; saved in {result.checkpoint}: --resume continues from there" if result.checkpoint else "; nothing saved"
         )
         failure = f"interrupted after step {result.last_step}{saved}"
     text = "\n".join(_lines(args, priced, result, shaped))
@@ -69,7 +69,9 @@ def _priced(args: argparse.Namespace, progress: Progress) -> Simulated:
         for flag in ("batch", "sequence", "precision", "trust-independent-samples"):
             if getattr(args, flag.replace("-", "_")) is not None:
                 raise UsageError(
-                    f"--{flag} cannot be given for a plan", where="isthmus train", next="Plan again with it"
+                    f"--{flag} cannot be given for a plan",
+                    where="isthmus train",
+                    next="Give it to isthmus plan, and train the new plan",
                 )
         file = load_plan(args.what)
         check_data(file.plan, Path(args.what))
@@ -97,9 +99,7 @@ def _trained(args: argparse.Namespace, progress: Progress, priced: Simulated) ->
     workers = len(priced.price.memory)
     if args.resume:
         some = latest(args.checkpoint)
-        text = (
-            "Looking for the newest whole checkpoint in" if some else "Beginning at step 1: there is no checkpoint in"
-        )
+        text = "Looking for the newest whole checkpoint in" if some else "Starting at step 1: there is no checkpoint in"
         progress.phase(f"{text} {args.checkpoint}")
     steps = args.steps or job.steps
     with contextlib.ExitStack() as open_files:
@@ -185,7 +185,7 @@ def _lines(args: argparse.Namespace, priced: Simulated, result: RunResult, shape
     job = priced.plan.jobs[0]
     where = f"{job.name} on {priced.cluster.name}"
     if not result.losses:
-        return [f"{where}: no step was made, as {result.last_step} were done already"]
+        return [f"{where}: nothing to do: all {result.last_step} steps were done already"]
     head = f"{where}: {_made(result)}"
     measured, predicted = result.step_seconds or 0.0, priced.price.step_seconds
     facts = [
@@ -205,9 +205,9 @@ def _compared(measured: float, predicted: float, *, emulated: bool, shaped: bool
     here, whose = format_seconds(measured), "the emulated" if emulated else "the plan's"
     said = f"{here} measured here; {format_seconds(predicted)} predicted for {whose} devices"
     if not emulated:
-        return f"{said}, which this machine is not: the two times cannot be compared"
+        return f"{said}, which are not on this machine, so the two times cannot be compared"
     if shaped is False:
-        return f"{said} and links, which are not shaped here: the two times cannot be compared"
+        return f"{said} and links; links are not emulated here, so the two times cannot be compared"
     return f"{said}: this is {times(measured / predicted)}"
 
 

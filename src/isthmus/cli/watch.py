@@ -92,12 +92,12 @@ class Bar(_Watch):
             case CheckpointKept(path=path):
                 self._say(f"saved {path}")
             case CheckpointPassedOver(path=path, why=why, aside=aside):
-                self._say(f"passing over a damaged checkpoint: {why}" + (f" It is now {aside}" if aside else ""))
+                self._say(f"skipping a damaged checkpoint: {why}" + (f" It is now {aside}" if aside else ""))
             case Resumed(step=number, path=path, notes=notes):
-                for text in (f"going on from {path}, after step {number}", *(f"note: {note}" for note in notes)):
+                for text in (f"resuming from {path}, after step {number}", *(f"note: {note}" for note in notes)):
                     self._say(text)
             case Interrupt():
-                self._say("stopping after this step; once more stops at once")
+                self._say("stopping after this step; press Ctrl-C again to stop at once")
             case _:
                 pass
 
@@ -168,9 +168,7 @@ class EventFile(_Watch):
             case Silent(seconds=seconds, state=state):
                 self._write("silent", worker=notice.worker, seconds=seconds, state=state)
             case Garbled(line=line):
-                self._write(
-                    "failed", worker=notice.worker, what=f"it told something that is not an event: {line[:100]}"
-                )
+                self._write("failed", worker=notice.worker, what=f"it sent a line that is not an event: {line[:100]}")
             case _:
                 pass
 

@@ -193,7 +193,7 @@ def _check_name(document: Document, path: ValuePath, name: str) -> None:
     if not is_name(name):
         raise document.fault(
             path,
-            f"{show_path(path)}: a name cannot be written so",
+            f"{show_path(path)}: this is not a valid name",
             found=repr(name[:80]),
             expected=NAME_RULE,
         )
@@ -215,7 +215,7 @@ def _amount(document: Document, path: ValuePath, text: str, measure: _Measure) -
     if value == 0:
         raise document.fault(path, f"{what} is 0", expected="more than 0")
     if not measure.least <= value <= measure.most:
-        raise document.fault(path, f"{what} is not believable", found=repr(text), expected=span)
+        raise document.fault(path, f"{what} is out of range", found=repr(text), expected=span)
     return value
 
 
@@ -252,7 +252,9 @@ def _compute(document: Document, path: ValuePath, raw: str | Mapping[Precision, 
     if isinstance(raw, str):
         return dict.fromkeys(PRECISIONS, _amount(document, path, raw, _MEASURES["compute"]))
     if "fp32" not in raw:
-        raise document.fault(path, f"{show_path(path)} lacks fp32", expected="a rate for fp32, and for others it has")
+        raise document.fault(
+            path, f"{show_path(path)} lacks fp32", expected="a rate for fp32, and for any other precision that it has"
+        )
     return {name: _amount(document, (*path, name), text, _MEASURES["compute"]) for name, text in raw.items()}
 
 
@@ -358,7 +360,10 @@ def _check_address(document: Document, path: ValuePath, address: str | None, *, 
         return
     if not _ADDRESS.fullmatch(address):
         raise document.fault(
-            (*path, "address"), "this address cannot be", found=repr(address[:80]), expected="a host name or IP address"
+            (*path, "address"),
+            "this is not a valid address",
+            found=repr(address[:80]),
+            expected="a host name or IP address",
         )
     if not alone:
         raise document.fault(

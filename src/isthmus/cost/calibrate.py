@@ -53,7 +53,7 @@ def fit_link(
     latency, per_byte = _fit(latency_coefficient / times, bytes_coefficient * sizes / times, cap)
     if per_byte <= 0:
         raise UsageError(
-            "the times do not grow with the sizes, so they say nothing of a bandwidth",
+            "the times do not grow with the sizes, so no bandwidth can be fitted",
             found=f"{len(sizes)} samples of {sizes.min():g} to {sizes.max():g} bytes",
             expected="times that grow with the size",
             next="Measure larger sizes, or leave out the small ones with above=",
@@ -71,11 +71,15 @@ def _samples(sizes_bytes: Sequence[float], seconds: Sequence[float], above: floa
     sizes, times = np.asarray(sizes_bytes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     if sizes.shape != times.shape:
         raise UsageError(
-            "every size needs its time", found=f"{sizes.size} sizes, {times.size} times", expected="as many of each"
+            "there are not as many times as sizes",
+            found=f"{sizes.size} sizes, {times.size} times",
+            expected="one time for each size",
         )
     if not (np.isfinite(sizes) & np.isfinite(times) & (sizes >= 0) & (times > 0)).all():
         raise UsageError(
-            "a sample cannot be", found="a size below 0, a time of 0 or less, or no number", expected="real samples"
+            "a sample is impossible",
+            found="a size below 0, a time of 0 or less, or not a number",
+            expected="sizes of 0 or more, and times above 0",
         )
     kept = sizes > above
     if len(np.unique(sizes[kept])) < 2:

@@ -23,7 +23,7 @@ def check_runnable(resolved: Resolved, simulator: Simulator) -> None:
         if bare := [host for host in via.hosts if not simulator.cluster.hosts[host].devices]:
             raise PlanError(
                 "run",
-                "a relay without devices can be priced, not run: workers pass messages on, and it has none",
+                "a relay without devices can be priced but not run, because no worker is there to pass messages on",
                 where=f"via {via.between[0]} - {via.between[1]}",
                 found=bare[0],
                 expected="a host with a device",
@@ -44,7 +44,7 @@ def _check_groups(resolved: Resolved, part: ResolvedPipeline) -> None:
             if len(hosts) > 1:
                 raise PlanError(
                     "run",
-                    "a tensor group that spans hosts can be priced, not run",
+                    "a tensor group that spans hosts can be priced but not run",
                     where=f"pipeline {part.pipeline.job.name}, stage {told.first} .. {told.last}",
                     found=", ".join(hosts),
                     expected="the devices of a group on one host",
@@ -70,7 +70,7 @@ def _check_group_syncs(resolved: Resolved, part: ResolvedPipeline) -> None:
         if sync.root is not None and any(len(group) > 1 for group in groups):
             raise PlanError(
                 "run",
-                "a server for tensor groups can be priced, not run",
+                "a server for tensor groups can be priced but not run",
                 where=where,
                 found=f"root {resolved.devices[sync.root].name}",
                 expected="ring or tree among tensor groups",

@@ -323,7 +323,7 @@ def _ring_messages(plan: Plan) -> int:
 def _check_playable(what: str, found: int, most: int) -> None:
     if found > most:
         raise PlanError(
-            "size", "the plan is too large to be played device by device", where="plan", found=f"{found:,} {what}",
+            "size", "the plan is too large to be simulated device by device", where="plan", found=f"{found:,} {what}",
             expected=f"at most {most:,}, or copies of a smaller plan",
         )  # fmt: skip
 
@@ -331,7 +331,9 @@ def _check_playable(what: str, found: int, most: int) -> None:
 def _run(out: TaskList, net: Fabric) -> Times:
     """Return when each task starts and ends; raise PlanError if the plan cannot run."""
     if out.size[3]:
-        raise PlanError("reachable", "devices must talk that cannot", found=f"{out.size[3]} messages without a route")
+        raise PlanError(
+            "reachable", "some devices must talk but have no route", found=f"{out.size[3]} messages without a route"
+        )
     try:
         return run(out.tasks(), out.lanes, net.network)
     except ValueError as problem:

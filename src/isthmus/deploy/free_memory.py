@@ -50,7 +50,7 @@ def check_fit(where: str, needs: Mapping[str, float], free: FreeMemory | None) -
         where=where,
         found=f"{count}: {', '.join(named + more)}",
         expected=f"at most {format_bytes(free.bytes)} together ({free.source})",
-        next="End what uses the memory, train a smaller batch or model, or take the risk with --ignore-memory "
+        next="Free some memory, train a smaller batch or model, or take the risk with --ignore-memory "
         "(LocalEngine(ignore_memory=True) in Python)",
     )
 

@@ -186,7 +186,7 @@ class Joined:
 
     def _ready(self) -> _Crew:
         if self._closed:
-            raise UsageError(self._closed, next="Join the plan again; `resume` goes on from what was saved")
+            raise UsageError(self._closed, next="Join the plan again; `resume` continues from what was saved")
         if self._crew is None:
             if self._batch is None:
                 raise UsageError("nothing was trained yet", next="Call step(batch) first")
@@ -403,7 +403,7 @@ def _opened(path: Path) -> Checkpoint:
     """Open the checkpoint, or the newest complete one in a folder of them, and check the hash of every byte."""
     found, refused = (None, []) if (path / MANIFEST).exists() else newest_whole(path)
     for damaged in refused:
-        warnings.warn(f"a damaged checkpoint is passed over: {damaged.error}", stacklevel=4)
+        warnings.warn(f"skipping a damaged checkpoint: {damaged.error}", stacklevel=4)
     return found or open_checkpoint(path, verify=True)
 
 

@@ -140,7 +140,7 @@ def _own_folder(folder: Path | None, run: str) -> Iterator[None]:
             "checkpoints cannot be written there",
             where=str(folder),
             found=str(error.strerror),
-            expected="a folder, or room for a new one",
+            expected="a folder that can be written, or one that can be made",
         ) from error
     with lock_folder(folder, run):
         yield
@@ -191,7 +191,7 @@ def _begin(program: Program, graph: BlockGraph, settings: RunSettings, listen: L
             "there is a checkpoint already",
             where=str(there[0]),
             expected="an empty folder",
-            next="Go on from it with --resume, or name another folder",
+            next="Continue from it with --resume, or name another folder",
         )
     clear(settings.folder)
     checkpoint = _newest(settings.folder, listen) if settings.resume else None
@@ -380,7 +380,7 @@ class _Run:
         where = self._where(notice.worker)
         if isinstance(news, Garbled):
             return RunError(
-                "the worker told something that is not an event",
+                "the worker sent a line that is not an event",
                 where=where,
                 found=f"the line {news.line[:100]!r}",
                 expected="one JSON object a line, on a pipe that nothing else writes to",
@@ -392,7 +392,7 @@ class _Run:
             if news.signal
             else f"the worker ended with exit code {news.exit_code}"
         )
-        memory = "The system kills what takes too much memory: look for that in its log"
+        memory = "The system kills processes that take too much memory: look in its log"
         return RunError(
             what,
             where=where,
@@ -412,7 +412,7 @@ class _Run:
             f"the worker gave no sign of life for {news.seconds:.0f} s, since {since}",
             where=self._where(first.worker),
             found="; ".join([news.state, *others]),
-            next="The run was ended. See what stopped or blocked it, then train on with --resume",
+            next="The run was ended. See what stopped or blocked it, then continue with --resume",
         )
 
     def _where(self, worker: str) -> str:

@@ -64,8 +64,8 @@ class Emulation:
         slowest, fastest = max(self._paces.values()), min(self._paces.values())
         speed = f"1/{fastest:.3g}" if slowest == fastest else f"1/{fastest:.3g} to 1/{slowest:.3g}"
         hosts = len(self.world.hosts)
-        where = f"{hosts} emulated host{'s' * (hosts > 1)}" if self.world.shaped else "loopback, links not shaped"
-        return f"acted out on this machine: {where}, at {speed} of a core's speed"
+        where = f"{hosts} emulated host{'s' * (hosts > 1)}" if self.world.shaped else "loopback, links not emulated"
+        return f"emulated on this machine: {where}, at {speed} of a core's speed"
 
 
 def paces(cluster: Cluster, cores: float = 1.0) -> dict[str, float]:

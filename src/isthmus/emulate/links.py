@@ -180,8 +180,10 @@ class Links:
 def check_values(bandwidth: float | None = None, latency: float | None = None, loss: float | None = None) -> None:
     """Raise UsageError if a link cannot have these values."""
     if bandwidth is not None and not (math.isfinite(bandwidth) and bandwidth > 0):
-        raise UsageError("a bandwidth is above 0", found=str(bandwidth), next="To stop all packets, cut the link")
+        raise UsageError(
+            "the bandwidth must be above 0", found=str(bandwidth), next="To stop all packets, cut the link"
+        )
     if latency is not None and not (math.isfinite(latency) and latency >= 0):
-        raise UsageError("a latency is 0 or more", found=str(latency))
+        raise UsageError("the latency must be 0 or more", found=str(latency))
     if loss is not None and not 0 <= loss <= 1:
-        raise UsageError("a loss is the part of packets that is lost", found=str(loss), expected="0 to 1")
+        raise UsageError("the loss must be a fraction of the packets", found=str(loss), expected="0 to 1")

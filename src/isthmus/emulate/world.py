@@ -52,7 +52,7 @@ class World:
         `seed` seeds the random loss of packets.
         """
         self.hosts = _chosen(cluster, hosts)
-        self.reason: str | None = "links were asked to be left as they are" if shaped is False else namespaces.missing()
+        self.reason: str | None = "links are not emulated, as asked" if shaped is False else namespaces.missing()
         self._links = Links(cluster, self.hosts)
         self._names: list[str] = []
         self._router: _Router | None = None
@@ -62,9 +62,7 @@ class World:
         if self.reason is not None:
             if shaped:
                 raise RunError("links cannot be emulated on this machine", found=self.reason, next="See isthmus doctor")
-            self.reason += (
-                ": all hosts are this machine, on loopback; no bandwidth, latency, nic or trunk of the cluster is kept"
-            )
+            self.reason += ": all hosts are this machine, on loopback; nothing of the cluster's network is emulated"
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +90,7 @@ class World:
         apart = [f"{a} and {b}" for a in self.hosts for b in self.hosts if a < b and (a, b) not in self._links]
         more = f" and {len(apart) - 3} more pairs" if len(apart) > 3 else ""
         return (
-            "what a host sends to itself is not shaped: it has a loopback of its own",
+            "what a host sends to itself is not slowed down: it has a loopback of its own",
             *([f"no link, so no connection: {', '.join(apart[:3])}{more}"] if apart else []),
         )
 

@@ -204,7 +204,7 @@ def _binding(parts: Sequence[TimePart], played: Played, cluster: Cluster, price:
         return _short_of(price.shortages, 0.0, "the plan does not fit")
     places = _by_place(parts)
     if not places:
-        return Binding("nothing", "nothing", 0.0, "nothing in it takes any time")
+        return Binding("nothing", "nothing", 0.0, "no part of the step takes any time")
     place, own = next(iter(places.items()))
     total = _seconds(own)
     text = f"{place}: {_percent(total / price.step_seconds)} of the step ({_spent(own)}"
@@ -247,7 +247,7 @@ def _use(cluster: Cluster, place: Culprit, links: Sequence[LinkUse]) -> float:
 def _short_of(shortages: Sequence[Shortage], saves: float, why: str) -> Binding:
     """Memory, where most of it is missing."""
     worst = max(shortages, key=lambda short: short.needed - short.available)
-    text = f"memory of {worst.where}: {format_bytes(worst.needed)} needed, {format_bytes(worst.available)} there"
+    text = f"memory of {worst.where}: {format_bytes(worst.needed)} needed, {format_bytes(worst.available)} available"
     more = f" (and {len(shortages) - 1} more)" if len(shortages) > 1 else ""
     return Binding("memory", f"memory of {worst.where}", saves, f"{text}{more}; {why}")
 

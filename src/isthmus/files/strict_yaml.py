@@ -80,7 +80,7 @@ class _Builder:
         if isinstance(start, yaml.StreamEndEvent):
             raise self._error("the file is empty", where=self._name, expected="a map with kind and version")
         if start.version or start.tags:
-            raise self._fault(start, "directives (%) are not used here", next="Remove the line")
+            raise self._fault(start, "directives (%) are not allowed here", next="Remove the line")
         first = next(self._events)
         self._lines[()] = first.start_mark.line + 1
         value = self._node(first, ())
@@ -102,12 +102,14 @@ class _Builder:
 
     def _refuse_references(self, event: Any) -> None:
         if isinstance(event, yaml.AliasEvent):
-            raise self._fault(event, "aliases (*name) are not used here", next="Write the value out")
+            raise self._fault(event, "aliases (*name) are not allowed here", next="Write the value out")
         if event.anchor is not None:
-            raise self._fault(event, "anchors (&name) are not used here", next="Write the value out where it is used")
+            raise self._fault(
+                event, "anchors (&name) are not allowed here", next="Write the value out where it is used"
+            )
         # libyaml drops a lone "!" from the event, so the text itself is checked too
         if event.tag is not None or self._text.startswith("!", event.start_mark.index):
-            raise self._fault(event, "tags (!name) are not used here", next="Remove the tag")
+            raise self._fault(event, "tags (!name) are not allowed here", next="Remove the tag")
 
     def _sequence(self, path: ValuePath) -> list[object]:
         items: list[object] = []
@@ -142,7 +144,7 @@ class _Builder:
         if not isinstance(event, yaml.ScalarEvent):
             raise self._fault(event, "a map or list cannot be a key", expected="text")
         if event.value == "<<" and _is_plain(event):
-            raise self._fault(event, "merge keys (<<) are not used here", next="Write the fields out")
+            raise self._fault(event, "merge keys (<<) are not allowed here", next="Write the fields out")
         key = self._scalar(event)
         if not isinstance(key, str):
             raise self._fault(event, "a key must be text", found=show_value(key), next=f'Quote it: "{event.value}"')

@@ -283,10 +283,10 @@ def _ordered(items: Sequence[Item], part: list[int]) -> list[int]:
     edges = {(part[source], part[index]) for index, item in enumerate(items) for source in item.reads}
     rows, columns = zip(*sorted(edges), strict=True)
     size = max(part) + 1
-    _, component = connected_components(
+    _, label = connected_components(
         coo_array((np.ones(len(rows)), (rows, columns)), shape=(size, size)), connection="strong"
     )
-    return _topological(items, [int(component[p]) for p in part])
+    return _topological(items, [int(label[p]) for p in part])
 
 
 def _merged(count: int, sets: list[list[int]]) -> list[int]:

@@ -69,7 +69,7 @@ def parse_jobs(text: str, where: str = "job.yaml") -> Job | Workload:
 def check_job(job: Job, where: str | None = None) -> Job:
     """Return the job itself if it keeps every rule, else raise a JobError; `where` says where the job was given."""
     for path, found, expected in _broken_rules(job):
-        raise JobError(f"{show_path(path)} cannot be so", where=where, found=repr(found), expected=expected)
+        raise JobError(f"{show_path(path)} has an impossible value", where=where, found=repr(found), expected=expected)
     return job
 
 
@@ -120,7 +120,7 @@ def _fault(document: Document, broken: _Broken) -> FileError:
     found = repr(broken.found)[:80]
     return document.fault(
         broken.path,
-        f"{show_path(broken.path)} cannot be so",
+        f"{show_path(broken.path)} has an impossible value",
         found=found,
         expected=broken.expected,
         placeholder=_SOUND.get(broken.path[-1]),

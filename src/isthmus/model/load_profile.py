@@ -191,5 +191,8 @@ def _twice(document: Document, path: tuple[str | int, ...], key: object, seen: S
 
 def _fault(document: Document, path: tuple[str | int, ...], value: object, expected: str) -> ProfileError:
     return ProfileError(
-        f"{show_path(path)} cannot be", where=document.where(path), found=show_value(value), expected=expected
+        f"{show_path(path)} has an impossible value",
+        where=document.where(path),
+        found=show_value(value),
+        expected=expected,
     )

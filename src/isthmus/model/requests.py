@@ -60,7 +60,7 @@ def check_kind(what: object) -> None:
     if any(base.__name__ == "Module" and base.__module__.startswith("torch.nn") for base in kind.__mro__):
         raise UsageError("a module must be captured first", next="isthmus.capture(module, example)")
     raise UsageError(
-        "this is no job and no model",
+        "this is neither a job nor a model",
         found=f"an object of type {kind.__name__}",
         expected="a name or a file, a Job, a Workload, or what isthmus.capture gives",
     )

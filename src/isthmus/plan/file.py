@@ -105,7 +105,7 @@ def _check_cluster(cluster: Cluster, where: str) -> None:
 def _need(sound: bool, what: str, where: str) -> None:
     if not sound:
         raise FileError(
-            f"the {what} of the embedded cluster cannot be",
+            f"the {what} of the embedded cluster is impossible",
             where=f"{where} at cluster",
             expected="known names and figures above 0",
             next="Make the plan again from its cluster file: isthmus plan",

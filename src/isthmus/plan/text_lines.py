@@ -121,7 +121,7 @@ class Line:
             key = self.choice(readers)
             if key in found:
                 self._next -= 1
-                self.fail("the line says it twice", expected="each key once")
+                self.fail("the line has a key twice", expected="each key once")
             found[key] = readers[key](self)
             if not self.accept(","):
                 self.end()
@@ -137,7 +137,9 @@ class Line:
     def end(self) -> None:
         """Fail if anything follows on the line."""
         if self.peek() is not None:
-            self.fail("the line has too much", expected="the end of the line, or a comma before another clause")
+            self.fail(
+                "the line goes on after its end", expected="the end of the line, or a comma before another clause"
+            )
 
     def leaf(self) -> None:
         """Fail if anything is indented below the line."""

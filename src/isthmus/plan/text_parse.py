@@ -140,7 +140,7 @@ def _fields(found: dict[str, Any], renamed: dict[str, str]) -> dict[str, Any]:
 def _need(line: Line, found: dict[str, Any], *keys: str) -> None:
     missing = [key for key in keys if key not in found]
     if missing:
-        line.fail("the line lacks something", expected=" and ".join(missing))
+        line.fail("the line lacks a part", expected=" and ".join(missing))
 
 
 def _head(line: Line, keys: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:

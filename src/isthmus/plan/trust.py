@@ -23,7 +23,7 @@ def check_trust(jobs: Collection[Job], trusted: Collection[str], *, runs: bool =
         raise PlanError(
             "trust",
             f"the plan names code for job {', '.join(dict.fromkeys(missing.values()))}, "
-            "and a plan alone is no reason to run code",
+            "and Isthmus does not run code just because a plan names it",
             where="plan",
             found=", ".join(missing),
             next=f"If you trust it, name it yourself: {_remedy(missing, flags=flags)}",

@@ -20,16 +20,16 @@ from isthmus.plan.types import Plan
 __all__ = ["RULES", "check"]
 
 RULES = {
-    "parts": "a plan has a part or more",
-    "unique-jobs": "each job stands in one part, under a name of its own",
+    "parts": "a plan has at least one part",
+    "unique-jobs": "each job is in one part, and has a name of its own",
     "job": "each job is one that a job file may describe",
     "micro-batches": "1 or more",
     "ahead": "0 or more",
     "batch-divides": "the micro-batches divide the batch",
-    "replicas": "each stage has a replica or more, each replica a device or more",
-    "device-once-per-stage": "a device stands in one replica of a stage, once",
+    "replicas": "each stage has at least one replica, and each replica at least one device",
+    "device-once-per-stage": "a device is in one replica of a stage at most, once",
     "shares-cover": "shares sum to the micro-batch, or two replicas or more take all of it: a duplicate stage",
-    "slices": "1 up to the share",
+    "slices": "from 1 to the share",
     "mask-range": "`kept` is what the job's sparsity leaves; a job without sparsity has none",
     "unique-buckets": "each sync of a pipeline has a name of its own",
     "segments": "1 to 1024",
@@ -46,7 +46,7 @@ RULES = {
     "sharded-replicas": "sharded state has two replicas or more with samples of their own and equal groups; "
     "`sharded-all` also has equal slices, ring syncs and no parameter tied across stages",
     "precision": "the job's own, and every device has it, not slower than fp32 (or the job is mixed)",
-    "place": "what the job places is where it says, and exists",
+    "place": "the places that the job gives exist, and are kept",
     "sync-twice": "no parameter is in two syncs",
     "sync-needless": "no sync without parameters, or of a parameter with one holder",
     "sync-participants": "exactly the holders, each once; the listed order is the ring's",

@@ -53,7 +53,9 @@ def notes_on(
     notes.extend(idle_note(problem, {use.name for use in timeline.devices}))
     notes.extend(_mixed(problem))
     notes.extend(unreached(problem.graph))
-    notes.extend(f"{' and '.join(via.between)} have no link: {', '.join(via.hosts)} passes on" for via in plan.via)
+    notes.extend(
+        f"{' and '.join(via.between)} have no link: their messages go over {', '.join(via.hosts)}" for via in plan.via
+    )
     notes.extend(_crowded(plan, crowded))
     if interrupted:
         notes.append("interrupted: this is the best plan so far")
@@ -76,9 +78,9 @@ def _crowded(plan: Plan, passed_over: int) -> Iterator[str]:
     rings = [len(sync.participants) for part in plan.parts if isinstance(part, Pipeline) for sync in part.syncs]
     largest = max(rings, default=0)
     if largest > ONE_BUCKET:
-        yield f"gradients of {largest} devices were tried in one bucket only: more would take too long to play"
+        yield f"gradients of {largest} devices were tried in one bucket only: more would take too long to simulate"
     if passed_over:
-        yield f"some rings of {passed_over} devices were passed over: their messages would take too long to play"
+        yield f"some rings of {passed_over} devices were passed over: their messages would take too long to simulate"
 
 
 def _guess(cluster: Cluster, used: LinkUse) -> str:

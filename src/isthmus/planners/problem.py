@@ -261,7 +261,7 @@ def build_problem(
     """The problem of training one job on a cluster, with measured times where there are any."""
     if len(jobs) != 1:
         raise UsageError(
-            "planning several jobs at once is not offered yet",
+            "planning several jobs at once is not supported yet",
             found=f"{len(jobs)} jobs",
             expected="one job",
             next="Plan each job on its own part of the cluster; `isthmus simulate` prices a plan of several jobs",

@@ -15,8 +15,8 @@ from isthmus.units import format_bit_rate, format_byte_rate, format_bytes, forma
 __all__ = ["cluster_notes", "cluster_text", "import_text"]
 
 _LEGEND = (
-    "~ not in the file: from the catalog, the usual value or, for latency between places, the distance.",
-    "Rates are one way; so are latencies. Inside a host they are in bytes, between hosts in bits.",
+    "~ marks values that are not in the file: they come from the catalog, a usual value or, for latency, the distance.",
+    "Rates and latencies are one way. Rates inside a host are in bytes, between hosts in bits.",
 )
 _WIDEST_MATRIX = 6  # regions
 _MOST_LINKS = 12  # links between hosts that are listed one by one
@@ -178,4 +178,4 @@ def _finding(finding: Finding) -> Iterator[str]:
     yield from (cut(f"    {row}") for row in finding.rows[:_MOST_ROWS])
     left = len(finding.rows) - _MOST_ROWS
     if left > 0:
-        yield f"    ... {left} more; --json has them all"
+        yield f"    ... {left} more; --json lists them all"

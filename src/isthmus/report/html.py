@@ -133,7 +133,7 @@ def _schemes(subject: Subject) -> Markup:
 def _no_schemes(subject: Subject) -> list[tuple[str, str]]:
     """Return as a fact why no schemes are shown."""
     if subject.file.predicted and subject.file.predicted.outcomes:
-        said = [] if subject.compares else ["those of the plan file were priced with other inputs than these"]
+        said = [] if subject.compares else ["the plan file has them, but they were priced with other inputs"]
     else:
         said = ["the plan file holds no schemes to compare with; isthmus plan -o FILE.json writes them"]
     return [("schemes", text) for text in said]

@@ -29,7 +29,7 @@ def limit_words(timeline: Timeline) -> str:
     if max(share, link.load) < _FULL:
         return (
             f"No device and no link is busy throughout: the busiest device, {device.name}, computes during "
-            f"{percent(share)} of the step; {carries}. `isthmus explain` follows the step and says what binds."
+            f"{percent(share)} of the step; {carries}. `isthmus explain` follows the step and says what limits it."
         )
     if share >= link.load:
         return f"Computing limits it: {computes}; {carries}."

@@ -45,7 +45,7 @@ def comparison(outcomes: Mapping[str, Outcome], chosen: str, step_seconds: float
     left = [name for name, outcome in outcomes.items() if outcome.state == "unfinished"]
     unsaid = f"{', '.join(left)} {'was' if len(left) == 1 else 'were'} not searched to the end" if left else ""
     if not found or not step_seconds:
-        return f"no ratio to a scheme: {unsaid}" if unsaid else None
+        return f"not compared with a scheme: {unsaid}" if unsaid else None
     best = min(found, key=lambda name: (found[name], name != chosen))
     if best == chosen:
         said = f"the plan is that of the best scheme, {best}"
@@ -53,4 +53,4 @@ def comparison(outcomes: Mapping[str, Outcome], chosen: str, step_seconds: float
         said = f"the best scheme, {best}, is {times(step_seconds / found[best])} as fast as the plan"
     else:
         said = f"the plan is {times(found[best] / step_seconds)} as fast as the best scheme, {best}"
-    return f"{said}, of those searched to the end; {unsaid}, so not compared with" if unsaid else said
+    return f"{said}, of those searched to the end; {unsaid}" if unsaid else said

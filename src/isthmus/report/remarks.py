@@ -35,7 +35,7 @@ def remarks(
     found, before = [], file.predicted.step_seconds if file.predicted else None
     if before and abs(price.step_seconds - before) > _CHANGED * before:
         ratio = times(price.step_seconds / before)
-        found.append(Remark("note", f"the plan file itself predicts {format_seconds(before)}; this is {ratio} that"))
+        found.append(Remark("note", f"the plan file predicts {format_seconds(before)}; the time here is {ratio} that"))
     if match is False:
         text = "the plan was made from another cluster, job, model or profile than those priced here"
         found.append(Remark("warning", text))

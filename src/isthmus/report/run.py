@@ -93,7 +93,9 @@ def _record(path: str | Path) -> RunRecord:
             lines.append(msgspec.json.decode(text, type=_Line))
         except msgspec.DecodeError as problem:
             where = f"{path} line {number}"
-            raise FileError("this is no event", where=where, found=str(problem), expected="one JSON object") from None
+            raise FileError(
+                "this is not an event", where=where, found=str(problem), expected="one JSON object"
+            ) from None
     steps = [line for line in lines if line.event == "step" and line.step is not None and (line.seconds or 0) > 0]
     if not steps:
         raise FileError("the run has no steps", where=str(path), expected="what isthmus train --events FILE wrote")
@@ -175,4 +177,4 @@ def _said(run: RunRecord, predicted: float) -> str:
     if run.compares:
         return f"A step: {took} for the emulated devices, {times(measured / predicted)}. {sent}"
     where = "on this machine with links as they are" if run.shaped is False else "on other devices than the plan's"
-    return f"A step: {took} for the plan's devices. The run was {where}, so the two do not compare. {sent}"
+    return f"A step: {took} for the plan's devices. The run was {where}, so the two cannot be compared. {sent}"

@@ -23,11 +23,11 @@ def times_facts(used: TimesUsed, profile: Profile | None, name: str) -> list[tup
         return [("times", "roofline from the catalog")]
     facts = [("times", f"{_counts(used.blocks, name)} from the catalog")]
     if profile.collectives and used.syncs.total:
-        facts.append(("syncs", f"{_counts(used.syncs, name)} played on the links{_why(used)}"))
+        facts.append(("syncs", f"{_counts(used.syncs, name)} simulated on the links{_why(used)}"))
     if used.overheads:
         facts.append(("overheads", f"measured for {', '.join(used.overheads)} ({name})"))
     if not used.known:
-        facts.append(("warning", f"{name} knows nothing of this model on these devices; {_contents(profile)}"))
+        facts.append(("warning", f"{name} has no times for this model on these devices; {_contents(profile)}"))
     return facts
 
 

@@ -109,7 +109,7 @@ class CheckedLoss:
         except (Exception, SystemExit) as error:
             raise self._failed(output, target, error) from error
         if not isinstance(result, tuple) or len(result) != 2:
-            raise self._bad("the loss is no pair", described(result))
+            raise self._bad("the loss is not a pair", described(result))
         total, count = result
         if not isinstance(total, Tensor) or total.ndim or not total.is_floating_point():
             raise self._bad("the sum of a loss must be one number", described(total))
@@ -140,7 +140,7 @@ class CheckedLoss:
             )
         leaves = ", ".join(described(leaf) for leaf in pytree.tree_leaves(output)[:4])
         return DataError(
-            "the loss cannot be had from what the model gives and the targets",
+            "the loss cannot be computed from the model's output and the targets",
             where=self._where,
             found=f"{said(error)}; output {leaves}; targets {described(target)}",
             next="Name a loss that fits the model and the data: loss: package.module:function",

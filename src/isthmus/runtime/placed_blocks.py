@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.fx.node import map_aggregate
 
 from isthmus.model.runnable_blocks import Pieces
-from isthmus.model.tensor_parallel.member_blocks import ParameterSlice, shard_blocks
+from isthmus.model.tensor_parallel.member_blocks import ParameterSlice, divide_blocks
 from isthmus.runtime.batch_statistics import synchronised
 from isthmus.runtime.checkpoint.extents import MemberCut
 from isthmus.runtime.comm.channel import Channels
@@ -61,14 +61,14 @@ def _divided(
     member, members = run.group.index(program.device), len(run.group)
     meeting = Meeting(f"{program.job.name} group {run.number}", run.group, program.device, network, pace)
     blocks = range(run.first, run.last + 1)
-    shard = shard_blocks(pieces, member=member, members=members, blocks=blocks, reduce=meeting.sum)
-    placed.cuts |= {name: MemberCut.of(part) for name, part in shard.slices.items()}
+    own = divide_blocks(pieces, member=member, members=members, blocks=blocks, reduce=meeting.sum)
+    placed.cuts |= {name: MemberCut.of(part) for name, part in own.slices.items()}
     for block in blocks:
         placed.draws[block] = [
-            replace(draw, split=_split(shard.random[draw.node])) if draw.node in shard.random else draw
+            replace(draw, split=_split(own.random[draw.node])) if draw.node in own.random else draw
             for draw in placed.draws[block]
         ]
-    return list(shard.blocks)
+    return list(own.blocks)
 
 
 def _split(part: ParameterSlice) -> Split:

@@ -53,7 +53,9 @@ def _entry(content: str, where: str) -> tuple[str, int]:
             "this line cannot be read", where=where, found=repr(content[:80]), expected="a line like worker-1 slots=4"
         )
     if not is_name(match["name"]):
-        raise ClusterError("a host cannot be named so", where=where, found=repr(match["name"][:80]), expected=NAME_RULE)
+        raise ClusterError(
+            "this is not a valid host name", where=where, found=repr(match["name"][:80]), expected=NAME_RULE
+        )
     if int(match["slots"]) < 1:
         raise ClusterError(f"host {match['name']!r} has no slots", where=where, expected="at least 1")
     return match["name"], int(match["slots"])

@@ -100,7 +100,7 @@ def _machine(line: str, where: str) -> HulkMachine:
         raise ClusterError("this row cannot be read", where=where, found=repr(line[:80]), expected=expected) from None
     name = city.strip().lower().replace(" ", "-")
     if not is_name(f"{name}-{node}"):
-        raise ClusterError("a city cannot be named so", where=where, found=repr(city[:80]), expected=NAME_RULE)
+        raise ClusterError("this is not a valid city name", where=where, found=repr(city[:80]), expected=NAME_RULE)
     blank = city != city.strip()
     return HulkMachine(
         node=node, city=name, capability=capability, memory=memory * 1e9, row=line.rstrip("\r"), blank=blank

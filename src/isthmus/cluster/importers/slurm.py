@@ -131,7 +131,7 @@ def _counts(environment: Mapping[str, str], nodes: list[str]) -> tuple[list[int]
     counts = expand_counts(tasks)
     if len(counts) != len(nodes) or min(counts) < 1:
         raise ClusterError(
-            "these counts do not go with the nodes",
+            "these counts do not match the nodes",
             where="SLURM_TASKS_PER_NODE",
             found=repr(tasks[:80]),
             expected=f"{len(nodes)} counts of 1 or more",

@@ -136,17 +136,17 @@ def _notes(cluster: Cluster, found: ProbeResult) -> Iterator[str]:
     for (a, b), pair in found.pairs.items():
         if max(pair.bandwidth) > (1 + _ALIKE) * pair.lower:
             there, back = map(format_bandwidth, pair.bandwidth)
-            yield f"{a} to {b} reaches {there}, {b} to {a} {back}: the lower is written"
+            yield f"{a} to {b} reaches {there}, {b} to {a} {back}: the lower one is written"
     unsteady = [pair for pair, figures in found.pairs.items() if not figures.steady]
     if unsteady:
         yield f"the rate was not steady, measure longer (--seconds): {_listed(unsteady)}"
     others = [pair for pair in host_pairs(cluster.hosts) if pair not in found.pairs]
     kept = [pair for pair in others if cluster.link(*pair) is not None]
     if kept:
-        yield f"not measured, as it was given: {_listed(kept)}"
+        yield f"not measured, kept as given: {_listed(kept)}"
     unlinked = [pair for pair in found.failed if cluster.link(*pair) is None]
     if unlinked:
-        yield f"no link was given, and none was found: {_listed(unlinked)}"
+        yield f"no link was given, and none was found between: {_listed(unlinked)}"
     for why, pairs in _reasons(found.failed).items():
         yield f"could not be measured ({why}): {_listed(pairs)}"
 
@@ -172,14 +172,14 @@ def _shared_notes(cluster: Cluster, measured: Cluster, found: ProbeResult) -> It
             yield f"trunk {a} - {b}: flows reach {format_bandwidth(trunk)} together"
     given = [link.between for link in cluster.links if link.trunk is not None]
     if kept := [pair for pair in given if pair in trunks and frozenset(pair) not in seen]:
-        yield f"trunks that were not seen, as they were given: {_listed(kept)}"
+        yield f"trunks that were not observed, kept as given: {_listed(kept)}"
     if dropped := [pair for pair in given if pair not in trunks]:
-        yield f"trunks left out, as more came through than they were given: {_listed(dropped)}"
+        yield f"trunks left out, because more than the given bandwidth came through: {_listed(dropped)}"
     held = [name for name, shared in found.nics.items() if shared.holds]
     if held:
-        yield f"nics by what flows reach together: {', '.join(held)}"
+        yield f"nics set to what flows reached together: {', '.join(held)}"
     stated = [name for name, host in measured.hosts.items() if "nic" not in host.imputed and name not in held]
     if raised := [name for name in stated if measured.hosts[name].nic != cluster.hosts[name].nic]:
-        yield f"nics raised to what came through, which is more than they were given: {', '.join(raised)}"
+        yield f"nics raised, because more than the given bandwidth came through: {', '.join(raised)}"
     if kept_nics := [name for name in stated if name not in raised]:
-        yield f"nics that were not seen, as they were given: {', '.join(kept_nics)}"
+        yield f"nics that were not observed, kept as given: {', '.join(kept_nics)}"

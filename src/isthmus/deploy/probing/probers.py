@@ -53,7 +53,7 @@ class Company:
         if hello is None:
             raise ConnectionError("it has gone again")
         why = None if hello.host in hosts else f"no host of the cluster is named {hello.host!r}"
-        why = f"host {hello.host!r} is here already" if hello.host in self.addresses else why
+        why = f"host {hello.host!r} has joined already" if hello.host in self.addresses else why
         if why is not None:
             line.send(ProberRefused(why=why))
             raise PermissionError(why)
@@ -192,8 +192,8 @@ def _let_in(company: Company, came: Sealed | OSError, hosts: Collection[str], so
         sockets.enter_context(came.socket)
         host = company.welcome(came, hosts)
     except OSError as problem:
-        return f"Somebody was refused: {problem or 'no proof came'}"
-    return f"{host} is here: {len(company.addresses)} of {len(hosts)} hosts"
+        return f"Refused a connection: {problem or 'it did not prove that it knows the token'}"
+    return f"{host} has joined: {len(company.addresses)} of {len(hosts)} hosts"
 
 
 def take_part(place: tuple[str, int], token: bytes, host: str, address: str | None, wait: float) -> None:
@@ -207,9 +207,11 @@ def take_part(place: tuple[str, int], token: bytes, host: str, address: str | No
         try:
             whole = obey(line, token, own)
         except OSError as problem:
-            raise RunError(f"the meeting point does not answer as one: {problem}", where=where) from None
+            raise RunError(f"the meeting point does not answer as a probe does: {problem}", where=where) from None
     if not whole:
-        raise RunError("the meeting point went away before the end", where=where, next="See what it says there")
+        raise RunError(
+            "the meeting point closed the connection before the end", where=where, next="See what that host printed"
+        )
 
 
 def _joined(
@@ -227,7 +229,7 @@ def _joined(
         except OSError as problem:
             connection.close()
             if time.monotonic() + _AGAIN >= end:
-                raise RunError(f"the meeting point does not answer as one: {problem}", where=where) from None
+                raise RunError(f"the meeting point does not answer as a probe does: {problem}", where=where) from None
         time.sleep(_AGAIN)
 
 
@@ -240,6 +242,6 @@ def _reached(place: tuple[str, int], address: str | None, end: float) -> socket.
                 raise RunError(
                     f"the meeting point cannot be reached: {problem}",
                     where=f"{place[0]}:{place[1]}",
-                    next="Start the first host of the cluster first, and let its port through",
+                    next="Start the first host of the cluster first, and open its port in the firewall",
                 ) from None
         time.sleep(_AGAIN)

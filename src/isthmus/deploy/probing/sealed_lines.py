@@ -226,7 +226,7 @@ def enter(connection: socket.socket, token: bytes, purpose: str) -> Sealed:
     lines.write(_Proof(client=client, proof=_proof(token, "client", purpose, server, client)))
     verdict = lines.expect(_Verdict)
     if verdict.proof is None:
-        raise PermissionError("the token is not the one that is known there")
+        raise PermissionError("the token differs from the one there")
     if not _same(verdict.proof, _proof(token, "server", purpose, server, client)):
         raise PermissionError("the other end does not know the token")
     return _sealed(lines, token, purpose, server, client, ("to server", "to client"))

@@ -114,7 +114,7 @@ def _measurement(cluster: Cluster, how: Collective, hosts: Hosts) -> SyncMeasure
         return SyncMeasurement(how, hosts, (), 0.0, f"more than {MOST} participants")
     times = {size: expected_seconds(cluster, how, hosts, size) for size in SIZES}
     sizes = tuple(size for size, seconds in times.items() if seconds <= LONGEST)
-    cannot = None if sizes else f"the least of {SIZES[0]} bytes would take {times[SIZES[0]]:.0f} s"
+    cannot = None if sizes else f"even the smallest, {SIZES[0]} bytes would take {times[SIZES[0]]:.0f} s"
     seconds = (1 + REPEATS) * sum(times[size] + _BETWEEN for size in sizes)
     return SyncMeasurement(how, hosts, sizes, seconds, cannot)
 

@@ -31,7 +31,7 @@ from isthmus.model.tensor_parallel.division_rules import CUTS, DividedTensor
 from isthmus.model.tensor_parallel.member_slices import ParameterSlice
 from isthmus.model.trace import Op
 
-__all__ = ["MemberBlocks", "ParameterSlice", "Reduce", "shard_blocks"]
+__all__ = ["MemberBlocks", "ParameterSlice", "Reduce", "divide_blocks"]
 
 _SIZES = {"view": 1, "_unsafe_view": 1, "reshape": 1, "expand": 1, "unflatten": 2}  # which argument has the sizes
 
@@ -52,7 +52,7 @@ class MemberBlocks:
     random: dict[str, ParameterSlice]
 
 
-def shard_blocks(pieces: Pieces, *, member: int, members: int, blocks: Iterable[int], reduce: Reduce) -> MemberBlocks:
+def divide_blocks(pieces: Pieces, *, member: int, members: int, blocks: Iterable[int], reduce: Reduce) -> MemberBlocks:
     """Return the given blocks as member `member` (from 0) of `members` devices computes them.
 
     `reduce` adds a contiguous tensor over all members and gives each the same sum, bit for bit; it may work in place.
@@ -79,7 +79,7 @@ def shard_blocks(pieces: Pieces, *, member: int, members: int, blocks: Iterable[
             continue
         for split in splits:
             _check_members(split, members)
-        builder = _ShardBuilder(pieces.sections, section, splits, member, members, reduce)
+        builder = _MemberBuilder(pieces.sections, section, splits, member, members, reduce)
         built.append(module := builder.module())
         if (alike := (pieces.graph.blocks[index].digest, len(splits))) not in proven:
             prove(module, builder.trace, section, builder.parts, builder.copies, members)
@@ -104,7 +104,7 @@ def _check_members(split: PairSplit, members: int) -> None:
         )
 
 
-class _ShardBuilder(Builder):
+class _MemberBuilder(Builder):
     """Copies a section's operations; those of pairs are copied for one member."""
 
     def __init__(

@@ -31,7 +31,7 @@ def check_reach(resolved: Resolved, cluster: Cluster) -> None:
         if pair not in relayed:
             raise PlanError(
                 "reachable",
-                "two hosts must talk and cannot",
+                "two hosts must talk but have no route",
                 where=where,
                 found=f"no link between {pair[0]} and {pair[1]}",
                 expected="a link, or a relay in the plan",

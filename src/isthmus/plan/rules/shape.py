@@ -59,7 +59,7 @@ def _check_pipeline(pipeline: Pipeline) -> None:
     _check_batch(pipeline, where)
     if not 0 <= pipeline.ahead <= MOST_AHEAD:
         expected = f"0 to {MOST_AHEAD:,}"
-        raise PlanError("ahead", "ahead cannot be", where=where, found=str(pipeline.ahead), expected=expected)
+        raise PlanError("ahead", "ahead is out of range", where=where, found=str(pipeline.ahead), expected=expected)
     micro_batch = pipeline.job.batch // pipeline.micro_batches
     for stage in pipeline.stages:
         at = f"{where}, stage {stage.first} .. {stage.last}"
@@ -104,7 +104,7 @@ def _check_replicas(stage: Stage, where: str) -> None:
     if not stage.replicas or not all(replica.devices for replica in stage.replicas):
         raise PlanError(
             "replicas",
-            "nobody computes the stage" if not stage.replicas else "a replica has no device",
+            "no replica computes the stage" if not stage.replicas else "a replica has no device",
             where=where,
             found="no replica" if not stage.replicas else "an empty replica",
             expected="one replica or more, each with one device or more",
@@ -114,7 +114,7 @@ def _check_replicas(stage: Stage, where: str) -> None:
     if twice is not None:
         raise PlanError(
             "device-once-per-stage",
-            "a device stands twice in one stage",
+            "a device is listed twice in one stage",
             where=where,
             found=twice,
             expected="each device in one replica, once",
@@ -162,7 +162,7 @@ def _check_sync(sync: Sync, where: str) -> None:
     if not 1 <= sync.segments <= MOST_SEGMENTS:
         raise PlanError(
             "segments",
-            "so many segments cannot be sent",
+            "the number of segments is out of range",
             where=where,
             found=str(sync.segments),
             expected=f"1 to {MOST_SEGMENTS}",

@@ -107,7 +107,7 @@ def _check_one_group(part: ResolvedPipeline, resolved: Resolved, where: str) -> 
             if other != group and not (len(group) == 1 and other[0] == device):
                 raise PlanError(
                     "tensor-group",
-                    f"{resolved.devices[device].name} acts in two ways",
+                    f"{resolved.devices[device].name} is used in two ways",
                     where=where,
                     found=" and ".join(" + ".join(resolved.devices[d].name for d in g) for g in (other, group)),
                     expected="one tensor group for a device in all its stages; its first device may also stand alone",
@@ -236,7 +236,7 @@ def _check_target(pattern: str, target: str, cluster: Cluster, where: str) -> No
     if target not in cluster.hosts and target not in cluster.regions:
         raise PlanError(
             "place",
-            f"{pattern!r} is placed where the cluster has nothing",
+            f"{pattern!r} is placed in a region or on a host that the cluster lacks",
             where=where,
             found=target,
             expected=f"a host or a region: {', '.join(cluster.regions)}",
@@ -246,7 +246,7 @@ def _check_target(pattern: str, target: str, cluster: Cluster, where: str) -> No
 def _no_match(pattern: str, graph: BlockGraph, where: str) -> PlanError:
     return PlanError(
         "place",
-        "a place is given for nothing",
+        "a place matches nothing in the model",
         where=where,
         found=f"no block or parameter of {graph.name} like {pattern!r}",
         expected="a pattern that matches a block or a parameter",

@@ -133,7 +133,7 @@ def _check_duplicate(name: str, run: ResolvedSync, part: ResolvedPipeline, where
     if partly or whole != (run.how == "duplicate"):
         raise PlanError(
             "duplicate-iff",
-            f"{name} cannot be synced so",
+            f"{name} cannot be synced in this way",
             where=where,
             found=f"{run.how}, and {'all' if whole else 'not all'} participants compute all samples of every use",
             expected="the stages that use it duplicated on the same devices, or none" if partly else _duplicate(whole),

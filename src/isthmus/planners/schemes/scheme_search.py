@@ -69,7 +69,7 @@ class SchemeSearch:
         seconds, devices = (found.price.step_seconds, len(found.price.memory)) if found is not None else (None, None)
         if not self.ended:
             many = self._coming is None and not self._left
-            reason = "its plans have too many messages to play" if many else "the budget ran out"
+            reason = "its plans have too many messages to simulate" if many else "the budget ran out"
             return Outcome(state="unfinished", best_so_far=seconds, reason=reason, devices=devices)
         if seconds is not None:
             return Outcome(state="found", seconds=seconds, devices=devices)

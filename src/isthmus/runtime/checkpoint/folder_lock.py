@@ -97,7 +97,7 @@ def _take(handle: int, path: Path, take: Callable[[int, int], None]) -> bool:
             raise CheckpointError(f"cannot lock the folder: {problem.strerror}", where=str(path)) from None
         owner = _owner(handle)
         if owner is not None and not _gone(owner):
-            raise _taken(path, str(owner), f"If that run is gone, remove {path}, which is all that says so") from None
+            raise _taken(path, str(owner), f"If that run has ended, remove {path}") from None
         return False
     return True
 
@@ -120,7 +120,7 @@ def _ours(run: str) -> bytes:
 
 def _write(handle: int, data: bytes, path: Path) -> None:
     """Write the lock file; raise an error on a full disk, where nothing could be saved anyway."""
-    with writing(path, next="Make room, or name another folder"):
+    with writing(path, next="Free some space, or name another folder"):
         os.ftruncate(handle, 0)
         os.pwrite(handle, data, 0)
 

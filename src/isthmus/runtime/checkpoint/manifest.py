@@ -207,7 +207,7 @@ def _faults(manifest: Manifest) -> Iterator[_Fault]:
     try:
         check_job(manifest.job)
     except IsthmusError as problem:
-        yield f"its job cannot be: {problem.what}", problem.found, problem.expected
+        yield f"its job is not valid: {problem.what}", problem.found, problem.expected
     yield from _header_faults(manifest)
     for index, part in enumerate(manifest.parts):
         yield from _part_faults(part, f"parts[{index}]")
@@ -221,7 +221,7 @@ def _header_faults(manifest: Manifest) -> Iterator[_Fault]:
         yield "it has more updates than steps", f"{manifest.updates} in {manifest.step} steps", None
     scale = manifest.loss_scale
     if scale and not 0 < scale.value < math.inf:
-        yield "its loss scale cannot be", str(scale.value), "more than 0"
+        yield "its loss scale is not valid", str(scale.value), "more than 0"
     names = [*manifest.parameters, *(name for ties in manifest.ties.values() for name in ties)]
     if twice := _first_twice(names):
         yield f"two parameters are named {twice!r}", None, None

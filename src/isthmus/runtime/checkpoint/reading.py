@@ -105,9 +105,9 @@ def newest_whole(folder: Path | str) -> tuple[Checkpoint | None, list[RefusedChe
             refused.append(RefusedCheckpoint(path, error))
     if refused:
         raise CheckpointError(
-            "no checkpoint here is whole",
+            "every checkpoint here is damaged",
             where=str(folder),
-            found=f"of {len(refused)} the newest with this fault: {refused[0].error.where}: {refused[0].error.what}",
+            found=f"{len(refused)} of them; the newest: {refused[0].error.where}: {refused[0].error.what}",
             next="Restore one from a copy, or train into another folder",
         )
     return None, refused
@@ -293,7 +293,7 @@ def export(checkpoint: Checkpoint, path: Path | str, precision: Precision | None
         return checkpoint.read(name).to(DTYPES[dtype]) if name in weights else checkpoint.read(name, "buffer")
 
     aside = path.with_name(f".{path.name}.aside")
-    with writing(path, next="Make room, or check its folder"):
+    with writing(path, next="Free some space, or check its folder"):
         try:
             write_tensors(aside, buffers | weights, load, {"format": "pt", **ties})
             aside.replace(path)

@@ -59,7 +59,7 @@ __all__ = [
 
 _FOLDER = re.compile(r"step-(?P<step>[0-9]{8,18})(?P<state>\.partial|\.old)?")
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_ROOM = "Earlier checkpoints are whole. Make room or mend the folder, then train on with --resume"
+_ROOM = "Earlier checkpoints are whole. Free some space or repair the folder, then continue with --resume"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,7 +125,7 @@ def _check(piece: Piece, where: str) -> None:
     sound = data.dim() == 1 and data.device.type == "cpu" and data.dtype in _NAMES
     if not sound:
         raise CheckpointError(
-            f"{piece.quantity} of {piece.parameter!r} cannot be saved so",
+            f"{piece.quantity} of {piece.parameter!r} cannot be saved in this form",
             where=where,
             found=f"{data.dtype} of shape {tuple(data.shape)} on {data.device}",
             expected=f"flat, on cpu, one of {', '.join(_NAMES.values())}",
@@ -241,7 +241,7 @@ def _check_files(partial: Path, parts: Sequence[PartInfo], run: str) -> None:
 
 def _changed(path: Path, found: str, expected: str) -> CheckpointError:
     what = "a part changed after it was written"
-    next = "Earlier checkpoints are whole. See who else writes to this folder, then train on with --resume"
+    next = "Earlier checkpoints are whole. See who else writes to this folder, then continue with --resume"
     return CheckpointError(what, where=str(path), found=found, expected=expected, next=next)
 
 

@@ -271,7 +271,7 @@ class Channels:
         """Notify a relay of a channel that goes over it, with all workers on its way."""
         note = json.dumps([name, *path]).encode().ljust(NOTE_BYTES)
         if len(note) > NOTE_BYTES:
-            raise ChannelError("too long a way, or a name, for a relay", where=f"{self.me}, channel {name!r}")
+            raise ChannelError("the path or the name is too long for a relay", where=f"{self.me}, channel {name!r}")
         self.notes(near).send(torch.frombuffer(bytearray(note), dtype=torch.uint8), 0).wait()
 
     def notes(self, near: str) -> Channel:

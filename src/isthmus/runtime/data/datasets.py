@@ -41,7 +41,7 @@ class Dataset:
             first, again = (pytree.tree_leaves(self._got(numbers[:1])) for _ in range(2))
             if not all(_same(a, b) for a, b in zip(first, again, strict=True)):
                 raise DataError(
-                    "a sample is not the same when it is taken again",
+                    "a sample differs when it is taken again",
                     where=self._where,
                     found=f"two different samples {numbers[0]}",
                     expected="a sample that depends on its number alone",
@@ -78,14 +78,14 @@ class Dataset:
             raise
         except (Exception, SystemExit) as error:
             raise DataError(
-                "a sample cannot be had",
+                "a sample cannot be read",
                 where=self._where,
                 found=said(error),
                 expected=f"samples {', '.join(map(str, numbers[:4]))}{' ...' if len(numbers) > 4 else ''}",
             ) from error
         for item in items:
             if not isinstance(item, (tuple, list)) or len(item) != 2:
-                raise self._bad("a sample is no pair", described(item), _DATASET)
+                raise self._bad("a sample is not a pair", described(item), _DATASET)
         pairs = [pytree.tree_map(_tensor, (self._plain(inputs), target)) for inputs, target in items]
         inputs, target = pairs[0] if self._batches else self._stacked(pairs)
         if target is not None and not (isinstance(target, Tensor) and target.shape[:1] == (len(numbers),)):
@@ -105,7 +105,9 @@ class Dataset:
             stacked: tuple[Any, Tensor | None] = pytree.tree_map(lambda *parts: _stack(parts), *pairs)
         except (RuntimeError, ValueError, TypeError) as error:
             shapes = dict.fromkeys(", ".join(map(described, pytree.tree_leaves(pair))) for pair in pairs)
-            raise self._bad("samples do not stack", " and ".join(list(shapes)[:4]), "samples of one shape") from error
+            raise self._bad(
+                "the samples cannot be stacked", " and ".join(list(shapes)[:4]), "samples of one shape"
+            ) from error
         return stacked
 
     def _fitted(self, inputs: Any, batch: int) -> Example:

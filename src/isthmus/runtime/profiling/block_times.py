@@ -119,7 +119,7 @@ def _check_samples(most: int, example: Example) -> None:
     """Raise UsageError if inputs of this many samples do not fit into host memory; the example has two samples."""
     size = sum(value.nbytes for value in (*example.args, *example.kwargs.values())) / 2
     if most * size > free_memory():
-        raise UsageError("inputs of so many samples have no room in memory", found=str(most), next="Choose fewer")
+        raise UsageError("inputs of that many samples do not fit in memory", found=str(most), next="Choose fewer")
 
 
 def _point(graph: BlockGraph, machine: MeasuredMachine, timed: Timed) -> BlockTime:
