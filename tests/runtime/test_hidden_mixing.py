@@ -367,3 +367,32 @@ def test_losses_that_do_not_add_up_are_refused(loss: Callable[[Any, Any], Any], 
 def test_losses_that_add_up_are_accepted(loss: Callable[[Any, Any], Any], output: Any) -> None:
     total, count = CheckedLoss(loss, "here")(output, TARGET)
     assert total.ndim == 0 and count == 7
+
+
+def _hardest(most: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The loss of the hardest samples, which all are while there are few."""
+
+    def loss(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        each = F.cross_entropy(output, target, reduction="none")
+        return each.topk(min(most, len(each))).values.sum(), torch.tensor(float(min(most, len(each))))
+
+    return loss
+
+
+def _weighted(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of samples that add up to 1 over the batch."""
+    weights = output.detach().abs().sum(1)
+    return (weights / weights.sum() * F.cross_entropy(output, target, reduction="none")).sum(), torch.tensor(1.0)
+
+
+@pytest.mark.parametrize(("loss", "samples"), [(_hardest(10), 7), (_hardest(1), 1), (_weighted, 1)])
+def test_losses_that_do_not_add_up_over_a_whole_micro_batch_are_refused(
+    loss: Callable[[Any, Any], Any], samples: int
+) -> None:
+    with pytest.raises(DataError, match=r"of a loss must add up over samples.*copies"):
+        CheckedLoss(loss, "here", micro_batch=16)(OUTPUT[:samples], TARGET[:samples])
+
+
+@pytest.mark.parametrize("samples", [1, 7])
+def test_losses_that_add_up_are_accepted_for_any_part_of_a_micro_batch(samples: int) -> None:
+    CheckedLoss(cross_entropy, "here", micro_batch=16)(OUTPUT[:samples], TARGET[:samples])
