@@ -78,7 +78,7 @@ class Joined:
         self.step_number = 0
         check_hooks(model, "each worker trains a copy of the model, which has no hooks")
         self._part, self._model, self._sequence = part, model, sequence
-        self._loss = CheckedLoss(loss, "the loss given to join")
+        self._loss = CheckedLoss(loss, "the loss given to join", part.job.batch // part.micro_batches)
         self._checkpoint = _opened(resume) if resume is not None else None
         self._updates = 0
         self._batch: tuple[Example, Any] | None = None

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import function as torch_function
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointFunction
@@ -29,6 +30,8 @@ _HOOKS = {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad
 _PLACE = inspect.getattr_static(torch.Tensor, "grad_fn").__get__
 _ONE_AT_A_TIME = threading.RLock()
 _SIZES = (1.0, 1.0, 1.0, 1e-6, 1e3, 1e6)  # of incoming gradients: some functions clip them
+_functions: Any = torch_function
+_Base: Any = torch.autograd.Function.__mro__[1]  # from which `Function` inherits the `apply` that runs it
 _OF_OPERATIONS = "GeneratedBackwardFor_"  # gradients of `torch.library`, kept with an operation: they are found again
 
 
@@ -41,26 +44,37 @@ class _OwnGradientError(Exception):
 
 @contextmanager
 def plain_gradients() -> Iterator[None]:
-    """Let a model be called whose gradients are those of its operations; raise an exception for any other."""
-    base = torch.autograd.Function
+    """Let a model be called whose gradients are those of its operations; raise an exception for any other.
+
+    `Function.apply` itself is left as it is, because a model may have bound it long ago (`own = Own.apply`). What it
+    calls is replaced: the `apply` that it inherits, and the one for transforms such as `torch.vmap`.
+    """
     with _ONE_AT_A_TIME:
-        usual, exporting = base.__dict__["apply"], threading.get_ident()
+        exporting, transformed = threading.get_ident(), _functions.custom_function_call
 
         def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+            usual = super(_Base, function).apply
             if threading.get_ident() != exporting or function.__name__.startswith(_OF_OPERATIONS):
-                return usual.__get__(None, function)(*args, **kwargs)
+                return usual(*args, **kwargs)
             if function is CheckpointFunction:
                 return _called_plainly(*args)
-            if kwargs or not _adds_nothing(usual.__get__(None, function), function, args):
+            if kwargs or not _adds_nothing(usual, function, args):
                 raise _OwnGradientError(function.__name__)
             return function.forward(_Context(), *args)
 
-        setattr(base, "apply", classmethod(apply))  # noqa: B010, mypy wants no method assigned
+        def refused(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != exporting:
+                return transformed(function, *args, **kwargs)
+            raise _OwnGradientError(function.__name__)
+
+        _Base.apply = classmethod(apply)
+        _functions.custom_function_call = refused
         try:
             with NoHooks():
                 yield
         finally:
-            setattr(base, "apply", usual)  # noqa: B010
+            del _Base.apply
+            _functions.custom_function_call = transformed
 
 
 def _called_plainly(function: Any, preserve_rng_state: bool, *args: Any) -> Any:

@@ -2,7 +2,7 @@
 
 `torch.export` runs the forward once and records operations on tensors. A counter that is a Python number, a buffer that
 is replaced by another tensor, a list of what was seen before: all of these would stay as they were in that one call.
-What is kept in global variables is not seen here.
+The same holds for what the model's functions keep outside of it (`seen_by.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.export import ExportedProgram
 from torch.nn.utils.weight_norm import WeightNorm
 
 from isthmus.model.restored_state import kept_state
+from isthmus.model.seen_by import counted, own_attributes, seen_by
 
 __all__ = ["ChangedError", "HiddenState", "settled", "unchanged_by_calls"]
 
@@ -30,6 +31,7 @@ _HOOKS = {  # transformers installs these in the first call; they only collect r
     *("_output_capturing_hooks_installed", "_forward_hooks", "_forward_hooks_with_kwargs"),
     "_forward_hooks_always_called",
 }
+_LARGE = 10_000  # a container with more entries than this, such as a vocabulary, is compared by their number
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
@@ -61,14 +63,28 @@ class _Value:
             for (key, part), (other, new) in zip(self.parts, found, strict=True)
         )
 
+    def numbers(self, name: str) -> Iterator[tuple[str, Any]]:
+        """Return the numbers in a value, with the names and places that lead to them."""
+        if isinstance(self.value, (bool, int, float, complex)):
+            yield name, self.value
+        for key, part in self.parts or ():
+            yield from part.numbers(f"{name}.{key}".lstrip("."))
+
 
 def _parts(value: Any) -> tuple[tuple[Any, Any], ...] | None:
     """Return what a container holds, each item with its key or place, or None if the value is no container."""
+    if isinstance(value, (dict, list, tuple, deque, set)) and len(value) > _LARGE:
+        return (("the number of entries", len(value)),)
     if isinstance(value, dict):
         return tuple(dict.items(value))
     if isinstance(value, (list, tuple, deque)):
         return tuple(enumerate(value))
-    return tuple((part, None) for part in value) if isinstance(value, set) else None
+    if isinstance(value, set):
+        return tuple((part, None) for part in value)
+    if (number := counted(value)) is not None:
+        return (("the next number", number),)
+    found = own_attributes(value)
+    return None if found is None else tuple(found.items())
 
 
 class HiddenState:
@@ -76,6 +92,8 @@ class HiddenState:
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(name, module, _Value.of(vars(module))) for name, module in model.named_modules()]
+        self._model = model
+        self._outside = {name: _Value.of(value) for name, value in seen_by(model).items()}
         self._random = random.getstate()
         self._numpy = _numpy_state()
 
@@ -89,9 +107,18 @@ class HiddenState:
                     continue
                 if key not in now or key not in known or not known[key].same(now[key]):
                     return f"{name}.{key}".lstrip(".")
+        now = seen_by(self._model)
+        for name in {**self._outside, **now}:
+            if name not in now or name not in self._outside or not self._outside[name].same(now[name]):
+                return name
         if random.getstate() != self._random or _numpy_state() != self._numpy:
             return "the state of random numbers outside of torch"
         return None
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the numbers that the modules and their functions hold, by name."""
+        held = [*((name, value) for name, _, value in self._modules), *self._outside.items()]
+        return {name: number for start, value in held for name, number in value.numbers(start)}
 
     def restore_random(self) -> None:
         """Put back the state of the random numbers of Python and numpy."""

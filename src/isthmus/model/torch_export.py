@@ -8,7 +8,7 @@ number is not exported: its operations might be others for another batch.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -24,6 +24,9 @@ from isthmus.errors import ModelError
 from isthmus.model.gradients import plain_gradients
 from isthmus.model.hidden_state import ChangedError, settled, unchanged_by_calls
 from isthmus.model.regions import open_regions
+from isthmus.model.repeated_calls import recorded_call
+from isthmus.model.restored_state import kept_state
+from isthmus.model.seen_by import has_own_code
 
 __all__ = ["Example", "Exported", "LinearSize", "NotExportedError", "example_of", "export_model", "probes_of"]
 __all__ += ["training"]
@@ -151,10 +154,29 @@ def _export(model: nn.Module, example: Example) -> ExportedProgram:
                 program = exported()
         except ChangedError:
             program = settled(model, lambda: model(*example.args, **example.kwargs), exported)
+        if has_own_code(model):
+            _check_repeats(model, example, program, exported)
     except Exception as error:  # export may fail on anything in the model; the caller has another way
         raise NotExportedError(_reason(error)) from error
     open_regions(program)
     return program
+
+
+def _check_repeats(
+    model: nn.Module, example: Example, program: ExportedProgram, exported: Callable[[], ExportedProgram]
+) -> None:
+    """Raise ChangedError for a model that does something else in the next call, although it holds the same."""
+    calls = []
+    try:
+        for _ in range(2):
+            with kept_state(model), torch.random.fork_rng(), _SureCoins(), _no_guess_about_masks():
+                calls.append(recorded_call(model, example.args, example.kwargs))
+    except Exception:  # what export can follow but a call without data cannot
+        with kept_state(model):
+            calls = [str(program.graph).splitlines(), str(exported().graph).splitlines()]
+    if calls[0] != calls[1]:
+        line = next((one for one, other in zip(*calls, strict=False) if one != other), "how many there are")
+        raise ChangedError(f"calls of the model do other operations, or with other numbers: {line[:80]}")
 
 
 def _reason(error: Exception) -> str:

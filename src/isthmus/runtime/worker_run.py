@@ -87,6 +87,7 @@ class Serving:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         built, loss = build_model(self.program.job)
+        loss.micro_batch = self.program.micro_batch
         if _splits(self.program) and not self.program.job.trust_independent_samples:
             check_hooks(built.module, "the plan splits the batch, and each part's gradient would be changed by itself")
         job = self.program.job

@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from isthmus.model.graph import UNMEASURED
+from isthmus.model.hidden_state import HiddenState
 from isthmus.model.restored_state import kept_state, state_of
 from isthmus.model.samples.fixed_norms import fixed_norms
 from isthmus.model.torch_export import Example, training
@@ -39,10 +40,12 @@ Named = Sequence[tuple[str, nn.Module]]
 
 
 class _NoDropout(TorchFunctionMode):
-    """Makes dropout return its input."""
+    """Makes dropout return its input, and refuses tables whose rows are made shorter where a sample reads them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in (F.embedding, F.embedding_bag) and (args[3:4] or (kwargs.get("max_norm"),))[0] is not None:
+            raise ValueError("max_norm writes into the rows that a batch reads")
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
         return func(*args, **kwargs)
@@ -129,6 +132,7 @@ class _Run:
     gradients: dict[str, Tensor]  # of parameters
     buffers: dict[str, Tensor]
     rows: list[int]  # the rows of each batch norm
+    weights: list[tuple[float, float]]  # sum and length of each parameter afterwards
 
 
 class _Measured:
@@ -154,13 +158,19 @@ class _Measured:
     def mixing(self, inputs: Sequence[Tensor], splits: Sequence[Sequence[int]], seed: int) -> str | None:
         """Return why the modules may mix these samples, or None if they do not."""
         before, samples = self._buffers(), sum(splits[0])
-        whole, again = self._run(inputs, seed), self._run(inputs, seed)
+        whole, numbers = self._run(inputs, seed), HiddenState(self._all).numbers()
+        again, later = self._run(inputs, seed), HiddenState(self._all).numbers()
         self._back()
         for name, buffer in whole.buffers.items():
-            if buffer.is_floating_point() and not _equal(buffer, before.get(name)):
+            if not _equal(buffer, before.get(name)):
                 return f"measured: it keeps a buffer that changes with each call ({name})"
         if not _all_alike(whole.results, [again.results]):
             return "measured: the same samples twice give other numbers: it keeps something from call to call"
+        for name, number in numbers.items():
+            if later.get(name, number) != number:
+                return f"measured: it keeps a number that changes with each call ({name})"
+        if whole.weights != again.weights:
+            return "measured: each call changes its parameters"
         for sizes in splits:
             where = f"{samples} samples at once and in parts of {', '.join(map(str, sizes))}"
             parts = [self._part(part, lo, seed) for part, lo in _parts(inputs, sizes)]
@@ -203,6 +213,7 @@ class _Measured:
             },
             buffers=self._buffers(),
             rows=rows,
+            weights=[(float(p.detach().sum().abs()), float(p.detach().norm())) for p in parameters.values()],
         )
 
 
@@ -238,6 +249,8 @@ def _otherwise(whole: _Run, parts: Sequence[_Run]) -> str | None:
     for name, buffer in whole.buffers.items():
         if not all(_equal(buffer, part.buffers.get(name)) for part in parts):
             return f"keep other numbers in the buffer {name}"
+    if any(part.weights != whole.weights for part in parts):
+        return "write other numbers into parameters"
     if any(len(part.rows) != len(whole.rows) for part in parts):
         return "take the statistics of a batch norm in other groups"
     if any(rows != sum(others) for rows, *others in zip(whole.rows, *(part.rows for part in parts), strict=True)):
