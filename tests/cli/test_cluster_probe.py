@@ -86,6 +86,7 @@ def test_emulated(isthmus: Isthmus, file: Path, tmp_path: Path, monkeypatch: pyt
     assert measured.hosts == load_cluster(file).hosts and measured.link("h1", "h3") is None
 
 
+@pytest.mark.slow("a probe of real processes; `test_emulated` is one of the fast set")
 def test_hosts_meet(isthmus: Isthmus, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """h3 has another token and is refused: the others are measured, all-reduces too, and that it is not all is said."""
     monkeypatch.delenv("ISTHMUS_TOKEN", raising=False)

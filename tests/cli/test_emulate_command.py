@@ -53,6 +53,7 @@ def test_as_json_standard_output_is_one_object(isthmus: Isthmus, demo: Path) -> 
     assert "oslo1 | --json" in done.err and "lima2 (killed (SIGKILL))" in done.err
 
 
+@pytest.mark.slow("starts two processes that import torch")
 @shaped
 def test_torch_distributed_runs_unmodified(isthmus: Isthmus, demo: Path, tmp_path: Path) -> None:
     script = tmp_path / "duel.py"

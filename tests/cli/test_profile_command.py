@@ -18,6 +18,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow("profiles a transformer")
 def test_a_plan_uses_what_was_measured(isthmus: Isthmus, tmp_path: Path) -> None:
     words = ("zoo:gpt-tiny", "--sequence", 32)
     done = isthmus("profile", *words, "--device", "CPU", "--threads", 1, "--samples", "2,1,2", "--json")

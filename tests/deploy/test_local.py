@@ -136,6 +136,7 @@ def test_a_worker_without_a_sign_of_life_is_told_once(monkeypatch: pytest.Monkey
     assert time.monotonic() - began < 1.0
 
 
+@pytest.mark.slow("computes for seconds on purpose")
 def test_a_worker_that_computes_with_the_lock_held_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says nothing, and uses its processor."""
     with started(monkeypatch, HELLO + "any(iter(int, 1))", silence=1.0) as running:

@@ -530,6 +530,7 @@ def test_a_prober_is_light() -> None:
 # -- an emulated world
 
 
+@pytest.mark.slow("probes an emulated world")
 @pytest.mark.skipif(LACKS is not None, reason=str(LACKS))
 def test_an_emulated_world_gives_back_its_cluster_file() -> None:
     """Four hosts in three regions, links that differ; one pair of hosts has none."""

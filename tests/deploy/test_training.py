@@ -144,6 +144,7 @@ def test_a_folder_with_a_damaged_checkpoint_is_not_begun_anew(tmp_path: Path) ->
     assert part.read_bytes() == b"weights"
 
 
+@pytest.mark.slow("two runs; `test_join` passes over a damaged checkpoint in the fast set")
 def test_a_changed_float_is_found_and_the_checkpoint_before_it_used(tmp_path: Path) -> None:
     """It was trained on, with a loss of 1e28, and saved over good checkpoints."""
     isthmus.train(two_replicas(), steps=4, checkpoint=tmp_path, every=2, trusted=CODE)
@@ -166,6 +167,7 @@ def test_a_changed_float_is_found_and_the_checkpoint_before_it_used(tmp_path: Pa
     }  # fmt: skip
 
 
+@pytest.mark.slow("two runs of two processes; `test_folder_lock` holds the lock in the fast set")
 def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     """The second is refused before it touches anything; the first goes on to its end."""
     refused: list[CheckpointError] = []
@@ -186,6 +188,7 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     assert len(runs) == 1 and len(runs.pop()) == 16
 
 
+@pytest.mark.slow("three runs of two processes")
 def test_another_precision_and_a_changed_model_are_noted(tmp_path: Path) -> None:
     """A run in fp16 saved the factor on its loss too: a run in fp32 has no use for it, and must not be led astray."""
     first = isthmus.train(two_stages(), steps=2, checkpoint=tmp_path, trusted=CODE)
@@ -211,6 +214,7 @@ def test_another_precision_and_a_changed_model_are_noted(tmp_path: Path) -> None
     assert graph(job.model).digest[:12] in note and graph(job.model).parameters == graph().parameters
 
 
+@pytest.mark.slow("four runs of two processes")
 @pytest.mark.parametrize(("before", "now", "said"), [(0.9, 0.0, "it is dropped"), (0.0, 0.9, "it begins at 0")])
 def test_momentum_that_comes_or_goes_is_noted_and_saved_again(
     tmp_path: Path, before: float, now: float, said: str
@@ -250,6 +254,7 @@ def test_a_worker_that_is_stopped_ends_the_run_by_name() -> None:
     assert A not in caught.value.found and set(workers.values()) == {A, B} and not any(map(alive, workers))
 
 
+@pytest.mark.slow("computes for seconds on purpose")
 def test_a_worker_that_computes_for_long_is_not_silent() -> None:
     """Its block takes longer than a worker may be silent; the others wait for it."""
     job = msgspec.structs.replace(JOB, loss="tests.deploy.models:slow_loss")
@@ -276,7 +281,9 @@ def test_interrupted_twice_while_a_worker_is_stopped() -> None:
     assert time.monotonic() - began < 5.0 and len(workers) == 2 and not any(map(alive, workers))
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize(
+    "stopped", [False, pytest.param(True, marks=pytest.mark.slow("the same with a worker that is stopped"))]
+)
 def test_a_parent_that_is_killed(tmp_path: Path, stopped: bool) -> None:
     """Nobody is there to end the workers: they end themselves; one that is stopped cannot, and is ended."""
     plan = written(tmp_path, two_stages())

@@ -43,6 +43,7 @@ def assert_rates(
 # -- links as in the cluster
 
 
+@pytest.mark.slow("ten hosts that all send at once")
 @shaped
 def test_unequal_links_at_once() -> None:
     """Five pairs of hosts, 10 to 100 Mbit/s and 5 to 200 ms one way."""
@@ -58,12 +59,16 @@ def test_unequal_links_at_once() -> None:
 
 
 @shaped
-@pytest.mark.parametrize(("latency", "seconds"), [("5 ms", 0.7), ("200 ms", 1.4)])
+@pytest.mark.parametrize(
+    ("latency", "seconds"),
+    [("5 ms", 0.7), pytest.param("200 ms", 1.4, marks=pytest.mark.slow("sends for seconds"))],
+)
 def test_a_gigabit(latency: str, seconds: float) -> None:
     with pair("1 Gbit/s", latency) as world:
         assert_rates(world, [("a", "b", 1000.0)], seconds, [TCP_PAYLOAD * 1000])
 
 
+@pytest.mark.slow("eight hosts that all send at once")
 @shaped
 def test_eight_hosts_in_a_ring() -> None:
     names = [f"h{n}" for n in range(8)]
@@ -137,6 +142,7 @@ def slowed_down(world: World) -> float:
         return float(said(sink)["megabits"])
 
 
+@pytest.mark.slow("sends for seconds over slow links")
 @shaped
 def test_links_change_while_they_carry() -> None:
     with pair("100 Mbit/s", "5 ms") as world:
@@ -151,6 +157,7 @@ def test_links_change_while_they_carry() -> None:
         assert quickest(world, below=0.012) < 0.012
 
 
+@pytest.mark.slow("sends for seconds over a lossy link")
 @shaped
 def test_a_lossy_link_loses_single_packets_and_slows_tcp() -> None:
     with pair("100 Mbit/s", "5 ms") as world:

@@ -90,7 +90,10 @@ def test_the_device_may_be_called_anything_that_a_cluster_file_may() -> None:
 # -- what is measured
 
 
-@pytest.mark.parametrize("model", ["zoo:gpt-tiny", "zoo:cnn-tiny"])
+@pytest.mark.parametrize(
+    "model",
+    ["zoo:cnn-tiny", pytest.param("zoo:gpt-tiny", marks=pytest.mark.slow("profiles a transformer"))],
+)
 def test_points_are_of_the_blocks_that_planners_know(model: str) -> None:
     sequence = 32 if model == "zoo:gpt-tiny" else None
     before, told = torch.get_num_threads(), []
@@ -250,6 +253,7 @@ def test_more_work_takes_longer() -> None:
     assert any(seconds(2048) > 2 * seconds(256) for _ in range(3))
 
 
+@pytest.mark.slow("profiles a whole model up to three times")
 @pytest.mark.usefixtures("one_thread")
 def test_the_blocks_add_up_to_the_model() -> None:
     built = build("zoo:gpt-tiny", 32)

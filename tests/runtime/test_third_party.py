@@ -215,7 +215,18 @@ def plain(task: Task, plan: Plan, rest: dict[str, Tensor]) -> Result:
     return Result(made.losses, {name: tensor for name, tensor in made.weights.items() if name not in still})
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+QUICK = ("gpt2, tied", "bert, padded", "resnet, batch norm")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in QUICK
+        else pytest.param(name, marks=pytest.mark.slow("one more architecture of another library"))
+        for name in FAMILIES
+    ],
+)
 def test_two_uneven_stages(name: str) -> None:
     family = FAMILIES[name]
     task = Task(family.make, family.get, family.loss)
