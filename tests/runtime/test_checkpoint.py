@@ -21,6 +21,7 @@ from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job, Optimizer
 from isthmus.model.source import load_graph
 from isthmus.model.tensor_parallel.member_slices import ParameterSlice
+from isthmus.runtime.checkpoint import saving
 from isthmus.runtime.checkpoint.reading import (
     Checkpoint,
     Header,
@@ -33,7 +34,6 @@ from isthmus.runtime.checkpoint.reading import (
     finish,
     latest,
     open_checkpoint,
-    saving,
     write_part,
 )
 from isthmus.runtime.checkpoint.tensor_file import DTYPES, TensorEntry, open_tensors, write_tensors
