@@ -9,9 +9,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Two test processes on two cores: one thread each. Captured models are kept between runs (keyed by their source).
+# Two test processes on two cores: one thread each. Captured models and compiled loops are kept between runs (keyed by
+# their source): in the clone, or in the user's own cache if the clone belongs to somebody else.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("ISTHMUS_CACHE", str(ROOT / "build" / "test-cache"))
+if os.access(ROOT, os.W_OK):
+    os.environ.setdefault("ISTHMUS_CACHE", str(ROOT / "build" / "test-cache"))
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

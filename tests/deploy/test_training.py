@@ -39,6 +39,7 @@ from tests.deploy.jobs import (
     two_stages,
     written,
 )
+from tests.quiet import PATIENCE
 
 CODE = (MODEL, DATA)
 
@@ -71,7 +72,7 @@ def test_killed_then_resumed_under_another_plan_then_interrupted(tmp_path: Path)
 
     with pytest.raises(RunError, match=r"killed \(SIGKILL\)") as caught:
         isthmus.train(two_replicas(), steps=100_000, checkpoint=tmp_path, every=2, trusted=CODE, listen=kill)
-    assert time.monotonic() - killed < 5.0
+    assert time.monotonic() - killed < PATIENCE
     assert caught.value.where is not None and caught.value.where.startswith(f"worker {A}, stage 0, step ")
     assert set(workers.values()) == {A, B} and not any(map(alive, workers))
 
@@ -278,7 +279,7 @@ def test_interrupted_twice_while_a_worker_is_stopped() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         isthmus.train(two_stages(), steps=100_000, trusted=CODE, listen=stop)
-    assert time.monotonic() - began < 5.0 and len(workers) == 2 and not any(map(alive, workers))
+    assert time.monotonic() - began < PATIENCE and len(workers) == 2 and not any(map(alive, workers))
 
 
 @pytest.mark.parametrize(
@@ -305,7 +306,7 @@ def test_a_parent_that_is_killed(tmp_path: Path, stopped: bool) -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while (any(map(alive, workers)) or list(folder.glob("isthmus-*"))) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(map(alive, workers)) and not list(folder.glob("isthmus-*"))

@@ -37,6 +37,7 @@ from isthmus.runtime.checkpoint.reading import (
     write_part,
 )
 from isthmus.runtime.checkpoint.tensor_file import DTYPES, TensorEntry, open_tensors, write_tensors
+from tests.quiet import PATIENCE
 from tests.runtime.saved_states import (
     SHAPES,
     assert_holds,
@@ -242,7 +243,7 @@ def test_the_saver_writes_while_training_goes_on(folder: Path, monkeypatch: pyte
     second.join(0.05)
     assert second.is_alive()  # one at a time
     go.set()
-    second.join(10)
+    second.join(PATIENCE)
     saved = [*saver.saved(wait=True), *saver.close()]
     assert [item.step for item in saved] == [1, 2]
     assert_holds(open_checkpoint(finish(folder, [saved[1].part], header(2))), state_of(1))

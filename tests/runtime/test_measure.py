@@ -24,6 +24,7 @@ from isthmus.runtime.profiling.block_times import LeftOut, measure, profile_mode
 from isthmus.runtime.profiling.machine import find_machine, free_memory, guess_kind
 from isthmus.runtime.random.draws import draws_of
 from isthmus.runtime.random.randomness import Randomness
+from tests.quiet import needs_quiet
 
 CPU = torch.device("cpu")
 
@@ -244,6 +245,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_thread")
+@needs_quiet()
 def test_more_work_takes_longer() -> None:
     def seconds(width: int) -> float:
         pieces, draws, inputs = cut_net(nn.Sequential(nn.Linear(256, width), nn.ReLU()), 64, 256)
@@ -255,6 +257,7 @@ def test_more_work_takes_longer() -> None:
 
 @pytest.mark.slow("profiles a whole model up to three times")
 @pytest.mark.usefixtures("one_thread")
+@needs_quiet()
 def test_the_blocks_add_up_to_the_model() -> None:
     built = build("zoo:gpt-tiny", 32)
     example = built.example(2)
