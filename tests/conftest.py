@@ -24,6 +24,15 @@ hypothesis.settings.register_profile("steady", derandomize=True, deadline=None, 
 hypothesis.settings.load_profile("steady")
 
 
+# What plans and prices compiles loops, which takes a minute where there are none in the cache yet.
+COMPILES = ("cli", "cost", "planners")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what compiles in front: of two processes only the first compiles, and the other begins in the middle."""
+    items.sort(key=lambda item: item.path.parent.name not in COMPILES)
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The root of the repository."""

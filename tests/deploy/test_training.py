@@ -239,6 +239,7 @@ def test_momentum_that_comes_or_goes_is_noted_and_saved_again(
     assert bool(checkpoint.names("momentum")) == bool(now)
 
 
+@pytest.mark.slow("a run of two processes; `test_local` has a silent one in the fast set")
 def test_a_worker_that_is_stopped_ends_the_run_by_name() -> None:
     """The others wait for it for ever, and so did the run."""
     workers: dict[int, str] = {}
@@ -263,6 +264,7 @@ def test_a_worker_that_computes_for_long_is_not_silent() -> None:
     assert result.steps == 1 and result.seconds[0] > 2.5
 
 
+@pytest.mark.slow("a run of two processes; the fast set interrupts one once")
 def test_interrupted_twice_while_a_worker_is_stopped() -> None:
     workers: dict[int, str] = {}
     began = 0.0
@@ -282,9 +284,8 @@ def test_interrupted_twice_while_a_worker_is_stopped() -> None:
     assert time.monotonic() - began < PATIENCE and len(workers) == 2 and not any(map(alive, workers))
 
 
-@pytest.mark.parametrize(
-    "stopped", [False, pytest.param(True, marks=pytest.mark.slow("the same with a worker that is stopped"))]
-)
+@pytest.mark.slow("two runs of two processes; `test_local` tests the guard that ends them")
+@pytest.mark.parametrize("stopped", [False, True])
 def test_a_parent_that_is_killed(tmp_path: Path, stopped: bool) -> None:
     """Nobody is there to end the workers: they end themselves; one that is stopped cannot, and is ended."""
     plan = written(tmp_path, two_stages())

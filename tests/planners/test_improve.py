@@ -151,6 +151,7 @@ def test_no_time_at_all() -> None:
         choose_plan(problem(two_regions(), chain(8)), budget=0.0)
 
 
+@pytest.mark.slow("spends a budget of two seconds")
 @needs_quiet()
 def test_a_scheme_that_never_ends_thinking_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Making ideas counts: what has come by then is priced, and others get their turn."""

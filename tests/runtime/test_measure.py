@@ -91,10 +91,8 @@ def test_the_device_may_be_called_anything_that_a_cluster_file_may() -> None:
 # -- what is measured
 
 
-@pytest.mark.parametrize(
-    "model",
-    ["zoo:cnn-tiny", pytest.param("zoo:gpt-tiny", marks=pytest.mark.slow("profiles a transformer"))],
-)
+@pytest.mark.slow("profiles whole models; `test_profile_command` profiles a small one in the fast set")
+@pytest.mark.parametrize("model", ["zoo:gpt-tiny", "zoo:cnn-tiny"])
 def test_points_are_of_the_blocks_that_planners_know(model: str) -> None:
     sequence = 32 if model == "zoo:gpt-tiny" else None
     before, told = torch.get_num_threads(), []

@@ -205,6 +205,7 @@ def test_tensor_groups(task: str, steps: int) -> None:
     check_same(task, grouped(task, optimizer=Optimizer(name="sgd", learning_rate=0.2, momentum=0.9, clip=0.5)), steps)
 
 
+@pytest.mark.slow("traces two models with dropout; `test_randomness` has draws of a group")
 def test_tensor_groups_draw_what_the_whole_would() -> None:
     alone = named("gpt-dropout", [stage("0-z a6")], [], batch=12, micro_batches=2, optimizer=SGD)
     wanted = train(TASKS["gpt-dropout"], alone, CLUSTER, pieces_of("gpt-dropout"), 2)
