@@ -1,11 +1,12 @@
 # The commands, the same for people and CI. Each first makes .venv (again when the pins change), with plain pip.
 #
-#   make demo    plans a small GPT for two regions, and trains it there, emulated, by the plan, by the best usual scheme and data-parallel
-#   make check   style, types and layers
-#   make test    all tests
-#   make bench   every benchmark in its quick form
-#   make docs    links and examples of the documentation
-#   make fuzz    ten thousand damaged files (FUZZ="--count N --seed N" for others)
+#   make demo        plans a small GPT for two regions, and trains it there, emulated, by the plan, by the best usual scheme and data-parallel
+#   make check       style, types and layers
+#   make test        the tests of every feature: under four minutes on two cores
+#   make test-slow   all other tests: under fifteen minutes
+#   make soak        long campaigns: ten thousand damaged files of every kind (SOAK="--count N --seed N" for others)
+#   make bench       every benchmark in its quick form
+#   make docs        links and examples of the documentation
 
 SHELL := /bin/bash
 VENV := .venv
@@ -14,9 +15,10 @@ STAMP := $(VENV)/.installed
 NEEDED := import sys, venv; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; do \
 	"$$name" -c '$(NEEDED)' 2>/dev/null && { echo "$$name"; break; }; done)
+TEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 BENCHMARKS := $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))
 
-.PHONY: demo check test bench docs fuzz
+.PHONY: demo check test test-slow soak bench docs
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt
@@ -37,13 +39,16 @@ check: $(STAMP)
 	$(BIN)/python -m pytest tests/test_layers.py
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 tests
+	$(TEST) -m "not slow"
+
+test-slow: $(STAMP)
+	$(TEST) -m slow
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.fuzz.run $(SOAK)
 
 bench: $(STAMP)
 	@set -e; for file in $(BENCHMARKS); do echo "== $$file"; $(BIN)/python "$$file" --quick; done
 
 docs: $(STAMP)
 	$(BIN)/python -m pytest tests/test_docs.py
-
-fuzz: $(STAMP)
-	$(BIN)/python -m tests.fuzz.run $(FUZZ)

@@ -43,6 +43,7 @@ from isthmus.plan.validate import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+TUTORIAL = DOCS / "tutorial.md"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 RUN = (
     ROOT / "README.md",
@@ -197,9 +198,21 @@ def empty_folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_the_first_example_of_a_page_works(page: Path) -> None:
+    with empty_folder():
+        first = next(shown for shown in play(page) if shown.lines)
+    assert unmet(first) == []
+
+
+@pytest.mark.slow("plays whole pages")
+@pytest.mark.parametrize("page", [page for page in RUN if page != TUTORIAL], ids=name_of)
 def test_the_page_can_be_followed(page: Path) -> None:
     with empty_folder():
-        played = list(play(page))
+        assert_true(list(play(page)))
+
+
+def assert_true(played: list[Shown]) -> None:
+    """All that a page shows was printed when it was played."""
     assert played and any(shown.lines for shown in played)
     assert {shown.command: lines for shown in played if (lines := unmet(shown))} == {}
 
@@ -210,16 +223,23 @@ def test_quoted_code_is_in_an_example(page: Path) -> None:
         assert language != "py" or any(body in path.read_text("utf-8") for path in (ROOT / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=pytest.mark.slow("trains in three ways")) if path.name == "demo.py" else path
+        for path in sorted((ROOT / "examples").glob("*.py"))
+    ],
+    ids=lambda path: path.name,
+)
 def test_examples_run(path: Path) -> None:
     with empty_folder(), contextlib.redirect_stdout(io.StringIO()):
         runpy.run_path(str(path), run_name="__main__")
 
 
-def test_the_tutorial_is_right_about_its_plans() -> None:
+def test_the_tutorial_can_be_followed_and_is_right_about_its_plans() -> None:
     """On the slow network one card works alone; on the fast one both, the faster one more, and the step is shorter."""
     with empty_folder():
-        assert all(shown.real for shown in play(DOCS / "tutorial.md"))
+        assert_true(list(play(TUTORIAL)))
         slow, fast = load_plan("plan.json"), load_plan("faster.json")
         assert "<html" in Path("plan.html").read_text("utf-8")[:200]
     shares = []

@@ -19,6 +19,7 @@ from isthmus.deploy.probing import sync_times as collectives
 from isthmus.emulate import namespaces
 from isthmus.model.load_profile import load_profile
 from tests.cli.conftest import Isthmus
+from tests.quiet import PATIENCE, needs_quiet
 
 FILE = """
 kind: cluster
@@ -59,6 +60,7 @@ def running(*words: object, token: str = TOKEN) -> Iterator[subprocess.Popen[str
             process.kill()
 
 
+@needs_quiet()
 def test_unshaped_it_says_that_it_measures_loopback(
     isthmus: Isthmus, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,11 +75,12 @@ def test_unshaped_it_says_that_it_measures_loopback(
 
 
 @pytest.mark.skipif(namespaces.missing() is not None, reason=str(namespaces.missing()))
+@needs_quiet()
 def test_emulated(isthmus: Isthmus, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = isthmus("cluster", "probe", file, "--emulate", "--seconds", "0.1", "--json")
     assert done.code == 0 and set(done.values) >= {"file", "pairs", "seconds"}
-    assert done.values["file"] == "three.probed.yaml" and 0.3 < done.values["seconds"] < 10
+    assert done.values["file"] == "three.probed.yaml" and 0.3 < done.values["seconds"] < PATIENCE
     (pair,) = done.values["pairs"]
     assert (pair["a"], pair["b"]) == ("h1", "h2") and pair["latency"] == pytest.approx(3e-3, rel=0.1)
     assert pair["bandwidth"] == pytest.approx([200e6 / 8] * 2, rel=0.05)
@@ -86,19 +89,21 @@ def test_emulated(isthmus: Isthmus, file: Path, tmp_path: Path, monkeypatch: pyt
     assert measured.hosts == load_cluster(file).hosts and measured.link("h1", "h3") is None
 
 
+@pytest.mark.slow("a probe of real processes; `test_emulated` is one of the fast set")
+@needs_quiet()
 def test_hosts_meet(isthmus: Isthmus, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """h3 has another token and is refused: the others are measured, all-reduces too, and that it is not all is said."""
     monkeypatch.delenv("ISTHMUS_TOKEN", raising=False)
     monkeypatch.setattr(collectives, "SIZES", collectives.SIZES[:2])
     token, output, meet = tmp_path / "token", tmp_path / "out.yaml", f"127.0.0.1:{free_port()}"
     token.write_text(f"{TOKEN}\n")
-    common = ("cluster", "probe", file, "--meet", meet, "--wait", 3, "--seconds", "0.1", "--json")
+    common = ("cluster", "probe", file, "--meet", meet, "--wait", 6, "--seconds", "0.1", "--json")
     with running(*common, "--host", "h2") as other, running(*common, "--host", "h3", token=TOKEN[::-1]) as stranger:
         reduced = tmp_path / "reduced.json"
         own = ("--host", "h1", "--token-file", token, "-o", output, "--collectives", reduced)
         done = isthmus(*common, *own, "--among", "h1,h2", "--among", "h3,h2")
-        out, err = other.communicate(timeout=20)
-        _, refused = stranger.communicate(timeout=20)
+        out, err = other.communicate(timeout=PATIENCE)
+        _, refused = stranger.communicate(timeout=PATIENCE)
     assert stranger.returncode == 1 and "the meeting point refuses: the token is not the one" in refused
     assert "Refused a connection: it does not know the token" in done.err
     assert other.returncode == 0 and '"file": null' in out and "takes part in the probe that h1 leads" in err
@@ -119,14 +124,14 @@ def test_hosts_meet(isthmus: Isthmus, file: Path, tmp_path: Path, monkeypatch: p
 
 def test_interrupted(file: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.yaml"
-    with running("cluster", "probe", file, "--emulate", "--seconds", 20, "-o", output) as process:
+    with running("cluster", "probe", file, "--emulate", "--seconds", 60, "-o", output) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "round 1" in line:
                 break
         probers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130 and err.strip() == "isthmus: interrupted" and not output.exists()
     assert len(probers) >= 3 and not [pid for pid in probers if Path(f"/proc/{pid}").exists()]
 

@@ -60,6 +60,7 @@ links:
 """
 
 
+@pytest.mark.slow("several searches for two lines of text")
 def test_devices_that_are_not_used(isthmus: Isthmus, tmp_path: Path) -> None:
     """In a note of the plan, and with their remedy in the terminal, for programs and on the page."""
     model, far, plan, page = (tmp_path / name for name in ("chain.json", "far.yaml", "plan.json", "page.html"))

@@ -18,6 +18,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow("profiles a transformer")
 def test_a_plan_uses_what_was_measured(isthmus: Isthmus, tmp_path: Path) -> None:
     words = ("zoo:gpt-tiny", "--sequence", 32)
     done = isthmus("profile", *words, "--device", "CPU", "--threads", 1, "--samples", "2,1,2", "--json")
@@ -57,7 +58,12 @@ def test_text_for_people(isthmus: Isthmus, tmp_path: Path) -> None:
     [
         (("zoo:mlp-tiny", "--samples", "1,0"), 2, "'0' is not a whole number of 1 or more"),
         (("zoo:mlp-tiny", "--samples", "1,,2"), 2, "'' is not a whole number of 1 or more"),
-        (("zoo:mlp-tiny", "--samples", "1000000000000"), 2, "inputs of that many samples do not fit in memory"),
+        pytest.param(
+            ("zoo:mlp-tiny", "--samples", "1000000000000"),
+            2,
+            "inputs of that many samples do not fit in memory",
+            marks=pytest.mark.slow("starts the process that measures"),
+        ),
         (("zoo:mlp-tiny", "--device", "my card"), 2, "cannot be the name of a device kind"),
         (("zoo:mlp-tiny", "-o", "no/such/file.json"), 1, "the folder does not exist"),
         (("saved.json",), 1, "A saved model has no code to build"),

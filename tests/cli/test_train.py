@@ -56,6 +56,7 @@ def test_two_workers_train_as_one_process_does(
     assert not missing and not unexpected
 
 
+@pytest.mark.slow("two runs of two processes")
 def test_what_was_damaged_and_what_is_used_is_said(
     isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def test_trust_is_asked_for_once_with_every_name(isthmus: Isthmus, tmp_path: Pat
     assert done.code == 1 and remedy in done.err and len(done.err.splitlines()) == 1
 
 
+@pytest.mark.slow("four runs of two processes")
 def test_a_resumed_run_reports_the_steps_that_it_made(
     isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +160,7 @@ def test_what_names_no_plan_and_no_job_is_told_so(isthmus: Isthmus) -> None:
     assert done.code == 1 and "This names no model" in done.err
 
 
+@pytest.mark.slow("an emulated world; `test_random_plans` trains over relays in the fast set")
 def test_hosts_without_a_link_train_over_a_relay(
     isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +208,7 @@ def test_an_emulated_world_gives_the_same_losses_over_its_own_links(
     assert done.values["step_seconds"] > (0.08 if done.values["shaped"] else 0.0)
 
 
+@pytest.mark.slow("a run of two processes for a line of text")
 def test_times_of_this_machine_and_of_others_are_not_compared(
     isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

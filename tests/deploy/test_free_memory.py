@@ -82,6 +82,7 @@ def test_what_each_worker_needs_where() -> None:
     assert gpu_needs(own, 0) == [] and free_on_gpus(0) == []
 
 
+@pytest.mark.slow("a run of two processes; `test_train` has one with too little memory")
 def test_a_run_that_does_not_fit_starts_nobody(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is made either; told to, it runs."""
     monkeypatch.chdir(root)

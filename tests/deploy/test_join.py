@@ -22,6 +22,7 @@ from isthmus.model.job import Job, Optimizer
 from isthmus.plan.file import PlanFile
 from isthmus.plan.types import Pipeline, Plan, Replica, Stage, Sync
 from tests.deploy.jobs import DATA, MODEL, A, B, one_group, two_devices, two_replicas, two_stages
+from tests.quiet import PATIENCE
 
 BATCH, STEPS = 6, 4
 
@@ -198,7 +199,7 @@ def test_a_step_that_does_not_end_closes_the_run(act: Callable[[], None], error:
     for call in (lambda: run.step(batches()[1]), run.state_dict):
         with pytest.raises(UsageError, match=f"closed when it failed .{error.__name__}"):
             call()
-    deadline = time.monotonic() + 2.0
+    deadline = time.monotonic() + PATIENCE
     while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left

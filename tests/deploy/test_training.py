@@ -39,6 +39,7 @@ from tests.deploy.jobs import (
     two_stages,
     written,
 )
+from tests.quiet import PATIENCE
 
 CODE = (MODEL, DATA)
 
@@ -71,7 +72,7 @@ def test_killed_then_resumed_under_another_plan_then_interrupted(tmp_path: Path)
 
     with pytest.raises(RunError, match=r"killed \(SIGKILL\)") as caught:
         isthmus.train(two_replicas(), steps=100_000, checkpoint=tmp_path, every=2, trusted=CODE, listen=kill)
-    assert time.monotonic() - killed < 5.0
+    assert time.monotonic() - killed < PATIENCE
     assert caught.value.where is not None and caught.value.where.startswith(f"worker {A}, stage 0, step ")
     assert set(workers.values()) == {A, B} and not any(map(alive, workers))
 
@@ -144,6 +145,7 @@ def test_a_folder_with_a_damaged_checkpoint_is_not_begun_anew(tmp_path: Path) ->
     assert part.read_bytes() == b"weights"
 
 
+@pytest.mark.slow("two runs; `test_join` passes over a damaged checkpoint in the fast set")
 def test_a_changed_float_is_found_and_the_checkpoint_before_it_used(tmp_path: Path) -> None:
     """It was trained on, with a loss of 1e28, and saved over good checkpoints."""
     isthmus.train(two_replicas(), steps=4, checkpoint=tmp_path, every=2, trusted=CODE)
@@ -166,6 +168,7 @@ def test_a_changed_float_is_found_and_the_checkpoint_before_it_used(tmp_path: Pa
     }  # fmt: skip
 
 
+@pytest.mark.slow("two runs of two processes; `test_folder_lock` holds the lock in the fast set")
 def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     """The second is refused before it touches anything; the first goes on to its end."""
     refused: list[CheckpointError] = []
@@ -186,6 +189,7 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     assert len(runs) == 1 and len(runs.pop()) == 16
 
 
+@pytest.mark.slow("three runs of two processes")
 def test_another_precision_and_a_changed_model_are_noted(tmp_path: Path) -> None:
     """A run in fp16 saved the factor on its loss too: a run in fp32 has no use for it, and must not be led astray."""
     first = isthmus.train(two_stages(), steps=2, checkpoint=tmp_path, trusted=CODE)
@@ -211,6 +215,7 @@ def test_another_precision_and_a_changed_model_are_noted(tmp_path: Path) -> None
     assert graph(job.model).digest[:12] in note and graph(job.model).parameters == graph().parameters
 
 
+@pytest.mark.slow("four runs of two processes")
 @pytest.mark.parametrize(("before", "now", "said"), [(0.9, 0.0, "it is dropped"), (0.0, 0.9, "it begins at 0")])
 def test_momentum_that_comes_or_goes_is_noted_and_saved_again(
     tmp_path: Path, before: float, now: float, said: str
@@ -234,6 +239,7 @@ def test_momentum_that_comes_or_goes_is_noted_and_saved_again(
     assert bool(checkpoint.names("momentum")) == bool(now)
 
 
+@pytest.mark.slow("a run of two processes; `test_local` has a silent one in the fast set")
 def test_a_worker_that_is_stopped_ends_the_run_by_name() -> None:
     """The others wait for it for ever, and so did the run."""
     workers: dict[int, str] = {}
@@ -250,6 +256,7 @@ def test_a_worker_that_is_stopped_ends_the_run_by_name() -> None:
     assert A not in caught.value.found and set(workers.values()) == {A, B} and not any(map(alive, workers))
 
 
+@pytest.mark.slow("computes for seconds on purpose")
 def test_a_worker_that_computes_for_long_is_not_silent() -> None:
     """Its block takes longer than a worker may be silent; the others wait for it."""
     job = msgspec.structs.replace(JOB, loss="tests.deploy.models:slow_loss")
@@ -257,6 +264,7 @@ def test_a_worker_that_computes_for_long_is_not_silent() -> None:
     assert result.steps == 1 and result.seconds[0] > 2.5
 
 
+@pytest.mark.slow("a run of two processes; the fast set interrupts one once")
 def test_interrupted_twice_while_a_worker_is_stopped() -> None:
     workers: dict[int, str] = {}
     began = 0.0
@@ -273,9 +281,10 @@ def test_interrupted_twice_while_a_worker_is_stopped() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         isthmus.train(two_stages(), steps=100_000, trusted=CODE, listen=stop)
-    assert time.monotonic() - began < 5.0 and len(workers) == 2 and not any(map(alive, workers))
+    assert time.monotonic() - began < PATIENCE and len(workers) == 2 and not any(map(alive, workers))
 
 
+@pytest.mark.slow("two runs of two processes; `test_local` tests the guard that ends them")
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_parent_that_is_killed(tmp_path: Path, stopped: bool) -> None:
     """Nobody is there to end the workers: they end themselves; one that is stopped cannot, and is ended."""
@@ -298,7 +307,7 @@ def test_a_parent_that_is_killed(tmp_path: Path, stopped: bool) -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE
     while (any(map(alive, workers)) or list(folder.glob("isthmus-*"))) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(map(alive, workers)) and not list(folder.glob("isthmus-*"))

@@ -20,6 +20,7 @@ from isthmus.errors import RunError, UsageError
 from isthmus.units import parse_bandwidth
 from tests.emulate.marks import shaped
 from tests.emulate.worlds import all_round_trips, cluster, rates, round_trips, said, start
+from tests.quiet import PATIENCE, needs_quiet
 
 PAIR = {"a": "north", "b": "south"}
 TRIES = 3  # the machine may be busy: a link that reaches its rate once can reach it
@@ -43,7 +44,9 @@ def assert_rates(
 # -- links as in the cluster
 
 
+@pytest.mark.slow("ten hosts that all send at once")
 @shaped
+@needs_quiet()
 def test_unequal_links_at_once() -> None:
     """Five pairs of hosts, 10 to 100 Mbit/s and 5 to 200 ms one way."""
     points = [(10, 5), (20, 200), (30, 50), (100, 5), (100, 100)]
@@ -58,13 +61,19 @@ def test_unequal_links_at_once() -> None:
 
 
 @shaped
-@pytest.mark.parametrize(("latency", "seconds"), [("5 ms", 0.7), ("200 ms", 1.4)])
+@pytest.mark.parametrize(
+    ("latency", "seconds"),
+    [("5 ms", 0.7), pytest.param("200 ms", 1.4, marks=pytest.mark.slow("sends for seconds"))],
+)
+@needs_quiet()
 def test_a_gigabit(latency: str, seconds: float) -> None:
     with pair("1 Gbit/s", latency) as world:
         assert_rates(world, [("a", "b", 1000.0)], seconds, [TCP_PAYLOAD * 1000])
 
 
+@pytest.mark.slow("eight hosts that all send at once")
 @shaped
+@needs_quiet()
 def test_eight_hosts_in_a_ring() -> None:
     names = [f"h{n}" for n in range(8)]
     world = World(cluster(dict.fromkeys(names, "here"), ["here here, bandwidth: 100 Mbit/s, latency: 20 ms"]))
@@ -74,6 +83,7 @@ def test_eight_hosts_in_a_ring() -> None:
 
 
 @shaped
+@needs_quiet()
 def test_flows_share_a_trunk_and_a_nic() -> None:
     hosts = {"a": "north", "b": "north", "c": "south", "d": "south"}
     links = [
@@ -90,6 +100,7 @@ def test_flows_share_a_trunk_and_a_nic() -> None:
 
 
 @shaped
+@needs_quiet()
 def test_a_small_message_does_not_wait_behind_bulk() -> None:
     with pair("20 Mbit/s", "5 ms") as world:
         sink = start(world, "b", "sink", world.address("b"), 7100)
@@ -111,7 +122,7 @@ def test_hosts_without_a_link_cannot_reach_each_other() -> None:
         assert any("a and c" in note for note in world.notes) and any("loopback" in note for note in world.notes)
         code = f"import socket; socket.create_connection(('{world.address('c')}', 1))"
         argv = world.command("a", [sys.executable, "-c", code])
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=10)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PATIENCE)
         assert "Network is unreachable" in done.stderr
         assert round_trips(world, "a", "b", 3) and round_trips(world, "c", "b", 3)
 
@@ -137,7 +148,9 @@ def slowed_down(world: World) -> float:
         return float(said(sink)["megabits"])
 
 
+@pytest.mark.slow("sends for seconds over slow links")
 @shaped
+@needs_quiet()
 def test_links_change_while_they_carry() -> None:
     with pair("100 Mbit/s", "5 ms") as world:
         assert quickest(world, below=0.012) < 0.012
@@ -151,7 +164,9 @@ def test_links_change_while_they_carry() -> None:
         assert quickest(world, below=0.012) < 0.012
 
 
+@pytest.mark.slow("sends for seconds over a lossy link")
 @shaped
+@needs_quiet()
 def test_a_lossy_link_loses_single_packets_and_slows_tcp() -> None:
     with pair("100 Mbit/s", "5 ms") as world:
         world.change("a", "b", loss=0.05)
@@ -197,7 +212,7 @@ def alive(pid: int) -> bool:
     return namespaces.started(pid) is not None
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
+def wait_until(holds: Callable[[], bool], seconds: float = PATIENCE) -> bool:
     deadline = time.monotonic() + seconds
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -210,7 +225,7 @@ def test_leaving_removes_hosts_and_what_runs_in_them() -> None:
         sleeper = subprocess.Popen(world.command("a", ["sleep", "100"]))
         assert wait_until(lambda: bool(namespaces_of(os.getpid())))
         raise ZeroDivisionError
-    assert sleeper.wait(timeout=5) == -signal.SIGKILL
+    assert sleeper.wait(timeout=PATIENCE) == -signal.SIGKILL
     assert not namespaces_of(os.getpid())
     world.close()
     with pytest.raises(RunError, match="closed"):
@@ -251,7 +266,7 @@ def test_a_killed_parent_leaves_nothing(root: Path, moment: float) -> None:
         process.kill()
         process.wait()
         pids = [int(pid) for pid in process.stdout.read().split()] if process.stdout else []
-    assert wait_until(lambda: not routers_of(process.pid) and not any(map(alive, pids)), 15.0)
+    assert wait_until(lambda: not routers_of(process.pid) and not any(map(alive, pids)))
     assert not namespaces_of(process.pid)
 
 
@@ -264,7 +279,7 @@ def test_a_killed_router_is_told_and_its_hosts_removed() -> None:
         os.waitid(os.P_PID, world.router, os.WEXITED | os.WNOWAIT)
         with pytest.raises(RunError, match=r"router of the emulated world is gone.*Found SIGKILL"):
             world.change("a", "b", cut=True)
-        assert sleeper.wait(timeout=5) == -signal.SIGKILL and not namespaces_of(os.getpid())
+        assert sleeper.wait(timeout=PATIENCE) == -signal.SIGKILL and not namespaces_of(os.getpid())
 
 
 @shaped

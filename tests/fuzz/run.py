@@ -1,4 +1,4 @@
-"""`make fuzz`: many damaged files of every kind, and the large nasty ones, each read in under a second and 256 MB.
+"""`make soak`: many damaged files of every kind, and the large nasty ones, each read in under a second and 256 MB.
 
 python -m tests.fuzz.run [--count 10000] [--seed N]     as many cases, from that seed or a new one
 python -m tests.fuzz.run --case SEED/KIND/NUMBER        one case again

@@ -1,4 +1,4 @@
-"""Damaged files, a few hundred always from one seed; `make fuzz` reads ten thousand from a new one."""
+"""Damaged files, a few hundred always from one seed; `make soak` reads ten thousand from a new one."""
 
 from __future__ import annotations
 

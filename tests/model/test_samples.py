@@ -249,6 +249,7 @@ class Composed(nn.Module):
         return h.reshape(x.shape[0], -1)
 
 
+@pytest.mark.slow("captures 120 models")
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=4))
 def test_no_composition_is_proven_wrongly(steps: list[str]) -> None:

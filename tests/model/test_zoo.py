@@ -466,7 +466,10 @@ def small(name: str) -> tuple[nn.Module, Pieces]:
     return model, cut(model, example(*inputs), name=name)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow("a wide graph")) if name == "inception" else name for name in SMALL],
+)
 def test_blocks_one_after_another_equal_the_whole(name: str) -> None:
     model, pieces = small(name)
     assert pieces.graph.how == "export" and len(pieces.blocks) > 1

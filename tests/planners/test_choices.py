@@ -200,7 +200,7 @@ def test_very_many_devices() -> None:
 
 
 def test_a_batch_of_a_thousand_million() -> None:
-    began = time.monotonic()
+    began = time.process_time()
     choice = choose_plan(problem(two_regions("900 GB"), chain(6), batch=10**9), calls=20)
     assert pipeline_of(choice).micro_batches <= 4096
-    assert time.monotonic() - began < 10.0
+    assert time.process_time() - began < 10.0

@@ -39,6 +39,7 @@ from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.test_portfolio import pipeline_of, problem, two_regions
 from tests.planners.test_schemes import two_hosts
+from tests.quiet import needs_quiet
 
 
 @settings(max_examples=4)
@@ -150,6 +151,8 @@ def test_no_time_at_all() -> None:
         choose_plan(problem(two_regions(), chain(8)), budget=0.0)
 
 
+@pytest.mark.slow("spends a budget of two seconds")
+@needs_quiet()
 def test_a_scheme_that_never_ends_thinking_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Making ideas counts: what has come by then is priced, and others get their turn."""
 
@@ -160,9 +163,9 @@ def test_a_scheme_that_never_ends_thinking_is_cut_short(monkeypatch: pytest.Monk
 
     warm_up()
     monkeypatch.setitem(SCHEMES, "data-even", endless)
-    start = time.monotonic()
+    start = time.process_time()
     choice = choose_plan(problem(two_regions(), chain(8, width=256)), planner="data-even", budget=2.0)
-    assert time.monotonic() - start < 10.0
+    assert time.process_time() - start < 10.0
     unfinished = choice.outcomes["data-even"]
     assert unfinished.state == "unfinished" and unfinished.best_so_far == choice.price.step_seconds
     assert choice.schemes["data-even"] is None and choice.schemes["pipeline"] is not None

@@ -72,6 +72,7 @@ def test_the_slowest_link_that_helps_is_found_by_planning() -> None:
     assert not gains(cities(BANDWIDTH=f"{mega / 2} Mbit/s"), "lima1/other/0", step)
 
 
+@pytest.mark.slow("many searches; the shorter ones here are in the fast set")
 def test_a_long_link_must_also_be_nearer() -> None:
     choice, (why,) = explained(cities(LATENCY="800 ms"))
     assert why.useful is not None

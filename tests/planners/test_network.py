@@ -128,6 +128,7 @@ def test_the_shipped_network() -> None:
     assert np.mean(gains) > 0.0
 
 
+@pytest.mark.slow("starts processes that import and plan")
 def test_features_are_the_same_in_every_process() -> None:
     """Nothing depends on the order of a set of names."""
     code = (

@@ -36,6 +36,7 @@ def eight_cities() -> Problem:
     return build_problem(parse_cluster(text), (job,), {"job": load_graph(job.model)})
 
 
+@pytest.mark.slow("a search of ten seconds")
 def test_schemes_for_many_cities_are_searched_to_their_end() -> None:
     """What takes long to search is no reason to call it impossible, or to leave it out of the comparison."""
     choice = choose_plan(eight_cities())
@@ -74,6 +75,7 @@ def test_no_plan_within_a_budget_is_not_no_plan() -> None:
     assert not isinstance(whole.value, NoPlanYetError) and "--budget" not in str(whole.value)
 
 
+@pytest.mark.slow("up to 75 searches")
 @settings(max_examples=25, deadline=None)
 @given(
     blocks=st.integers(2, 10),

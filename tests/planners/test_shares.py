@@ -39,12 +39,12 @@ def test_fair_shares_are_the_best_of_all_shares(data: st.DataObject, replicas: i
 @given(st.lists(st.floats(0.5, 50.0), min_size=1, max_size=40), st.integers(1, 10**9))
 def test_fair_shares_of_very_many_samples(speeds: list[float], samples: int) -> None:
     """Proportional times have a closed form: nobody is later than samples / total speed and one sample more."""
-    began = time.monotonic()
+    began = time.process_time()
     shares = fair_shares(samples, [lambda n, s=speed: n / s for speed in speeds], 0)  # type: ignore[misc]
     assert sum(shares) == samples
     ideal = samples / sum(speeds)
     assert max(n / s for n, s in zip(shares, speeds, strict=True)) <= ideal + 1 / min(speeds) + 1e-9 * ideal
-    assert time.monotonic() - began < 1.0
+    assert time.process_time() - began < 1.0
 
 
 def test_a_device_too_slow_to_help_gets_nothing() -> None:

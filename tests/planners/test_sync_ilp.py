@@ -148,20 +148,20 @@ def test_limits_are_kept_and_the_gap_is_told() -> None:
     random = np.random.default_rng(0)
     needs, tail = random.random((60, 200)), random.random(200)
     hard = Programme(np.arange(200) // 5, ("ring",) * 200, needs, np.zeros(60), tail, tail, ())
-    start = time.monotonic()
+    start = time.process_time()
     found = solve(hard, 0.2)
-    assert time.monotonic() - start < 2.0 and found.stopped and 0.0 < found.gap <= 1.0
+    assert time.process_time() - start < 2.0 and found.stopped and 0.0 < found.gap <= 1.0
     assert objective(hard, found.chosen) <= objective(hard, greedy(hard))
     assert (1.0 - found.gap) * objective(hard, found.chosen) <= objective(hard, solve(hard, 1.0).chosen), (
         "the gap holds"
     )
     task = problem(parse_cluster(geo()), chain(8, width=512, rows=1), batch=40, precision="fp32")
     plan = spread(task)
-    start = time.monotonic()
+    start = time.process_time()
     choice = best_syncs(task, plan, seconds=0.0)
     calls = task.calls
     assert best_syncs(task, plan, seconds=inf, calls=1).stopped and task.calls - calls < 20
-    assert time.monotonic() - start < 2.0 and choice.stopped and choice.finish is not None
+    assert time.process_time() - start < 2.0 and choice.stopped and choice.finish is not None
     assert choice.price.step_seconds <= task.price(plan).price.step_seconds
 
 

@@ -40,6 +40,7 @@ def module(path: Path) -> ModuleType:
     return loaded
 
 
+@pytest.mark.slow("draws thousands of training cases")
 def test_no_benchmark_case_is_trained_on(planner_cases: ModuleType) -> None:
     """Clusters by their content without names, of all problems of both rounds; the generators' seeds; families."""
     judged = [case.cluster for group in planner_cases.GROUPS for case in planner_cases.cases(group)]
@@ -74,6 +75,7 @@ def test_the_comparison_would_find_a_copy() -> None:
     assert shape(renamed) == shape(cluster)
 
 
+@pytest.mark.slow("trains a network")
 def test_from_a_search_to_a_network(tmp_path: Path) -> None:
     """A record survives its file; its lessons add up; a few steps teach something, and go on where they were left."""
     record = collect(SEEDS.start + 9, effort=0.5)

@@ -4,7 +4,8 @@ python -m tests.runtime.killed_saves FOLDER    prints one JSON object per kill
 
 The processes are forked from this one, which has one thread and torch imported, so that a kill costs milliseconds.
 `moment` kills before the n-th call that changes the disk, for every n; `again` the same, while a checkpoint is replaced
-by one of the same step; `random` after some milliseconds of saving one after the other.
+by one of the same step; `random` some time after
+a save began that is followed by others, from half of what one takes on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -114,11 +116,14 @@ def at_random(folder: Path) -> None:
             step += 1
             save_large(step)
 
-    step = 1
-    save_large(step)
+    took = []
+    for step in (1, 2, 3):
+        began = time.perf_counter()
+        save_large(step)
+        took.append(time.perf_counter() - began)
     for number in range(RANDOM):
         child = in_child(partial(work, step))
-        time.sleep(0.01 + 0.002 * number)
+        time.sleep(statistics.median(took) * (0.5 + number / 4))
         os.kill(child, signal.SIGKILL)
         end = ended(child)
         newest = latest(folder)

@@ -21,6 +21,7 @@ from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job, Optimizer
 from isthmus.model.source import load_graph
 from isthmus.model.tensor_parallel.member_slices import ParameterSlice
+from isthmus.runtime.checkpoint import saving
 from isthmus.runtime.checkpoint.reading import (
     Checkpoint,
     Header,
@@ -33,10 +34,10 @@ from isthmus.runtime.checkpoint.reading import (
     finish,
     latest,
     open_checkpoint,
-    saving,
     write_part,
 )
 from isthmus.runtime.checkpoint.tensor_file import DTYPES, TensorEntry, open_tensors, write_tensors
+from tests.quiet import PATIENCE
 from tests.runtime.saved_states import (
     SHAPES,
     assert_holds,
@@ -242,7 +243,7 @@ def test_the_saver_writes_while_training_goes_on(folder: Path, monkeypatch: pyte
     second.join(0.05)
     assert second.is_alive()  # one at a time
     go.set()
-    second.join(10)
+    second.join(PATIENCE)
     saved = [*saver.saved(wait=True), *saver.close()]
     assert [item.step for item in saved] == [1, 2]
     assert_holds(open_checkpoint(finish(folder, [saved[1].part], header(2))), state_of(1))

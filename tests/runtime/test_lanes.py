@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from isthmus.runtime.comm.worker_threads import WorkerThreads
+from tests.quiet import PATIENCE
 
 
 def test_a_lane_keeps_its_order_and_its_thread() -> None:
@@ -50,5 +51,5 @@ def test_closing_ends_the_threads() -> None:
     lanes.wait()
     (thread,) = set(threading.enumerate()) - before
     lanes.close()
-    thread.join(10.0)
+    thread.join(PATIENCE)
     assert not thread.is_alive()

@@ -24,6 +24,7 @@ from isthmus.runtime.profiling.block_times import LeftOut, measure, profile_mode
 from isthmus.runtime.profiling.machine import find_machine, free_memory, guess_kind
 from isthmus.runtime.random.draws import draws_of
 from isthmus.runtime.random.randomness import Randomness
+from tests.quiet import needs_quiet
 
 CPU = torch.device("cpu")
 
@@ -90,6 +91,7 @@ def test_the_device_may_be_called_anything_that_a_cluster_file_may() -> None:
 # -- what is measured
 
 
+@pytest.mark.slow("profiles whole models; `test_profile_command` profiles a small one in the fast set")
 @pytest.mark.parametrize("model", ["zoo:gpt-tiny", "zoo:cnn-tiny"])
 def test_points_are_of_the_blocks_that_planners_know(model: str) -> None:
     sequence = 32 if model == "zoo:gpt-tiny" else None
@@ -241,6 +243,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_thread")
+@needs_quiet()
 def test_more_work_takes_longer() -> None:
     def seconds(width: int) -> float:
         pieces, draws, inputs = cut_net(nn.Sequential(nn.Linear(256, width), nn.ReLU()), 64, 256)
@@ -250,7 +253,9 @@ def test_more_work_takes_longer() -> None:
     assert any(seconds(2048) > 2 * seconds(256) for _ in range(3))
 
 
+@pytest.mark.slow("profiles a whole model up to three times")
 @pytest.mark.usefixtures("one_thread")
+@needs_quiet()
 def test_the_blocks_add_up_to_the_model() -> None:
     built = build("zoo:gpt-tiny", 32)
     example = built.example(2)

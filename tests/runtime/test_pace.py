@@ -7,6 +7,7 @@ import time
 import pytest
 
 from isthmus.runtime.pace import Pace
+from tests.quiet import needs_quiet
 
 
 def compute(seconds: float) -> None:
@@ -17,6 +18,7 @@ def compute(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("slower", [2.0, 5.0])
+@needs_quiet()
 def test_computing_takes_as_many_times_longer(slower: float) -> None:
     pace, began = Pace(slower), time.perf_counter()
     pace.start()
@@ -28,6 +30,7 @@ def test_computing_takes_as_many_times_longer(slower: float) -> None:
     assert took <= slower * 0.1 + 0.25
 
 
+@needs_quiet()
 def test_waiting_is_not_padded() -> None:
     pace, began = Pace(50.0), time.perf_counter()
     pace.start()
@@ -36,6 +39,7 @@ def test_waiting_is_not_padded() -> None:
     assert time.perf_counter() - began < 0.05 + 0.2
 
 
+@needs_quiet()
 def test_what_was_done_before_a_step_does_not_count() -> None:
     pace = Pace(100.0)
     compute(0.05)
@@ -53,6 +57,7 @@ def test_a_device_as_fast_as_this_machine_never_sleeps(monkeypatch: pytest.Monke
     pace.keep()
 
 
+@needs_quiet()
 def test_a_sleep_that_was_too_long_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
 

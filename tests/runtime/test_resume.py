@@ -35,7 +35,10 @@ def gpt(kind: str, optimizer: Optimizer) -> Plan:
 PAIRS = [("alone", "stages"), ("stages", "sharded"), ("sharded", "grouped"), ("grouped", "alone")]
 
 
-@pytest.mark.parametrize("before,after", PAIRS)
+@pytest.mark.parametrize(
+    "before,after",
+    [*PAIRS[:2], *(pytest.param(*pair, marks=pytest.mark.slow("traces tensor groups")) for pair in PAIRS[2:])],
+)
 def test_another_plan_goes_on_where_one_stopped(before: str, after: str, tmp_path: Path) -> None:
     optimizer = SGD if "grouped" in (before, after) else CLIPPED
     first, second = gpt(before, optimizer), gpt(after, optimizer)

@@ -25,6 +25,7 @@ from isthmus.model.torch_export import Example
 from isthmus.plan.resolve import ResolvedPipeline, ResolvedReplica, ResolvedStage
 from isthmus.plan.types import Pipeline
 from isthmus.runtime.batch_statistics import SynchronisedNorm, synchronised, unchanged
+from tests.quiet import PATIENCE
 
 from ..model import models
 
@@ -33,7 +34,7 @@ Work = Callable[[Callable[[Tensor], Tensor], int], Any]
 
 def side_by_side(count: int, work: Work) -> list[Any]:
     """Runs `work(reduce, replica)` in a thread for each replica; `reduce` sums in replica order, for all the same."""
-    barrier = threading.Barrier(count, timeout=30)
+    barrier = threading.Barrier(count, timeout=PATIENCE)
     slots: list[Any] = [None] * count
     results: list[Any] = [None] * count
     failures: list[BaseException] = []

@@ -23,6 +23,7 @@ from isthmus.runtime.comm import scratch, syncs
 from isthmus.runtime.comm.channel import ChannelError, Channels
 from isthmus.runtime.comm.syncs import Ring, SyncMethod, make_sync, piece_bounds
 from isthmus.runtime.program import BucketSpec
+from tests.quiet import PATIENCE
 from tests.runtime.threads import at_once, networks
 
 NAMES = [f"h{i}/cpu/0" for i in range(5)]
@@ -250,7 +251,7 @@ def test_channels_in_any_order(kind: str, tmp_path: Path) -> None:
 
     begin = time.perf_counter()
     at_once([lambda me=me: make(me) for me in names])
-    assert time.perf_counter() - begin < 5  # 0.1 s on an idle machine
+    assert time.perf_counter() - begin < PATIENCE  # 0.1 s on an idle machine
     into = torch.zeros(3)
     coming = made["d1"].channel("c2", "d0").receive(into, 7)
     made["d0"].channel("c2", "d1").send(torch.arange(3.0), 7).wait()
@@ -274,7 +275,7 @@ def test_a_closed_peer_raises() -> None:
     thread.start()
     here.connected()
     a.close()
-    thread.join(5)
+    thread.join(PATIENCE)
     assert "b, channel 'c': lost the channel to a." in str(found[0])
     with pytest.raises(ChannelError, match="closed here"):
         here.send(torch.zeros(1), 0)
@@ -301,7 +302,7 @@ def test_closing_wakes_those_who_wait_here() -> None:
         time.sleep(0.05)
         a.close()
 
-    at_once([wait, connect, close], seconds=5)
+    at_once([wait, connect, close], seconds=PATIENCE)
     with pytest.raises(ChannelError, match="closed"):
         a.channel("new", "b")
     b.close()
@@ -325,7 +326,7 @@ def test_a_ring_with_a_dead_member_ends() -> None:
         time.sleep(0.05)
         made["c"].close()
 
-    at_once([lambda: reduce(0), lambda: reduce(1), die], seconds=5)
+    at_once([lambda: reduce(0), lambda: reduce(1), die], seconds=PATIENCE)
 
 
 def test_round_trip_is_the_same_number_on_both_sides() -> None:

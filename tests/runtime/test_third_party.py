@@ -215,7 +215,18 @@ def plain(task: Task, plan: Plan, rest: dict[str, Tensor]) -> Result:
     return Result(made.losses, {name: tensor for name, tensor in made.weights.items() if name not in still})
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+QUICK = ("gpt2, tied", "bert, padded", "resnet, batch norm")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in QUICK
+        else pytest.param(name, marks=pytest.mark.slow("one more architecture of another library"))
+        for name in FAMILIES
+    ],
+)
 def test_two_uneven_stages(name: str) -> None:
     family = FAMILIES[name]
     task = Task(family.make, family.get, family.loss)
@@ -235,6 +246,7 @@ def test_two_uneven_stages(name: str) -> None:
     assert any(not torch.equal(tensor, began[name]) for name, tensor in found.weights.items())
 
 
+@pytest.mark.slow("one more architecture; `test_join` has loops of one's own in the fast set")
 def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     """XLNet, which has parameters that this task does not use: they stay in its state and in its checkpoints."""
     make = partial(transformers, "XLNetLMHeadModel", "XLNetConfig", **XLNET)
@@ -280,6 +292,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow("exports models of another library only to refuse them")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_the_same_everywhere_is_refused(name: str) -> None:
     make, text = REFUSED[name]

@@ -9,6 +9,7 @@ from typing import TypeVar
 from torch.distributed import HashStore
 
 from isthmus.runtime.comm.channel import Channels
+from tests.quiet import PATIENCE
 
 T = TypeVar("T")
 
@@ -18,7 +19,7 @@ def networks(names: Sequence[str]) -> dict[str, Channels]:
     return {name: Channels(store, name) for name in names}
 
 
-def at_once(bodies: Sequence[Callable[[], T]], seconds: float = 20.0) -> list[T]:
+def at_once(bodies: Sequence[Callable[[], T]], seconds: float = PATIENCE) -> list[T]:
     """Runs all of them in threads; the first failure is raised here."""
     results: dict[int, T] = {}
     failures: list[BaseException] = []

@@ -117,6 +117,7 @@ class _Process:
 
     def __init__(self, address: str, tell: Callable[[Said], None]) -> None:
         self._tell, self._number, self._dismissed = tell, 0, False
+        self._status: int | None = None  # once it has died by itself
         pipe = subprocess.PIPE
         self._popen = subprocess.Popen(
             [*_COMMAND, address], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True
@@ -128,6 +129,8 @@ class _Process:
         """Send a line to the process."""
         if not isinstance(order, StoreEntry):
             self._number = order.number
+            if self._status is not None:
+                self._say_dead(self._status)  # the trouble told so far was of an earlier sync
         with contextlib.suppress(BrokenPipeError):  # it is gone: `_read` notices
             assert self._popen.stdin is not None
             self._popen.stdin.write(msgspec.json.encode(order) + b"\n")
@@ -154,4 +157,8 @@ class _Process:
                     self._tell(msgspec.json.decode(line, type=Said))
             status = self._popen.wait()
             if not self._dismissed:
-                self._tell(Trouble(number=self._number, why=f"its process ended with code {status}"))
+                self._status = status
+                self._say_dead(status)
+
+    def _say_dead(self, status: int) -> None:
+        self._tell(Trouble(number=self._number, why=f"its process ended with code {status}"))
