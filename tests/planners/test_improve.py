@@ -35,6 +35,7 @@ from isthmus.planners.schemes.grid import Fix
 from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search.finishing import finish
 from isthmus.planners.search.local_search import explore
+from isthmus.planners.search_state import SearchState
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.test_portfolio import pipeline_of, problem, two_regions
@@ -172,10 +173,8 @@ def test_a_scheme_that_never_ends_thinking_is_cut_short(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("seconds", "first"), [(2.0, True), (None, False), (60.0, False)])
 def test_the_hasty_ask_the_network_first(seconds: float | None, first: bool) -> None:
     task = problem(two_regions(), chain(6))
-    pool, found = (
-        Candidates(task, LaneMaker(task, MemoryFit(task)), Search(task, Limits(seconds, calls=40), None), None),
-        [],
-    )
+    search, found = Search(SearchState(task), Limits(seconds, calls=40), None), []
+    pool = Candidates(task, LaneMaker(task, MemoryFit(task), search.state), search, None)
     explore(pool, [], lambda asked: found.append(len(asked.found)))
     assert len(found) == 1 and (found[0] == 0) == first
     with pool.search.within(0.01):
@@ -188,7 +187,8 @@ def one_micro_batch(graph: BlockGraph) -> tuple[Problem, Candidates]:
     first, *_, last = task.usable
     members = [[((first,), 24)], [((last,), 24)]]
     start = task.price(make_plan(task, build_stages(task, [0, 3], members, StageOptions()), 1))
-    pool = Candidates(task, LaneMaker(task, MemoryFit(task)), Search(task, Limits(), None), start)
+    search = Search(SearchState(task), Limits(), None)
+    pool = Candidates(task, LaneMaker(task, MemoryFit(task), search.state), search, start)
     return task, pool
 
 

@@ -13,6 +13,7 @@ from isthmus.plan.types import Plan
 from isthmus.plan.validate import check
 from isthmus.planners.layout.build_plan import sync_messages
 from isthmus.planners.problem import LARGE, Candidate, Problem
+from isthmus.planners.search_state import SearchState
 from isthmus.planners.stop import SearchEnded
 
 __all__ = ["Limits", "Progress", "Search", "flaw", "sound", "usual_effort"]
@@ -30,7 +31,7 @@ class Limits(NamedTuple):
 
     seconds: float | None = None
     calls: int | None = None
-    effort: float | None = None  # seconds on a usual machine (`Problem.effort`)
+    effort: float | None = None  # seconds on a usual machine (`SearchState.effort`)
 
 
 def usual_effort(devices: int) -> float:
@@ -44,27 +45,27 @@ def usual_effort(devices: int) -> float:
 class Search:
     """One search: seconds, simulator calls or effort that may be spent, and what was passed over.
 
-    Where the problem has a `stop`, its end is the end of this search too. `known`: plans that were priced before.
+    Where the state has a `stop`, its end is the end of this search too. `known`: plans that were priced before.
     """
 
     def __init__(
         self,
-        problem: Problem,
+        state: SearchState,
         limits: Limits,
         progress: Progress | None,
         known: dict[object, Candidate] | None = None,
     ) -> None:
-        self.problem, self.progress = problem, progress
+        self.state, self.problem, self.progress = state, state.problem, progress
         self.known: dict[object, Candidate] = {} if known is None else known
         self.seconds, self.calls, self.effort = limits
         seconds = limits.seconds if limits.seconds is not None else limits.effort
         self.hasty = seconds is not None and seconds <= _HASTY  # what promises most at once comes first
         self.thorough = limits.effort is None  # what promised too little at first is tried as well
-        self.start, self.first_call, self.first_effort = time.monotonic(), problem.calls, problem.effort
+        self.start, self.first_call, self.first_effort = time.monotonic(), state.calls, state.effort
         self.crowded = 0  # the largest ring that was too much to play
         self.played = 0  # messages of the present scheme's plans
         self.best: Candidate | None = None  # of the present planner's plans
-        self.interrupted = self.stopped = False  # by somebody; by the problem's stop
+        self.interrupted = self.stopped = False  # by somebody; by the state's stop
         self.cut_short = False  # some part of the search was ended by its part of the budget
 
     def ended(self, find: Callable[[], Candidate | None]) -> Candidate | None:
@@ -83,8 +84,8 @@ class Search:
 
     def spent(self) -> bool:
         """Return whether nothing is left of this search's limits; raise SearchEnded at the end of the whole search."""
-        if self.problem.stop is not None and not self.interrupted:
-            self.problem.stop.check()
+        if self.state.stop is not None and not self.interrupted:
+            self.state.stop.check()
         return self._over()
 
     def _over(self) -> bool:
@@ -95,16 +96,16 @@ class Search:
     @property
     def made(self) -> int:
         """Plans priced so far."""
-        return self.problem.calls - self.first_call
+        return self.state.calls - self.first_call
 
     @property
     def worked(self) -> float:
         """Effort so far."""
-        return self.problem.effort - self.first_effort
+        return self.state.effort - self.first_effort
 
     def left(self) -> float:
         """Seconds, of this search or of the whole."""
-        whole = self.problem.stop.left() if self.problem.stop is not None else float("inf")
+        whole = self.state.stop.left() if self.state.stop is not None else float("inf")
         return min(whole, self._seconds_left())
 
     def _seconds_left(self) -> float:
@@ -113,7 +114,7 @@ class Search:
     def calls_left(self) -> int | None:
         """Plans that may still be priced; None where only the clock counts, or nothing does."""
         left = [self.calls - self.made] if self.calls is not None else []
-        left += [int((self.effort - self.worked) / self.problem.price_effort)] if self.effort is not None else []
+        left += [int((self.effort - self.worked) / self.state.price_effort)] if self.effort is not None else []
         return max(0, min(left)) if left else None
 
     def limits(self, part: float) -> Limits:
@@ -153,7 +154,7 @@ class Search:
             self.crowded = max(self.crowded, largest)
             return None
         self.played += messages
-        return self.problem.price(plan)
+        return self.state.price(plan)
 
 
 def sound(problem: Problem, plan: Plan) -> bool:

@@ -143,7 +143,7 @@ def _gradient_bytes(problem: Problem) -> float:
 
 def _border(problem: Problem, own: Iterable[str], others: Iterable[str]) -> tuple[float, float]:
     """Bytes a second that can pass between some hosts and others, each way, and the least latency; 0 if nothing can."""
-    cluster, own, others = problem.roads, tuple(own), tuple(others)
+    cluster, own, others = problem.network, tuple(own), tuple(others)
     rates: dict[tuple[str, str], float] = {}
     latency = float("inf")
     for a in own:

@@ -25,3 +25,5 @@ class Idea(NamedTuple):
     samples: int  # of a micro-batch on one replica
     versions: Callable[[], list[Version]]  # best bound first
     nearest: Callable[[], Plan | None]  # what misses least where none fits; None where places forbid all
+    effort: float = 0.0  # seconds that making the idea takes on a usual machine
+    versions_effort: float = 0.0  # seconds that making its versions takes

@@ -22,12 +22,13 @@ from isthmus.plan.types import Outcome
 from isthmus.planners.budget import Limits, Progress, Search
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.notes import missing_bytes, nothing_fits
-from isthmus.planners.problem import LARGE, Candidate, Problem
+from isthmus.planners.problem import LARGE, Candidate
 from isthmus.planners.proposal import Idea
 from isthmus.planners.schemes.all_schemes import SCHEMES
 from isthmus.planners.schemes.grid import Fix
 from isthmus.planners.schemes.scheme_search import SchemeSearch
 from isthmus.planners.search_planners import BEYOND
+from isthmus.planners.search_state import SearchState
 from isthmus.planners.stop import Stop
 
 __all__ = ["Asked", "Rounds", "SearchResult"]
@@ -83,9 +84,9 @@ class SearchResult(NamedTuple):
 class Rounds:
     """One search: all schemes, and the planner that goes beyond them. `effort`: the usual one, in seconds."""
 
-    def __init__(self, problem: Problem, asked: Asked, stop: Stop, effort: float) -> None:
-        self.problem, self.asked, self.stop, self.effort = problem, asked, stop, effort
-        self.room = MemoryFit(problem)
+    def __init__(self, state: SearchState, asked: Asked, stop: Stop, effort: float) -> None:
+        self.state, self.problem, self.asked, self.stop, self.effort = state, state.problem, asked, stop, effort
+        self.room = MemoryFit(self.problem)
         self.schemes: dict[str, SchemeSearch] = {}
         self.best: Candidate | None = None  # of the planner that goes beyond the schemes
         self.crowded = 0
@@ -98,13 +99,13 @@ class Rounds:
         """Begin all schemes, and what is known of prices, anew; plans that were found before stay answers."""
         self._known, before = {}, self.schemes
         self.schemes = {
-            name: SchemeSearch(self.problem, self.room, name, self.asked.fix, before.get(name))
+            name: SchemeSearch(self.state, self.room, name, self.asked.fix, before.get(name))
             for name in self.asked.names
         }
 
     def find(self) -> SearchResult:
         """Search to the end; raises NoPlanError if none of the plans that were asked for fits."""
-        with self.problem.stopping(self.stop):
+        with self.state.stopping(self.stop):
             for effort, thorough in self._efforts():
                 if effort == self.effort and self._beyond is not None:
                     self._begin()
@@ -127,9 +128,9 @@ class Rounds:
 
     def _end_schemes(self) -> None:
         """Search the schemes to their end; what some do not need of their part is for the others."""
-        large = len(self.problem.usable) > LARGE or self.problem.copied
+        large = len(self.problem.usable) > LARGE or self.state.copied
         effort = _LARGE_ENDING * self.effort if large else _ENDING
-        search = Search(self.problem, Limits(effort=effort), self.asked.progress)
+        search = Search(self.state, Limits(effort=effort), self.asked.progress)
         search.thorough = True
         for _ in range(_PASSES):
             if not self.interrupted:
@@ -160,7 +161,7 @@ class Rounds:
         spent = self.stopped or any(not self.schemes[name].ended for name in wanted)
         asked = [self.schemes[name] for name in wanted] if self._beyond is None else self.schemes.values()
         ideas = [idea for scheme in asked for idea in scheme.ideas]
-        nearest = _nearest(Search(self.problem, Limits(), self.asked.progress), ideas, first=self.stopped)
+        nearest = _nearest(Search(self.state, Limits(), self.asked.progress), ideas, first=self.stopped)
         raise nothing_fits(self.problem, wanted or (self.asked.planner,), self.asked.fix, nearest, spent=spent)
 
     def _efforts(self) -> Iterator[tuple[float | None, bool]]:
@@ -174,14 +175,14 @@ class Rounds:
 
     def _round(self, effort: float | None, thorough: bool) -> bool:
         """Search schemes, then beyond them; return whether nothing is left for another round."""
-        before = self.problem.calls
-        search = Search(self.problem, Limits(effort=effort), self.asked.progress, self._known)
+        before = self.state.calls
+        search = Search(self.state, Limits(effort=effort), self.asked.progress, self._known)
         search.thorough = thorough
         if self._beyond is None:
             self.advance(search)
         else:
-            part = _HASTY_PART if search.hasty and not self.problem.copied else _SCHEMES_PART
-            self.advance(Search(self.problem, search.limits(part), self.asked.progress))
+            part = _HASTY_PART if search.hasty and not self.state.copied else _SCHEMES_PART
+            self.advance(Search(self.state, search.limits(part), self.asked.progress))
         if self.stopped or self.interrupted:
             return True
         ended = all(scheme.ended for scheme in self.schemes.values())
@@ -191,7 +192,7 @@ class Rounds:
         self.best = found if found is not None and self._slower(found) else self.best
         self.cut_short = search.cut_short
         self._note(search, search.crowded)
-        exhausted = thorough and (not search.cut_short or self.problem.calls == before)
+        exhausted = thorough and (not search.cut_short or self.state.calls == before)
         return self.stopped or self.interrupted or (ended and exhausted)
 
     def _note(self, search: Search, crowded: int) -> None:

@@ -29,20 +29,20 @@ _DIRECT_PART = 0.7  # of that, before layouts are made that talk over relays
 
 def split(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """The best pipeline over all devices, in every usual order of them, by dynamic programming."""
-    return one_lane(problem, LaneMaker(problem, room), search, given)
+    return one_lane(problem, LaneMaker(problem, room, search.state), search, given)
 
 
 def auto(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Pipelines side by side, settled by search, with direct links first; then all that a layout leaves open."""
-    pool = Candidates(problem, LaneMaker(problem, room), search, given[0] if given else None)
+    pool = Candidates(problem, LaneMaker(problem, room, search.state), search, given[0] if given else None)
     with search.within(_EXPLORE_PART):
         with search.within(_DIRECT_PART if problem.vias else 1.0):
             explore(pool, given, _proposals())
         if problem.vias:
-            with problem.over_relays():
-                direct, pool = pool, Candidates(problem, LaneMaker(problem, room), search, pool.best)
-                pool.found += direct.found
-                explore(pool, ())
+            relayed = problem.with_relays
+            direct, pool = pool, Candidates(relayed, LaneMaker(relayed, room, search.state), search, pool.best)
+            pool.found += direct.found
+            explore(pool, ())
     finish(pool, synced=True)
     return pool.best
 
@@ -55,18 +55,18 @@ def _proposals() -> Proposals | None:
 
 def exact(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Every layout that could be faster than the best plan: proven, on a handful of devices and blocks."""
-    with problem.over_relays():
-        return branching.exact(problem, LaneMaker(problem, room), search, given, _proposals())
+    relayed = problem.with_relays
+    return branching.exact(relayed, LaneMaker(relayed, room, search.state), search, given, _proposals())
 
 
 def search(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Search for who works with whom and at what pace, by a tree search that knows nothing beforehand."""
-    return tree_search(problem, LaneMaker(problem, room), search, given)
+    return tree_search(problem, LaneMaker(problem, room, search.state), search, given)
 
 
 def learned(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """The same search, with a network that has seen many others."""
-    return tree_search(problem, LaneMaker(problem, room), search, given, shipped_prior())
+    return tree_search(problem, LaneMaker(problem, room, search.state), search, given, shipped_prior())
 
 
 BEYOND: dict[str, Planner] = {"auto": auto, "split": split, "exact": exact, "search": search, "learned": learned}

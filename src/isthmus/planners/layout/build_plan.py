@@ -207,7 +207,7 @@ def least_ring(
     count = len(members)
     if count < 2 or (problem.profile is not None and problem.profile.collectives):
         return RingBound(0.0, 0.0)
-    cluster, slowest, latencies = problem.roads, float("inf"), list[float]()
+    cluster, slowest, latencies = problem.network, float("inf"), list[float]()
     for a, b in pairwise((*members, members[0])):
         host, other = cluster.host_of(a), cluster.host_of(b)
         if host.name == other.name:

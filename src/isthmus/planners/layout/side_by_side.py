@@ -28,6 +28,7 @@ from isthmus.planners.layout.stage_dp import Arranged, Arranger
 from isthmus.planners.layout.stage_shares import Sharing
 from isthmus.planners.problem import Problem
 from isthmus.planners.schemes.pipeline_bounds import Stage, Staged, cut_times
+from isthmus.planners.search_state import SearchState
 
 __all__ = ["BUCKETS", "Lane", "LaneMaker", "LaneSettings", "Layout", "lanes_plan", "layout_key"]
 
@@ -76,12 +77,12 @@ class Layout(NamedTuple):
 
 
 class LaneMaker:
-    """Completes lanes of one problem; remembers what it has found."""
+    """Completes lanes of one problem; remembers what it has found. `state`: the search that counts its effort."""
 
-    def __init__(self, problem: Problem, room: MemoryFit) -> None:
-        self.problem, self.room = problem, room
+    def __init__(self, problem: Problem, room: MemoryFit, state: SearchState | None = None) -> None:
+        self.problem, self.room, self.state = problem, room, state or SearchState(problem)
         self.sharing = Sharing(problem)
-        self.arranger = Arranger(problem, room, self.sharing)
+        self.arranger = Arranger(problem, room, self.sharing, self.state)
         self._orders: dict[tuple[Bundle, ...], list[tuple[Bundle, ...]]] = {}
         self._best: dict[tuple[object, ...], Lane | None] = {}
         self._seconds: dict[tuple[object, ...], tuple[float, float]] = {}
@@ -155,7 +156,7 @@ class LaneMaker:
         """Return the lane with its lower bound and its estimated time, in seconds. `alone`: there is no other lane."""
         key = (lane.stages, lane.firsts, lane.recompute, pace, alone)
         if key not in self._seconds:
-            self.problem.effort += _TIMED
+            self.state.effort += _TIMED
             staged = Staged(lane.stages, pace.micro_batches, pace.ahead)
             ways = [pace.held._replace(recompute=again) for again in lane.recompute]
             rings = alone and pace.state != "sharded-all" and len(self._regions(lane)) == 1

@@ -33,6 +33,7 @@ from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
 from isthmus.planners.layout.stage_shares import Sharing
 from isthmus.planners.layout.stage_tables import Distances, Ints, Shorts, StageTables
 from isthmus.planners.problem import Floats, Problem
+from isthmus.planners.search_state import SearchState
 
 __all__ = ["Arranged", "Arranger", "Solved", "crossing_bytes"]
 
@@ -75,8 +76,8 @@ class Solved(NamedTuple):
 class Arranger:
     """Arranges bundles of one problem; remembers what it has looked up."""
 
-    def __init__(self, problem: Problem, room: MemoryFit, sharing: Sharing) -> None:
-        self.problem, self.room, self.sharing = problem, room, sharing
+    def __init__(self, problem: Problem, room: MemoryFit, sharing: Sharing, state: SearchState | None = None) -> None:
+        self.problem, self.room, self.sharing, self.state = problem, room, sharing, state or SearchState(problem)
         table = problem.table
         width = table.width * (problem.kept or 1.0)
         self._weights = np.asarray(table.sums.elements) * width
@@ -120,7 +121,7 @@ class Arranger:
         key = (tuple(bundles), samples, held, others)
         if key not in self._known:
             self._known[key] = self.runs.table(bundles, samples, held, others), self.distances.between(bundles)
-        self.problem.effort += _SOLVED * len(bundles) ** 2
+        self.state.effort += _SOLVED * len(bundles) ** 2
         (table, far), rows, at = self._known[key], self.runs, self.borders
         deepest = min(_DEEPEST, len(bundles), len(at) - 1)
         best, picks = solve(
@@ -162,7 +163,7 @@ class Arranger:
         self, stages: tuple[Groups, ...], samples: int, micro_batches: int, held: StageOptions, ahead: int, others: int
     ) -> Arranged | None:
         """Settled stages with the best cut at any border, as far as computing, syncs and memory go; None: none fits."""
-        self.problem.effort += _CUT
+        self.state.effort += _CUT
         depth, rows = len(stages), [self._row(groups, samples, held, others) for groups in stages]
         flight = [min(depth - s + (ahead if s < depth - 1 else 0), micro_batches) for s in range(depth)]
         seconds, fits, rings = (np.array(column) for column in zip(*rows, strict=True))

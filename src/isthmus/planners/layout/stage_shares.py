@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from isthmus.planners.layout.shares import even_shares, fair_shares
-from isthmus.planners.problem import Fact, Floats, Problem
+from isthmus.planners.problem import Floats, Problem, ReplicaKind
 
 __all__ = ["Sharing", "StageShare"]
 
@@ -24,9 +24,9 @@ Groups = Sequence[tuple[str, ...]]
 class StageShare(NamedTuple):
     """What replicas of some sorts do with a micro-batch."""
 
-    shares: dict[Fact, list[int]]  # of the replicas of each sort
+    shares: dict[ReplicaKind, list[int]]  # of the replicas of each sort
     seconds: Floats  # [2, blocks + 1] of the slowest replica: forward and backward of all blocks before each
-    most: tuple[tuple[Fact, int], ...]  # the largest share of each sort that has any
+    most: tuple[tuple[ReplicaKind, int], ...]  # the largest share of each sort that has any
 
 
 class Sharing:
@@ -34,14 +34,14 @@ class Sharing:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._known: dict[tuple[int, frozenset[tuple[Fact, int]]], StageShare] = {}
+        self._known: dict[tuple[int, frozenset[tuple[ReplicaKind, int]]], StageShare] = {}
         self._found: dict[tuple[int, tuple[tuple[str, ...], ...]], StageShare] = {}
 
     def of(self, groups: Groups, samples: int) -> StageShare:
         """Shares by sort, and the time of the slowest."""
         same = samples, tuple(groups)
         if same not in self._found:
-            counts = Counter(self.problem.fact(group) for group in groups)
+            counts = Counter(self.problem.replica_kind(group) for group in groups)
             key = samples, frozenset(counts.items())
             if key not in self._known:
                 self._known[key] = self._shared(counts, samples)
@@ -51,17 +51,17 @@ class Sharing:
     def stage(self, groups: Groups, samples: int) -> tuple[tuple[tuple[str, ...], int], ...]:
         """The replicas with their shares; one with nothing to do is left out."""
         left = {fact: iter(shares) for fact, shares in self.of(groups, samples).shares.items()}
-        pairs = ((group, next(left[self.problem.fact(group)])) for group in groups)
+        pairs = ((group, next(left[self.problem.replica_kind(group)])) for group in groups)
         return tuple((group, share) for group, share in pairs if share)
 
-    def _shared(self, counts: Counter[Fact], samples: int) -> StageShare:
+    def _shared(self, counts: Counter[ReplicaKind], samples: int) -> StageShare:
         facts = sorted(counts.elements(), key=repr)
         if len(counts) == 1:
             shares = even_shares(samples, len(facts))
         else:
             times = {fact: partial(self.problem.whole_seconds, *fact) for fact in counts}
             shares = fair_shares(samples, [times[fact] for fact in facts], least=0)
-        by_fact: dict[Fact, list[int]] = {}
+        by_fact: dict[ReplicaKind, list[int]] = {}
         for fact, share in zip(facts, shares, strict=True):
             by_fact.setdefault(fact, []).append(share)
         most = tuple((fact, max(own)) for fact, own in by_fact.items() if max(own))

@@ -117,7 +117,7 @@ class Distances:
     """Between hosts: latency, and seconds a byte of one pair and of all pairs of their regions together."""
 
     def __init__(self, problem: Problem) -> None:
-        self.cluster = problem.roads
+        self.cluster = problem.network
         self._numbers: dict[str, int] = {}
         self._known: Floats = np.zeros((3, 0, 0))
 
@@ -160,7 +160,7 @@ def _twice(array: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
 
 def sync_seconds(problem: Problem, leads: Sequence[str]) -> tuple[float, float]:
     """Seconds for each byte of a bucket, and beside them: around a ring or, between regions, in each region first."""
-    count, cluster = len(leads), problem.roads
+    count, cluster = len(leads), problem.network
     if count < 2:
         return 0.0, 0.0
     inside, across, waits, apart = np.inf, np.inf, 0.0, False

@@ -212,7 +212,8 @@ class Leaves:
         layout = pool.lanes.complete(setting.parts, setting.pace)
         if layout is None:
             return best
-        for how, buckets in ways(pool.problem, layout)[::-1]:  # few buckets first, by trees where there are any
+        hows = ways(pool.problem, layout, copied=pool.search.state.copied)
+        for how, buckets in hows[::-1]:  # few buckets first, by trees where there are any
             if pool.search.spent() or _CLOSE * pool.limit < best < float("inf"):
                 break
             candidate = pool.price_one(setting, self.drafts.bundles[degree], layout, how, buckets)

@@ -88,7 +88,7 @@ class NetworkPrior:
             self._look = Look(pool.problem, drafts, self.blind)
         if pool.best is not self._told[0]:
             self._told = pool.best, None if pool.best is None else feedback_of(pool.problem, pool.best)
-        pool.problem.effort += _ASKED + _DRAFT * len(asked)
+        pool.search.state.effort += _ASKED + _DRAFT * len(asked)
         looked = [self._look.at(draft, actions, self._told[1]) for draft, actions in asked]
         likely: dict[int, Floats] = {}
         for scene in {id(one.scene) for one in looked}:

@@ -134,7 +134,7 @@ def _mixes(problem: Problem, subset: tuple[_Class, ...], layers: Floats, limits:
         caps = [len(member.groups[t]) // count for member, t in zip(subset, degrees, strict=True)]
         if not all(caps):
             continue
-        facts = [problem.fact(member.groups[t][0]) for member, t in zip(subset, degrees, strict=True)]
+        facts = [problem.replica_kind(member.groups[t][0]) for member, t in zip(subset, degrees, strict=True)]
         spreads = list(_spreads(problem, subset, caps, blocks))
         for micro in micro_sizes(problem, count):
             rows = [problem.block_seconds(*fact, micro).sum(axis=0) for fact in facts]
@@ -232,7 +232,7 @@ def _nearness(problem: Problem, a: _Class, b: _Class) -> float:
     hosts = problem.cluster.host_of(a.lead), problem.cluster.host_of(b.lead)
     if hosts[0].name == hosts[1].name:
         return float("inf")
-    link = problem.roads.link(hosts[0].name, hosts[1].name)
+    link = problem.network.link(hosts[0].name, hosts[1].name)
     return 0.0 if link is None else float(link.bandwidth)
 
 

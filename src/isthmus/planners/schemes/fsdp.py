@@ -101,7 +101,7 @@ def _exchange(problem: Problem, devices: Sequence[str], count: int, unit: float)
     n - 1 such parts of each micro-batch's gradients. A unit that two turns in a row use is sent once: the last one's
     backward follows its forward, the first one's forward its backward of the micro-batch before.
     """
-    table, n, cluster = problem.table, len(devices), problem.roads
+    table, n, cluster = problem.table, len(devices), problem.network
     blocks = len(problem.graph.blocks)
     tied = sum(elements for _, elements in table.tied)
     own = unit_bytes(table.span(0, blocks - 1).elements * table.width, unit, count, n) / table.width

@@ -20,10 +20,17 @@ from isthmus.planners.layout.build_plan import least_ring
 from isthmus.planners.layout.cuts import balanced_cut
 from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
 from isthmus.planners.layout.shares import divisors, micro_batch_counts
-from isthmus.planners.problem import Fact, Floats, Problem
+from isthmus.planners.problem import Floats, Problem, ReplicaKind
 from isthmus.planners.proposal import Idea, Version
 from isthmus.planners.schemes.device_sets import device_sets, largest_host, tensor_groups
-from isthmus.planners.schemes.pipeline_bounds import Staged, least_seconds, nearest, staged_plan, versions
+from isthmus.planners.schemes.pipeline_bounds import (
+    VERSIONS_EFFORT,
+    Staged,
+    least_seconds,
+    nearest,
+    staged_plan,
+    versions,
+)
 
 __all__ = [
     "Fix",
@@ -55,7 +62,7 @@ class _Layout(NamedTuple):
     """Degrees with the groups that fill them, stage by stage."""
 
     groups: tuple[tuple[str, ...], ...]
-    facts: tuple[Fact, ...]  # kind and links of each group
+    facts: tuple[ReplicaKind, ...]  # kind and links of each group
     tp: int
     pp: int
     dp: int
@@ -106,7 +113,7 @@ def _layouts(problem: Problem, fix: Fix, degrees: Sequence[int]) -> Iterator[_La
     for devices in device_sets(problem):
         for tp in degrees:
             groups = tensor_groups(problem, devices, tp)
-            facts = [problem.fact(group) for group in groups]
+            facts = [problem.replica_kind(group) for group in groups]
             for pp, dp in _degrees(problem, len(groups), tp, fix):
                 used, known = tuple(groups[: pp * dp]), tuple(facts[: pp * dp])
                 if (used, pp) in seen:
@@ -168,6 +175,7 @@ def _idea(problem: Problem, room: MemoryFit, layout: _Layout, fix: Fix) -> Idea:
         samples=layout.micro,
         versions=partial(_versions, problem, room, layout, fix),
         nearest=lambda: nearest(problem, room, _staged(layout), ways_of(layout.dp)[-1]),
+        versions_effort=VERSIONS_EFFORT,
     )
 
 

@@ -26,8 +26,8 @@ import numpy.typing as npt
 
 from isthmus.cost.compute import Group
 from isthmus.cost.tables import stage_links
-from isthmus.plan.types import Plan
-from isthmus.planners.layout.build_plan import RingBound, build_stages, last_bucket, least_ring, least_update, make_plan
+from isthmus.plan.types import Layout, Plan
+from isthmus.planners.layout.build_plan import build_stages, last_bucket, least_ring, least_update, make_plan
 from isthmus.planners.layout.cuts import (
     Parts,
     balanced_cut,
@@ -43,6 +43,7 @@ from isthmus.planners.problem import Bools, Floats, Problem, divided_work
 from isthmus.planners.proposal import Idea, Version
 
 __all__ = [
+    "VERSIONS_EFFORT",
     "Cut",
     "Stage",
     "Staged",
@@ -58,7 +59,7 @@ __all__ = [
     "way_seconds",
 ]
 
-_IDEA, _VERSIONS = 1.5e-4, 2e-3  # seconds that making them takes
+_IDEA, VERSIONS_EFFORT = 1.5e-4, 2e-3  # seconds that making them takes
 Stage = tuple[tuple[tuple[str, ...], int], ...]  # devices and share of each replica
 _Timed = tuple[str, Group, int]  # kind and links of a replica, and its share
 Cut = Callable[[StageOptions], Sequence[Floats]]  # what is to be even: for each stage what every block weighs on it
@@ -99,7 +100,6 @@ def staged_ideas(
     samples = max(share for stage in staged.stages for _, share in stage)
     seconds, around = _floor(problem, staged, borders)
     for ahead in aheads:
-        problem.effort += _IDEA
         one = staged._replace(ahead=ahead)
         yield Idea(
             seconds=max(seconds, _round_trips(problem, one, around)),
@@ -107,6 +107,8 @@ def staged_ideas(
             samples=samples,
             versions=partial(versions, problem, room, one, cuts, ways),
             nearest=partial(nearest, problem, room, one, ways[-1]),
+            effort=_IDEA,
+            versions_effort=VERSIONS_EFFORT,
         )
 
 
@@ -119,7 +121,6 @@ def versions(
     allowed: Bools | None = None,
 ) -> list[Version]:
     """Each way to hold the state, with each cut that fits so. `allowed`: runs of blocks that a stage may have."""
-    problem.effort += _VERSIONS
     needs, found = list(_needs(problem, staged)), dict[tuple[StageOptions, tuple[int, ...]], Version]()
     for way in ways:
         fits = [_fits(room, stage, way, allowed) for stage in needs]
@@ -199,7 +200,7 @@ def _tied_ends(problem: Problem, staged: Staged) -> float:
 
 def _facts(problem: Problem, stage: Stage) -> list[_Timed]:
     """Return what distinguishes the stage's replicas, as far as time goes."""
-    return list(dict.fromkeys((*problem.fact(devices), share) for devices, share in stage))
+    return list(dict.fromkeys((*problem.replica_kind(devices), share) for devices, share in stage))
 
 
 def flights(problem: Problem, staged: Staged) -> list[int]:
@@ -325,27 +326,24 @@ def _ends(
     spans = pairwise((*firsts, len(problem.graph.blocks)))
     for stage, (a, b), way in zip(staged.stages, spans, ways, strict=True):
         key = (tuple(devices for devices, _ in stage), a, b, way.state, way.spill, len(firsts) > 1)
-        if key not in problem.ends:
-            ring, update = _end(problem, key[0], a, b, way, others=len(firsts) > 1)
-            problem.ends[key] = (*ring, update)
-        yield problem.ends[key]
+        yield problem.remembered(_end, *key)
 
 
 def _end(
-    problem: Problem, groups: Sequence[tuple[str, ...]], a: int, b: int, way: StageOptions, *, others: bool
-) -> tuple[RingBound, float]:
+    problem: Problem, groups: Sequence[tuple[str, ...]], a: int, b: int, state: Layout, spill: bool, others: bool
+) -> tuple[float, float, float]:
     """The same of the stage of blocks a .. b - 1; where there are `others`, tied weights have rings of their own."""
-    degrees, kinds = {len(devices) for devices in groups}, {problem.fact(devices)[0] for devices in groups}
+    degrees, kinds = {len(devices) for devices in groups}, {problem.replica_kind(devices)[0] for devices in groups}
     degree, span = max(degrees), problem.table.span(a, b - 1)
     elements = span.elements - span.split_elements * (1.0 - 1.0 / degree)
-    parts = 1 if way.state == "replicated" else len(groups)
-    update = 0.0 if way.spill else min(least_update(problem, kind, elements / parts) for kind in kinds)
+    parts = 1 if state == "replicated" else len(groups)
+    update = 0.0 if spill else min(least_update(problem, kind, elements / parts) for kind in kinds)
     tied = sum(count for users, count in problem.table.tied if any(a <= user < b for user in users))
     synced = max(0.0, elements - tied if others else elements) if len(degrees) == 1 else 0.0
     rings = 1 if any(_spans(problem, devices) for devices in groups) else degree
-    last = last_bucket(problem, a, b, degree) if way.state == "replicated" else None
+    last = last_bucket(problem, a, b, degree) if state == "replicated" else None
     leads = [devices[0] for devices in groups]
-    return least_ring(problem, leads, synced * (problem.kept or 1.0), rings, last), update
+    return (*least_ring(problem, leads, synced * (problem.kept or 1.0), rings, last), update)
 
 
 def _spans(problem: Problem, devices: Sequence[str]) -> bool:
@@ -355,16 +353,13 @@ def _spans(problem: Problem, devices: Sequence[str]) -> bool:
 
 def _crossing(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
     """Replicas talk where their samples meet. Inside a host, and for groups of several, only the latency is counted."""
-    key = (senders, receivers)
-    if key not in problem.crossings:
-        problem.crossings[key] = _met(problem, senders, receivers)
-    return _Crossing(*problem.crossings[key])
+    return problem.remembered(_met, senders, receivers)
 
 
 def _met(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
     if any(_spans(problem, devices) for devices, _ in (*senders, *receivers)):
         return _Crossing(0.0, 0.0, 0.0)
-    cluster, latency, message = problem.roads, float("inf"), float("inf")
+    cluster, latency, message = problem.network, float("inf"), float("inf")
     load = dict[tuple[str, ...], float]()
     room = dict[tuple[str, ...], float]()
     for a, b, samples in _meetings(senders, receivers):

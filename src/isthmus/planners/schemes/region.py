@@ -116,7 +116,7 @@ def _ideas(problem: Problem, room: MemoryFit, rows: Sequence[Groups], borders: S
 
 def _shared(problem: Problem, groups: Groups, samples: int) -> Stage:
     """Shares that make all groups finish together; a group with nothing to do is left out."""
-    facts = [problem.fact(group) for group in groups]
+    facts = [problem.replica_kind(group) for group in groups]
     if len(set(facts)) == 1:
         shares = even_shares(samples, len(groups))
     else:

@@ -14,11 +14,12 @@ from isthmus.plan.types import Outcome
 from isthmus.planners.budget import Search, flaw
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.notes import why_not
-from isthmus.planners.problem import Candidate, Problem
+from isthmus.planners.problem import Candidate
 from isthmus.planners.proposal import Idea, Version
 from isthmus.planners.schemes.all_schemes import SCHEMES
 from isthmus.planners.schemes.grid import Fix
 from isthmus.planners.search.large_clusters import treed
+from isthmus.planners.search_state import SearchState
 
 __all__ = ["MOST_IDEAS", "SchemeSearch"]
 
@@ -35,12 +36,13 @@ class SchemeSearch:
     """
 
     def __init__(
-        self, problem: Problem, room: MemoryFit, name: str, fix: Fix | None, before: SchemeSearch | None = None
+        self, state: SearchState, room: MemoryFit, name: str, fix: Fix | None, before: SchemeSearch | None = None
     ) -> None:
-        self.problem, self.name, self.before = problem, name, before
+        self.state, self.problem, self.name, self.before = state, state.problem, name, before
         self.ideas: list[Idea] = []  # all that were made
         self.best: Candidate | None = None
-        self._coming: Iterator[Idea] | None = SCHEMES[name](problem, room, fix if fix and name == "grid" else Fix())
+        fixed = fix if fix and name == "grid" else Fix()
+        self._coming: Iterator[Idea] | None = SCHEMES[name](self.problem, room, fixed)
         self._left: list[Idea] = []  # the best bound first
         self._passed: list[Version] = []  # too many messages for what was left then
         self._tried = 0
@@ -52,7 +54,7 @@ class SchemeSearch:
     def ended(self) -> bool:
         """Return whether no plan of the scheme that it may still try can be faster than its best."""
         waiting = self._tried < MOST_IDEAS and any(self._promises(idea) for idea in self._left)
-        twin = self.problem.copied and self.best is not self._treed
+        twin = self.state.copied and self.best is not self._treed
         return self._coming is None and not waiting and not twin and not any(map(self._promises, self._passed))
 
     @property
@@ -86,7 +88,7 @@ class SchemeSearch:
                 self._tried += 1
                 del self._left[0]
             search.tell(self.name)
-        if self.problem.copied and self.best is not None and self.best is not self._treed and not search.spent():
+        if self.state.copied and self.best is not None and self.best is not self._treed and not search.spent():
             before = self.best
             if (plan := treed(self.problem, before.plan)) is not None:
                 self._keep(search, search.price(plan))
@@ -102,7 +104,8 @@ class SchemeSearch:
             return
         with search.within(_IDEAS_PART):
             for idea in self._coming:
-                self.problem.effort += _MADE
+                self.state.effort += idea.effort
+                self.state.effort += _MADE
                 self.ideas.append(idea)
                 self._left.append(idea)
                 if search.spent():
@@ -126,6 +129,7 @@ class SchemeSearch:
 
         Versions differ little: where the first that fits is not near to the best so far, the others are left out.
         """
+        self.state.effort += idea.versions_effort
         for version in idea.versions():
             if not self._promises(version):
                 return True

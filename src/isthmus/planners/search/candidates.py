@@ -49,7 +49,7 @@ class Candidates:
         self.rest: list[tuple[Grouping, tuple[Bundle, ...], Layout]] = []  # what promised too little to be priced
         self.width = 1  # times _POOL: settings whose changes are tried
         self._seen: set[object] = set()
-        self._direct = problem.roads is problem.simulator.priced  # over relays the same layout is another plan
+        self._direct = problem.network is problem.simulator.priced  # over relays the same layout is another plan
 
     @property
     def limit(self) -> float:
@@ -73,7 +73,7 @@ class Candidates:
     def price(self, setting: Grouping, bundles: tuple[Bundle, ...], layout: Layout) -> frozenset[str]:
         """Keeps what fits and keeps every rule; devices that always fall short of memory, none where something fits."""
         short: frozenset[str] | None = None
-        for how, buckets in ways(self.problem, layout):
+        for how, buckets in ways(self.problem, layout, copied=self.search.state.copied):
             if self.search.spent():
                 break
             candidate = self.price_one(setting, bundles, layout, how, buckets)
@@ -137,7 +137,7 @@ def distinct(found: Sequence[Tried], most: int) -> list[Tried]:
     return list(first.values())[:most]
 
 
-def ways(problem: Problem, layout: Layout) -> list[tuple[How, int]]:
+def ways(problem: Problem, layout: Layout, *, copied: bool = False) -> list[tuple[How, int]]:
     """Return the first ways to sync gradients and their buckets: rings; where regions share gradients, trees too."""
     regions = {
         problem.cluster.host_of(group[0]).region for lane in layout.lanes for stage in lane.stages for group, _ in stage
@@ -145,7 +145,7 @@ def ways(problem: Problem, layout: Layout) -> list[tuple[How, int]]:
     several = replicated(layout)
     trees = len(regions) > 1 and several and layout.pace.state != "sharded-all"
     hows: tuple[How, ...] = ("ring", "tree") if trees else ("ring",)
-    return list(product(hows, BUCKETS if several and not problem.copied else BUCKETS[:1]))
+    return list(product(hows, BUCKETS if several and not copied else BUCKETS[:1]))
 
 
 def replicated(layout: Layout) -> bool:

@@ -55,7 +55,7 @@ class Sorts:
         """Return for each sort the most samples a second on blocks a .. b - 1, indexed [a, b]."""
         batch, found = self.problem.job.batch, []
         for members in self.sorts:
-            fact = self.problem.fact(members[0].groups[0])
+            fact = self.problem.replica_kind(members[0].groups[0])
             seconds = span_sums(self.problem.block_seconds(*fact, batch).sum(axis=0) / batch)
             found.append(np.where(seconds > 0.0, 1.0 / np.maximum(seconds, 1e-30), np.inf))
         return found

@@ -32,7 +32,7 @@ def resync(pool: Candidates, count: int = _SYNCED) -> None:
 
     Plans that gather sharded state leave little to choose, so that the best ones with whole state are looked at too.
     """
-    if pool.problem.copied:
+    if pool.search.state.copied:
         return
     whole = [found for found in pool.found if found.layout.pace.state == "replicated" and replicated(found.layout)]
     likely = [*distinct(pool.found, count), *distinct(whole, count)]
@@ -50,7 +50,7 @@ def _synced(pool: Candidates, start: Candidate) -> Candidate | None:
         return None
     left = pool.search.left()
     seconds = min(0.5, left) if calls is None else left
-    choice = best_syncs(pool.problem, start.plan, seconds=seconds, calls=calls)
+    choice = best_syncs(pool.search.state, start.plan, seconds=seconds, calls=calls)
     found = Candidate(choice.plan, choice.price)
     return found if pool.keep(found) else None
 
@@ -70,7 +70,7 @@ def duplicate_blocks(pool: Candidates) -> None:
 
     Plans of copies are left alone.
     """
-    if pool.problem.copied:
+    if pool.search.state.copied:
         return
     whole = [found for found in pool.found if replicated(found.layout) and found.layout.pace.state != "sharded-all"]
     near = [found.candidate.plan for found in distinct(whole, _SYNCED) if found.seconds < _SYNC_GAIN * pool.limit]

@@ -21,10 +21,11 @@ from isthmus.cost.simulate import Price
 from isthmus.plan.types import How, Pipeline, Plan, Replica, Stage
 from isthmus.planners.layout.build_plan import make_plan, only_pipeline
 from isthmus.planners.layout.shares import divisors
-from isthmus.planners.problem import LARGE, Candidate, Problem
+from isthmus.planners.problem import LARGE, Candidate, Problem, make_problem
+from isthmus.planners.search_state import SearchState
 from isthmus.units import BytesPerSecond
 
-__all__ = ["COPIED", "Copies", "copied_plan", "small_problem", "treed", "whole_plan"]
+__all__ = ["COPIED", "Copies", "CopiesState", "copied_plan", "small_problem", "treed", "whole_plan"]
 
 COPIED: tuple[How, ...] = ("ring", "tree")  # how gradients of copies may become equal
 _WORTH = 0.02  # part of the cluster's speed that may stay idle for each halving of the small problem
@@ -54,19 +55,22 @@ def small_problem(problem: Problem) -> Copies | None:
     regions = {problem.cluster.hosts[host].region for host in hosts}
     if count == 1 or any(target not in hosts and target not in regions for _, target, _ in problem.places):
         return None
-    return _Copied(problem, hosts, count).copies
+    job = replace(problem.job, batch=problem.job.batch // count)
+    cluster = _cluster(problem.cluster, hosts, count)
+    small = make_problem(
+        cluster, job, problem.graph, problem.precision, problem.seed, problem.profile, relays_allowed=False
+    )
+    return Copies(small, count, hosts)
 
 
-class _Copied(Problem):
-    """The problem of one copy. Its plans are priced as all copies side by side: with the syncs between them."""
+class CopiesState(SearchState):
+    """The state of a search for the plan of one copy, whose plans are priced as all copies side by side."""
 
     copied = True
 
-    def __init__(self, problem: Problem, hosts: Mapping[str, tuple[str, ...]], count: int) -> None:
-        job = replace(problem.job, batch=problem.job.batch // count)
-        small = _cluster(problem.cluster, hosts, count)
-        super().__init__(small, job, problem.graph, problem.precision, problem.seed, problem.profile)
-        self.whole, self.copies = problem, Copies(self, count, hosts)
+    def __init__(self, whole: Problem, copies: Copies) -> None:
+        super().__init__(copies.problem)
+        self.whole, self.copies = whole, copies
 
     @property
     def price_effort(self) -> float:
@@ -74,7 +78,7 @@ class _Copied(Problem):
         return _PRICE
 
     def price(self, plan: Plan) -> Candidate:
-        """The plan of one copy with the price of all."""
+        """Return the plan of one copy with the price of all copies, with the syncs between them."""
         return Candidate(plan, min(self._prices(plan), key=lambda price: (not price.fits, price.step_seconds)))
 
     def _prices(self, plan: Plan) -> list[Price]:
@@ -99,9 +103,9 @@ def treed(problem: Problem, plan: Plan) -> Plan | None:
     return made if any(sync.how == "tree" for sync in only_pipeline(made).syncs) else None
 
 
-def whole_plan(problem: Problem, copies: Copies, plan: Plan) -> Candidate:
+def whole_plan(state: SearchState, copies: Copies, plan: Plan) -> Candidate:
     """The plan of the whole cluster that has this plan in every copy; its price is that of the small plan."""
-    made = [problem.price(copied_plan(problem, copies, plan, how)) for how in _hows(plan)]
+    made = [state.price(copied_plan(state.problem, copies, plan, how)) for how in _hows(plan)]
     return min(made, key=lambda one: (not one.price.fits, one.price.step_seconds))
 
 
@@ -123,7 +127,7 @@ def _rating(problem: Problem, classes: list[list[str]], count: int) -> float:
     for members in classes:
         kinds = problem.cluster.hosts[members[0]].devices
         mine = {kind: number for kind, number in kinds.items() if kind not in problem.left_out}
-        speed = sum(number * problem.kind_speed(kind) for kind, number in mine.items())
+        speed = sum(number * problem.kind_speeds[kind] for kind, number in mine.items())
         used += speed * (len(members) // count) * count
         whole += speed * len(members)
         devices += sum(mine.values()) * (len(members) // count)

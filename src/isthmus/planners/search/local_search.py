@@ -54,7 +54,7 @@ def explore(pool: Candidates, given: Sequence[Candidate], propose: Proposals | N
     problem, search = pool.problem, pool.search
     for candidate in given:
         pool.take(candidate)
-    proposals = None if problem.copied else propose
+    proposals = None if search.state.copied else propose
     if proposals is not None and search.hasty:
         _proposed(pool, proposals)
     with search.within(_FIRST_PART):

@@ -36,6 +36,7 @@ from isthmus.plan.types import How, Plan
 from isthmus.planners.budget import sound
 from isthmus.planners.layout.build_plan import make_syncs, only_pipeline
 from isthmus.planners.problem import Bools, Candidate, Problem
+from isthmus.planners.search_state import SearchState
 from isthmus.planners.stop import SearchEnded
 from isthmus.planners.syncs.sync_loads import Programme, make_programme
 from isthmus.planners.syncs.sync_options import Offers, make_offers
@@ -71,16 +72,16 @@ class SyncChoice(NamedTuple):
     stopped: bool  # a limit ended the search, or left some bucket sizes out
 
 
-def best_syncs(problem: Problem, plan: Plan, *, seconds: float = 0.5, calls: int | None = None) -> SyncChoice:
+def best_syncs(state: SearchState, plan: Plan, *, seconds: float = 0.5, calls: int | None = None) -> SyncChoice:
     """The plan with the syncs that make it fastest, for a plan of one pipeline; never slower than it was.
 
     Looks at the buckets that it has and at other sizes; then changes what was chosen bucket by bucket, as long as the
     simulator likes that better. It ends after about so many seconds or calls of the simulator, but not before it has
     looked at the plan's own buckets. With `seconds` infinite the same plan is found on every machine.
     """
-    search = _Search(problem, plan, seconds, calls)
+    search = _Search(state, plan, seconds, calls)
     try:
-        for bucketed in _bucketings(problem, plan):
+        for bucketed in _bucketings(state.problem, plan):
             if search.finish is not None and search.left() <= 0.0:
                 search.stopped = True
                 break
@@ -94,10 +95,11 @@ def best_syncs(problem: Problem, plan: Plan, *, seconds: float = 0.5, calls: int
 class _Search:
     """The best plan so far, and how it was chosen."""
 
-    def __init__(self, problem: Problem, plan: Plan, seconds: float, calls: int | None) -> None:
-        self.problem, self.seconds, self.deadline = problem, seconds, time.monotonic() + seconds
-        self.last_call = None if calls is None else problem.calls + calls
-        self.best = problem.price(plan)
+    def __init__(self, state: SearchState, plan: Plan, seconds: float, calls: int | None) -> None:
+        self.state, self.problem = state, state.problem
+        self.seconds, self.deadline = seconds, time.monotonic() + seconds
+        self.last_call = None if calls is None else state.calls + calls
+        self.best = state.price(plan)
         self.finish: float | None = None
         self.gap, self.stopped = 0.0, False
         self.offers: Offers | None = None
@@ -106,14 +108,14 @@ class _Search:
 
     def left(self) -> float:
         """Seconds; none once all calls are spent."""
-        spent = self.last_call is not None and self.problem.calls >= self.last_call
+        spent = self.last_call is not None and self.state.calls >= self.last_call
         return 0.0 if spent else self.deadline - time.monotonic()
 
     def look_at(self, plan: Plan) -> None:
         """Prices what the programme chooses, each bucket's own fastest way, and the better ones of one way for all."""
-        self.problem.effort += _LOOK
+        self.state.effort += _LOOK
         offers = make_offers(self.problem, plan)
-        programme = make_programme(self.problem, offers)
+        programme = make_programme(self.state, offers)
         if programme is None:
             return
         first = self.seconds / 2 if self.finish is None else _LEAST_SECONDS
@@ -129,7 +131,7 @@ class _Search:
 
     def price(self, offers: Offers, programme: Programme, ways: list[str]) -> bool:
         """Return whether these ways are better than the best so far, and keep them as the best if they are."""
-        candidate = self.problem.price(offers.planned(ways))
+        candidate = self.state.price(offers.planned(ways))
         better = _rank(candidate) < _rank(self.best) and sound(self.problem, candidate.plan)
         if better:
             self.best, self.offers, self.programme, self.ways = candidate, offers, programme, ways

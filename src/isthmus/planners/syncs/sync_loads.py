@@ -20,7 +20,7 @@ from isthmus.cost.event_engine import Tasks, run
 from isthmus.cost.simulate import Played
 from isthmus.cost.task_list import GATE, HOST_UPDATE, LOADING, REBUILD, SYNCING, TOTALS, UPDATE
 from isthmus.errors import PlanError
-from isthmus.planners.problem import Problem
+from isthmus.planners.search_state import SearchState
 from isthmus.planners.syncs.sync_options import GIVEN, Offers
 
 __all__ = ["Programme", "make_programme"]
@@ -66,13 +66,13 @@ class _Read(NamedTuple):
     alone: Floats  # [buckets] seconds in all, alone
 
 
-def make_programme(problem: Problem, offers: Offers) -> Programme | None:
+def make_programme(state: SearchState, offers: Offers) -> Programme | None:
     """The programme of a plan; None where it cannot be played or there is nothing to choose."""
     plays: dict[str, Played] = {}
     for way in offers.ways:
-        problem.count_call()
+        state.count_call()
         try:
-            plays[way] = problem.simulator.play(offers.planned([way] * len(offers.offers), joined=False))
+            plays[way] = state.problem.simulator.play(offers.planned([way] * len(offers.offers), joined=False))
         except PlanError:
             if way == GIVEN:
                 return None

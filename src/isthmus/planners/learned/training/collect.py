@@ -24,6 +24,7 @@ from isthmus.planners.portfolio import scheme_plans
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search.local_search import explore
+from isthmus.planners.search_state import SearchState
 
 __all__ = ["Leaf", "Record", "collect"]
 
@@ -65,8 +66,9 @@ def collect(seed: int, effort: float = 4.0, prior: Prior = even) -> Record | Non
         return None
     leaves: dict[Draft, float] = {}
     better: list[Candidate] = []
-    lanes = LaneMaker(problem, MemoryFit(problem))
-    pool = Candidates(problem, lanes, Search(problem, Limits(effort=effort), None), given[0])
+    state = SearchState(problem)
+    lanes = LaneMaker(problem, MemoryFit(problem), state)
+    pool = Candidates(problem, lanes, Search(state, Limits(effort=effort), None), given[0])
     drafts = Drafts(problem)
     explore(pool, given)
     for found in pool.found:
@@ -88,7 +90,7 @@ def _grow(
     better: list[Candidate],
 ) -> None:
     """A tree search; adds its leaves, and plans that became its best."""
-    pool = Candidates(problem, lanes, Search(problem, Limits(calls=_TREE_CALLS, effort=3.0), None), given[0])
+    pool = Candidates(problem, lanes, Search(lanes.state, Limits(calls=_TREE_CALLS, effort=3.0), None), given[0])
 
     def told(draft: Draft, seconds: float) -> None:
         leaves[draft] = min(seconds, leaves.get(draft, float("inf")))
