@@ -37,10 +37,10 @@ from _rows import rows_of
 from isthmus.planners.budget import Limits, Search
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.side_by_side import LaneMaker
-from isthmus.planners.learned.decisions import Decision, Draft, Drafts, Leaves, path_to
+from isthmus.planners.learned.decisions import Decision, Draft, Drafts, even, path_to
 from isthmus.planners.learned.prior import shipped_prior
-from isthmus.planners.learned.tree_search import SearchTree, even
-from isthmus.planners.portfolio import scheme_plans
+from isthmus.planners.learned.tree_search import Leaves, SearchTree
+from isthmus.planners.schemes.scheme_search import scheme_plans
 from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search.local_search import explore
 from isthmus.planners.search_state import SearchState

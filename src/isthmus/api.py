@@ -35,8 +35,9 @@ from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
 from isthmus.planners.layout.cuts import balanced_cut, pipelines_seconds
 from isthmus.planners.layout.device_groups import all_bundles
+from isthmus.planners.layout.layout_types import LaneSettings
 from isthmus.planners.layout.memory_fit import MemoryFit
-from isthmus.planners.layout.side_by_side import LaneMaker, LaneSettings, lanes_plan
+from isthmus.planners.layout.side_by_side import LaneMaker, lanes_plan
 from isthmus.planners.portfolio import Choice, choose_plan, parse_fix
 from isthmus.planners.problem import build_problem
 from isthmus.report.times import times_facts

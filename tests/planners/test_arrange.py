@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Layout
-from isthmus.planners.layout.device_groups import Bundle, all_bundles, orders
-from isthmus.planners.layout.memory_fit import MemoryFit, Need, StageOptions
+from isthmus.planners.layout.device_groups import all_bundles, orders
+from isthmus.planners.layout.layout_types import Bundle, Need, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.stage_dp import Arranged, Arranger
 from isthmus.planners.layout.stage_shares import Sharing
 from isthmus.planners.layout.stage_tables import StageTables, sync_seconds

@@ -13,7 +13,8 @@ from isthmus.cluster.load import parse_cluster
 from isthmus.model.job import Job
 from isthmus.planners.layout.build_plan import build_stages, make_plan
 from isthmus.planners.layout.cuts import Parts, balanced_cut, pipeline_seconds, pipeline_times
-from isthmus.planners.layout.memory_fit import MemoryFit, Need, StageOptions
+from isthmus.planners.layout.layout_types import Need, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.problem import build_problem
 from tests.plan.small_models import chain
 

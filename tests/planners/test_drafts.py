@@ -14,8 +14,8 @@ from isthmus.cluster.spec import Cluster
 from isthmus.planners.budget import Limits, Search
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.side_by_side import LaneMaker
-from isthmus.planners.learned.decisions import APART, IDLE, NEW, Decision, Draft, Drafts, Leaves, path_to
-from isthmus.planners.learned.tree_search import Asked, SearchTree, even
+from isthmus.planners.learned.decisions import APART, IDLE, NEW, Asked, Decision, Draft, Drafts, even, path_to
+from isthmus.planners.learned.tree_search import Leaves, SearchTree
 from isthmus.planners.problem import Floats, Problem
 from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search_state import SearchState

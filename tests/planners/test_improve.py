@@ -25,13 +25,15 @@ from isthmus.model.torch_export import Example
 from isthmus.plan.validate import check
 from isthmus.planners.budget import Limits, Search
 from isthmus.planners.layout.build_plan import build_stages, make_plan, more_slices, only_pipeline
-from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
+from isthmus.planners.layout.layout_types import StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.side_by_side import LaneMaker
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
 from isthmus.planners.proposal import Idea
-from isthmus.planners.schemes.all_schemes import SCHEMES, data_even
-from isthmus.planners.schemes.grid import Fix
+from isthmus.planners.schemes.all_schemes import SCHEMES
+from isthmus.planners.schemes.data_parallel import data_even
+from isthmus.planners.schemes.fix import Fix
 from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search.finishing import finish
 from isthmus.planners.search.local_search import explore

@@ -16,10 +16,11 @@ from isthmus.plan.types import Layout as State
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.planners.layout.build_plan import build_stages, make_plan
 from isthmus.planners.layout.device_groups import all_bundles
-from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
-from isthmus.planners.layout.side_by_side import Lane, LaneMaker, LaneSettings, lanes_plan
+from isthmus.planners.layout.layout_types import Lane, LaneSettings, Staged, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
+from isthmus.planners.layout.side_by_side import LaneMaker, lanes_plan
 from isthmus.planners.lower_bound import lower_bound
-from isthmus.planners.schemes.pipeline_bounds import Staged, staged_plan
+from isthmus.planners.schemes.staged_ideas import staged_plan
 from isthmus.planners.search.candidates import ways
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs

@@ -22,7 +22,7 @@ from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.portfolio import PLANNERS, Choice, choose_plan
 from isthmus.planners.problem import Problem, build_problem
 from isthmus.planners.schemes.all_schemes import SCHEMES
-from isthmus.planners.schemes.grid import Fix, parse_fix
+from isthmus.planners.schemes.fix import Fix, parse_fix
 from tests.plan.small_models import chain
 
 TWO_REGIONS = """

@@ -18,7 +18,7 @@ from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem, build_problem
 from isthmus.planners.schemes.all_schemes import SCHEMES
-from isthmus.planners.schemes.grid import Fix
+from isthmus.planners.schemes.fix import Fix
 from tests.cost.random_profiles import random_profile
 from tests.plan.small_models import chain
 

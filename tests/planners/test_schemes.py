@@ -20,12 +20,13 @@ from isthmus.plan.types import Layout, Plan
 from isthmus.plan.validate import check
 from isthmus.planners.layout.build_plan import build_stages, make_plan, sync_messages
 from isthmus.planners.layout.cuts import even_limits
-from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
+from isthmus.planners.layout.layout_types import StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
 from isthmus.planners.schemes.all_schemes import SCHEMES
-from isthmus.planners.schemes.grid import Fix, parse_fix
+from isthmus.planners.schemes.fix import Fix, parse_fix
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.test_portfolio import devices_of, pipeline_of, problem, two_regions

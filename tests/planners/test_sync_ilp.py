@@ -17,7 +17,7 @@ from isthmus.cost.network import fabric
 from isthmus.plan.types import Layout, Plan, Sync
 from isthmus.plan.validate import check
 from isthmus.planners.layout.build_plan import build_stages, make_plan, only_pipeline
-from isthmus.planners.layout.memory_fit import StageOptions
+from isthmus.planners.layout.layout_types import StageOptions
 from isthmus.planners.problem import Problem
 from isthmus.planners.search_state import SearchState
 from isthmus.planners.syncs.ring_order import pass_seconds, ring_order

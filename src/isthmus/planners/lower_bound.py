@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from isthmus.cluster.spec import Cluster
-from isthmus.planners.layout.side_by_side import Lane
+from isthmus.planners.layout.layout_types import Lane
 from isthmus.planners.problem import Floats, Problem
 
 __all__ = ["Borders", "Worth", "lower_bound", "passing_seconds", "worth_of"]

@@ -13,7 +13,8 @@ from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.planners.layout.build_plan import ONE_BUCKET
 from isthmus.planners.problem import Candidate, Problem
-from isthmus.planners.schemes.grid import Fix, cannot_have
+from isthmus.planners.schemes.fix import Fix
+from isthmus.planners.schemes.grid import cannot_have
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["assumed", "missing_bytes", "notes_on", "nothing_fits", "unfinished_note", "unreached", "why_not"]

@@ -24,7 +24,7 @@ from isthmus.planners.notes import notes_on, unfinished_note
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.rounds import Asked, Rounds, SearchResult
 from isthmus.planners.schemes.all_schemes import SCHEMES
-from isthmus.planners.schemes.grid import Fix, parse_fix
+from isthmus.planners.schemes.fix import Fix, parse_fix
 from isthmus.planners.schemes.plain_ddp import everywhere
 from isthmus.planners.search.large_clusters import Copies, CopiesState, small_problem, whole_plan
 from isthmus.planners.search_planners import BEYOND
@@ -32,7 +32,7 @@ from isthmus.planners.search_state import SearchState, Watch
 from isthmus.planners.stop import Stop
 from isthmus.planners.syncs.sync_ilp import load_solver
 
-__all__ = ["PLANNERS", "Choice", "Fix", "choose_plan", "parse_fix", "scheme_plans"]
+__all__ = ["PLANNERS", "Choice", "Fix", "choose_plan", "parse_fix"]
 
 PLANNERS = (*BEYOND, *SCHEMES)
 
@@ -137,14 +137,6 @@ def _slim(problem: Problem, best: Candidate) -> Candidate:
         via = tuple(via for via in best.plan.via if frozenset(via.between) in needed)
         plan, missing = replace(plan, via=via), via != plan.via
     return Candidate(plan, problem.simulator.price(plan))
-
-
-def scheme_plans(problem: Problem, limits: Limits) -> list[Candidate]:
-    """The best plan of each scheme that has one, the best first; raises NoPlanError where none has."""
-    state = SearchState(problem)
-    rounds = Rounds(state, Asked("auto", None, True, False, None), Stop(), 0.0)
-    rounds.advance(Search(state, limits, None))
-    return rounds.fitting() or rounds.fail()
 
 
 def _of_copies(state: SearchState, copied: CopiesState, asked: Asked, stop: Stop, effort: float) -> SearchResult | None:

@@ -25,8 +25,8 @@ from isthmus.planners.notes import missing_bytes, nothing_fits
 from isthmus.planners.problem import LARGE, Candidate
 from isthmus.planners.proposal import Idea
 from isthmus.planners.schemes.all_schemes import SCHEMES
-from isthmus.planners.schemes.grid import Fix
-from isthmus.planners.schemes.scheme_search import SchemeSearch
+from isthmus.planners.schemes.fix import Fix
+from isthmus.planners.schemes.scheme_search import SchemeSearch, advance_all
 from isthmus.planners.search_planners import BEYOND
 from isthmus.planners.search_state import SearchState
 from isthmus.planners.stop import Stop
@@ -139,11 +139,7 @@ class Rounds:
     def advance(self, search: Search) -> None:
         """Take up every scheme that is not at its end, each with an equal part of what is left."""
         open_ = [scheme for scheme in self.schemes.values() if not scheme.ended]
-        for i, scheme in enumerate(open_):
-            with search.within(1 / (len(open_) - i)):
-                search.ended(partial(scheme.advance, search))
-            if search.stopped or search.interrupted:
-                break
+        advance_all(open_, search)
         crowded = 0 if all(scheme.ended for scheme in open_) else search.crowded
         self._note(search, crowded)
 

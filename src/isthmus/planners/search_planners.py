@@ -11,25 +11,33 @@ from functools import partial
 from isthmus.planners.budget import Search
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.side_by_side import LaneMaker
+from isthmus.planners.learned.decisions import Prior, even
 from isthmus.planners.learned.prior import shipped_prior
-from isthmus.planners.learned.tree_search import even, propose, tree_search
+from isthmus.planners.learned.tree_search import SearchTree, propose
 from isthmus.planners.problem import Candidate, Problem
-from isthmus.planners.search import exact as branching
 from isthmus.planners.search.candidates import Candidates
+from isthmus.planners.search.exact import open_forms
 from isthmus.planners.search.finishing import finish
-from isthmus.planners.search.local_search import Proposals, explore, one_lane
+from isthmus.planners.search.local_search import Proposals, explore, one_lane, polish
 
 __all__ = ["BEYOND"]
 
 Planner = Callable[[Problem, MemoryFit, Search, Sequence[Candidate]], Candidate | None]  # plans so far, the best first
 
 _EXPLORE_PART = 0.92  # of the budget; the rest is for duplicates and slices
+_AUTO_PART = 0.1  # of the budget of `exact`, for `auto`
+_END_PART = 0.1  # of the budget of `exact`, for what is moved and synced in the end
+_EXACT_POLISH_PART = 0.5  # of that
+_TREE_PART, _TREE_POLISH_PART = 0.7, 0.6  # of what is left of the budget of `search` and `learned` then
 _DIRECT_PART = 0.7  # of that, before layouts are made that talk over relays
 
 
 def split(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """The best pipeline over all devices, in every usual order of them, by dynamic programming."""
-    return one_lane(problem, LaneMaker(problem, room, search.state), search, given)
+    pool = Candidates(problem, LaneMaker(problem, room, search.state), search, given[0] if given else None)
+    one_lane(pool)
+    finish(pool)
+    return pool.best
 
 
 def auto(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
@@ -56,17 +64,45 @@ def _proposals() -> Proposals | None:
 def exact(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Every layout that could be faster than the best plan: proven, on a handful of devices and blocks."""
     relayed = problem.with_relays
-    return branching.exact(relayed, LaneMaker(relayed, room, search.state), search, given, _proposals())
+    lanes = LaneMaker(relayed, room, search.state)
+    first = Candidates(relayed, lanes, search, given[0] if given else None)
+    with search.within(_AUTO_PART):
+        explore(first, given, _proposals())
+    search.cut_short = False  # what `auto` left out is looked at here
+    pool = Candidates(relayed, lanes, search, first.best)
+    with search.within(1.0 - _END_PART):
+        open_forms(pool)
+    proven = not search.cut_short
+    with search.within(_EXACT_POLISH_PART):
+        polish(pool)
+    finish(pool)
+    finish(first, synced=True)  # it may gain more by that
+    search.cut_short = not proven
+    return first.best if first.limit < pool.limit else pool.best
 
 
 def search(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Search for who works with whom and at what pace, by a tree search that knows nothing beforehand."""
-    return tree_search(problem, LaneMaker(problem, room, search.state), search, given)
+    return _tree_search(problem, room, search, given, even)
 
 
 def learned(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """The same search, with a network that has seen many others."""
-    return tree_search(problem, LaneMaker(problem, room, search.state), search, given, shipped_prior())
+    return _tree_search(problem, room, search, given, shipped_prior())
+
+
+def _tree_search(
+    problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate], prior: Prior
+) -> Candidate | None:
+    """Return the best plan so far, or a faster one that a tree search with this prior leads to."""
+    pool = Candidates(problem, LaneMaker(problem, room, search.state), search, given[0] if given else None)
+    with search.within(_TREE_PART):
+        SearchTree(pool, prior).grow()
+    pool.rank()
+    with search.within(_TREE_POLISH_PART):
+        polish(pool)
+    finish(pool)
+    return pool.best
 
 
 BEYOND: dict[str, Planner] = {"auto": auto, "split": split, "exact": exact, "search": search, "learned": learned}

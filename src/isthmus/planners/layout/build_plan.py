@@ -12,7 +12,7 @@ from isthmus.cost.memory import moment_bytes
 from isthmus.cost.tables import ModelTable
 from isthmus.plan.ring import goes_whole
 from isthmus.plan.types import How, Pipeline, Plan, Replica, Schedule, Stage, Sync
-from isthmus.planners.layout.memory_fit import BUCKET, StageOptions
+from isthmus.planners.layout.layout_types import BUCKET, StageOptions
 from isthmus.planners.problem import Problem
 
 __all__ = [

@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.compiled import compiled
-from isthmus.planners.problem import Bools, Floats
+from isthmus.planners.problem import Bools, Floats, Problem
 
 __all__ = [
     "Parts",
     "balanced_cut",
     "best_cut",
+    "crossing_bytes",
     "even_limits",
     "least_time",
     "pipeline_seconds",
@@ -215,3 +216,13 @@ def pipeline_seconds(most: Floats, least: Floats, hops: Floats, flights: Ints, m
 def pipelines_seconds(most: Floats, least: Floats, hops: Floats, flights: Ints, micro_batches: int) -> Floats:
     """The same of many cuts, [cuts, stages]."""
     return np.array([pipeline_seconds(most[i], least[i], hops[i], flights, micro_batches) for i in range(len(most))])
+
+
+def crossing_bytes(problem: Problem) -> Floats:
+    """Bytes a sample that cross the border before each block forwards; no more come back."""
+    table = problem.table.tensors
+    there = np.zeros(len(problem.graph.blocks) + 1)
+    for i, source in enumerate(table.source):
+        last = int(table.target[table.first[i] : table.first[i + 1]].max(initial=source))
+        there[source + 1 : last + 1] += table.per_sample[i]
+    return there

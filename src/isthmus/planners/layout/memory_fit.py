@@ -17,31 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from isthmus.cost.memory import state_bytes
-from isthmus.plan.types import Layout
+from isthmus.planners.layout.layout_types import Need, StageOptions
 from isthmus.planners.problem import Bools, Floats, Problem
 
-__all__ = ["BUCKET", "MemoryFit", "Need", "StageOptions"]
+__all__ = ["MemoryFit"]
 
 _MOST_FLIGHT = 1000.0  # micro-batches: as good as any number
-BUCKET = 25e6  # bytes of one sync bucket: PyTorch's own default
-
-
-class StageOptions(NamedTuple):
-    """How a stage is held: what changes its memory and not its blocks."""
-
-    recompute: bool = False
-    state: Layout = "replicated"
-    spill: bool = False  # the optimizer's state is in the host's memory
-
-
-class Need(NamedTuple):
-    """One stage, as far as memory goes. `devices` are all of its devices, `degree` of them act as one replica."""
-
-    devices: tuple[str, ...]
-    degree: int
-    replicas: int
-    share: int
-    in_flight: int  # micro-batches
 
 
 class _Spans(NamedTuple):

@@ -15,65 +15,35 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
 
 from isthmus.plan.types import How, Pipeline, Plan, Replica
-from isthmus.plan.types import Layout as State
 from isthmus.plan.types import Stage as PlanStage
 from isthmus.planners.layout.build_plan import make_plan
-from isthmus.planners.layout.device_groups import Bundle, Groups, orders
-from isthmus.planners.layout.memory_fit import BUCKET, MemoryFit, StageOptions
+from isthmus.planners.layout.device_groups import orders
+from isthmus.planners.layout.layout_types import (
+    BUCKET,
+    Bundle,
+    Groups,
+    Lane,
+    LaneSettings,
+    Layout,
+    Staged,
+)
+from isthmus.planners.layout.memory_fit import MemoryFit
+from isthmus.planners.layout.pipeline_bounds import cut_times
 from isthmus.planners.layout.shares import fair_shares
 from isthmus.planners.layout.stage_dp import Arranged, Arranger
 from isthmus.planners.layout.stage_shares import Sharing
 from isthmus.planners.problem import Problem
-from isthmus.planners.schemes.pipeline_bounds import Stage, Staged, cut_times
 from isthmus.planners.search_state import SearchState
 
-__all__ = ["BUCKETS", "Lane", "LaneMaker", "LaneSettings", "Layout", "lanes_plan", "layout_key"]
+__all__ = ["BUCKETS", "LaneMaker", "lanes_plan", "layout_key"]
 
 _TRACED = 4  # orders whose slowest stage is quickest: of each depth only these are looked at
 _SAME, _SHALLOW, _DEEP = 2, 3, 3  # pipelines of one depth, depths that are always tried, pipelines of other depths
 BUCKETS = (12, 1)  # of all gradients, at least: many are sent while the backward pass goes on, few wait less
 _TIMED = 3e-4  # seconds that timing a lane takes
 _NEAR = 0.1  # part of a lane's samples that may change without arranging its bundles anew
-
-
-class LaneSettings(NamedTuple):
-    """What all lanes have in common."""
-
-    micro_batches: int
-    ahead: int = 0
-    state: State = "replicated"
-    spill: bool = False  # the optimizer's state is in the host's memory
-
-    @property
-    def held(self) -> StageOptions:
-        """Return how a stage that does not recompute holds its state."""
-        return StageOptions(False, self.state, self.spill)
-
-
-class Lane(NamedTuple):
-    """A pipeline: replicas and shares of its stages, and where they begin."""
-
-    stages: tuple[Stage, ...]
-    firsts: tuple[int, ...]
-    recompute: tuple[bool, ...]
-    least: float = 0.0  # seconds that it needs at least
-    seconds: float = 0.0  # that it takes, about
-
-    @property
-    def samples(self) -> int:
-        """Return the number of samples in a micro-batch of this lane."""
-        return sum(share for _, share in self.stages[0])
-
-
-class Layout(NamedTuple):
-    """Lanes side by side."""
-
-    lanes: tuple[Lane, ...]
-    pace: LaneSettings
-    seconds: float  # about: what the slowest lane needs, and what of the syncs between lanes nothing hides
 
 
 class LaneMaker:

@@ -28,8 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.compiled import compiled
-from isthmus.planners.layout.device_groups import Bundle, Groups
-from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
+from isthmus.planners.layout.cuts import crossing_bytes
+from isthmus.planners.layout.layout_types import Bundle, Groups, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.stage_shares import Sharing
 from isthmus.planners.layout.stage_tables import Distances, Ints, Shorts, StageTables
 from isthmus.planners.problem import Floats, Problem
@@ -180,16 +181,6 @@ class Arranger:
             ring = self.runs.ring(tuple(group[0] for group in groups))
             self._rows[key] = shared.seconds, self.runs.fitting(groups, shared, held, others), ring
         return self._rows[key]
-
-
-def crossing_bytes(problem: Problem) -> Floats:
-    """Bytes a sample that cross the border before each block forwards; no more come back."""
-    table = problem.table.tensors
-    there = np.zeros(len(problem.graph.blocks) + 1)
-    for i, source in enumerate(table.source):
-        last = int(table.target[table.first[i] : table.first[i + 1]].max(initial=source))
-        there[source + 1 : last + 1] += table.per_sample[i]
-    return there
 
 
 def _borders(problem: Problem, passed: Floats) -> npt.NDArray[np.int64]:

@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.planners.layout.device_groups import Bundle, Groups
-from isthmus.planners.layout.memory_fit import MemoryFit, Need, StageOptions
+from isthmus.planners.layout.layout_types import Bundle, Groups, Need, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.stage_shares import Sharing, StageShare
 from isthmus.planners.problem import Floats, Problem
 

@@ -12,25 +12,25 @@ drafts that differ by a swap of equal hosts few are left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from isthmus.planners.layout.device_groups import Bundle, all_bundles, tensor_degrees
-from isthmus.planners.layout.shares import micro_batch_counts
-from isthmus.planners.layout.side_by_side import LaneSettings
-from isthmus.planners.problem import Problem
-from isthmus.planners.search.candidates import Candidates, ways
-from isthmus.planners.search.local_search import DEGREES
-from isthmus.planners.search.moves import AHEAD, COUNTS, STATES, Grouping
+import numpy as np
 
-__all__ = ["APART", "IDLE", "KINDS", "NEW", "Decision", "Draft", "Drafts", "Leaves", "Sort", "path_to"]
+from isthmus.planners.budget import Search
+from isthmus.planners.layout.device_groups import all_bundles, tensor_degrees
+from isthmus.planners.layout.layout_types import Bundle, LaneSettings
+from isthmus.planners.layout.shares import micro_batch_counts
+from isthmus.planners.problem import Floats, Problem
+from isthmus.planners.search.moves import AHEAD, COUNTS, DEGREES, STATES, Grouping
+
+__all__ = ["APART", "IDLE", "KINDS", "NEW", "Asked", "Decision", "Draft", "Drafts", "Prior", "Sort", "even", "path_to"]
 
 Kind = Literal["degree", "role", "micro_batches", "ahead", "state"]
 KINDS: tuple[Kind, ...] = ("degree", "role", "micro_batches", "ahead", "state")
 Sort = tuple[Bundle, ...]
 IDLE, APART, NEW = -1, -2, -3  # roles of a sort; 0 and more: the lane that it joins
 _RANK = {APART: 1000, IDLE: 1001}
-_CLOSE = 1.25  # times the best: where other ways to sync are worth a call
 
 
 class Decision(NamedTuple):
@@ -192,37 +192,6 @@ class Drafts:
         return tuple(found)
 
 
-class Leaves:
-    """What whole drafts take, by the exact pieces and the simulator; each is priced once."""
-
-    def __init__(self, pool: Candidates, drafts: Drafts) -> None:
-        self.pool, self.drafts = pool, drafts
-        self.seconds: dict[object, float] = {}  # by the settings' signatures; infinite where nothing fits
-
-    def price(self, draft: Draft) -> float:
-        """Seconds of the best plan that was priced for a draft."""
-        setting = self.drafts.setting(draft)
-        key = setting.signature
-        if key not in self.seconds:
-            self.seconds[key] = self._priced(setting, draft.degree)
-        return self.seconds[key]
-
-    def _priced(self, setting: Grouping, degree: int) -> float:
-        pool, best = self.pool, float("inf")
-        layout = pool.lanes.complete(setting.parts, setting.pace)
-        if layout is None:
-            return best
-        hows = ways(pool.problem, layout, copied=pool.search.state.copied)
-        for how, buckets in hows[::-1]:  # few buckets first, by trees where there are any
-            if pool.search.spent() or _CLOSE * pool.limit < best < float("inf"):
-                break
-            candidate = pool.price_one(setting, self.drafts.bundles[degree], layout, how, buckets)
-            if candidate is None or not candidate.price.fits:
-                break
-            best = min(best, candidate.price.step_seconds)
-        return best
-
-
 def path_to(drafts: Drafts, target: Draft) -> Sequence[tuple[Draft, Decision]]:
     """The choices that lead to a draft, each with the draft before it."""
     draft, path = Draft(), []
@@ -244,3 +213,13 @@ def _leads(draft: Draft, target: Draft) -> bool:
         target.roles[: len(draft.roles)] == draft.roles if i == 1 else mine in (-1, its)
         for i, (mine, its) in enumerate(fields)
     )
+
+
+Asked = tuple[Draft, Sequence[Decision]]
+Prior = Callable[[Search, Drafts, Sequence[Asked]], list[Floats]]
+"""How likely each action is the best one, for several drafts; those of a draft add up to 1."""
+
+
+def even(search: Search, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
+    """The prior of somebody who knows nothing."""
+    return [np.full(len(actions), 1.0 / len(actions)) for _, actions in asked]

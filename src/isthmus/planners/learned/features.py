@@ -23,7 +23,7 @@ import numpy.typing as npt
 from isthmus.cluster.spec import Host
 from isthmus.cost.timeline import timeline
 from isthmus.plan.types import Pipeline
-from isthmus.planners.layout.stage_dp import crossing_bytes
+from isthmus.planners.layout.cuts import crossing_bytes
 from isthmus.planners.learned.decisions import APART, IDLE, KINDS, NEW, Decision, Draft, Drafts, Sort
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.search.moves import STATES

@@ -15,12 +15,11 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from isthmus.cost.version import COST_MODEL
-from isthmus.planners.learned.decisions import Drafts
+from isthmus.planners.budget import Search
+from isthmus.planners.learned.decisions import Asked, Drafts, Prior, even
 from isthmus.planners.learned.features import ACTION, BLOCK, EDGE, SCENE, SORT, WHOLE, Feedback, Look, feedback_of
 from isthmus.planners.learned.network_numpy import Weights, log_likely
-from isthmus.planners.learned.tree_search import Asked, Prior, even
 from isthmus.planners.problem import Candidate, Floats
-from isthmus.planners.search.candidates import Candidates
 
 if TYPE_CHECKING:
     from isthmus.planners.learned.graph_network import GraphNetwork
@@ -82,13 +81,14 @@ class NetworkPrior:
         self._look: Look | None = None
         self._told: tuple[Candidate | None, Feedback | None] = (None, None)
 
-    def __call__(self, pool: Candidates, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
+    def __call__(self, search: Search, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
         """Return for each draft how likely each of its actions is the best one."""
         if self._look is None or self._look.drafts is not drafts:
-            self._look = Look(pool.problem, drafts, self.blind)
-        if pool.best is not self._told[0]:
-            self._told = pool.best, None if pool.best is None else feedback_of(pool.problem, pool.best)
-        pool.search.state.effort += _ASKED + _DRAFT * len(asked)
+            self._look = Look(search.problem, drafts, self.blind)
+        if search.best is not self._told[0]:
+            best = search.best
+            self._told = best, None if best is None else feedback_of(search.problem, best)
+        search.state.effort += _ASKED + _DRAFT * len(asked)
         looked = [self._look.at(draft, actions, self._told[1]) for draft, actions in asked]
         likely: dict[int, Floats] = {}
         for scene in {id(one.scene) for one in looked}:

@@ -17,49 +17,22 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from isthmus.planners.budget import Search
-from isthmus.planners.layout.side_by_side import LaneMaker
-from isthmus.planners.learned.decisions import Decision, Draft, Drafts, Leaves
-from isthmus.planners.problem import Candidate, Floats, Problem
-from isthmus.planners.search.candidates import Candidates
-from isthmus.planners.search.finishing import finish
-from isthmus.planners.search.local_search import polish
+from isthmus.planners.learned.decisions import Asked, Decision, Draft, Drafts, Prior
+from isthmus.planners.problem import Floats
+from isthmus.planners.search.candidates import Candidates, ways
+from isthmus.planners.search.moves import Grouping
 
-__all__ = ["Asked", "Prior", "SearchTree", "even", "propose", "tree_search"]
+__all__ = ["Leaves", "SearchTree", "propose"]
 
-Asked = tuple[Draft, Sequence[Decision]]
 
 _EXPLORE, _DOUBTED = 0.7, 2.0  # c; how much more of it where all is doubted
 _TRUSTED, _DOUBTING = 2, 0.02  # rounds in a row that bring nothing better before the prior is doubted; more with each
 _NOISE = 1e-3  # part of a prior
+_CLOSE = 1.25  # times the best: where other ways to sync are worth a call
 _BATCH = 8  # descents side by side
 _MOST_KNOWN = 40  # rounds in a row that bring nothing new: then all that the tree likes is known
 _MOST_FREE = 200  # rounds in a row that price nothing: all they lead to is known, or cannot hold the model
 _FEW = 2  # rounds in a row that bring nothing better, where the tree only proposes
-_TREE_PART, _POLISH_PART = 0.7, 0.6  # of what is left of the budget then
-
-
-Prior = Callable[[Candidates, Drafts, Sequence[Asked]], list[Floats]]
-"""How likely each action is the best one, for several drafts; those of a draft add up to 1."""
-
-
-def even(pool: Candidates, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
-    """The prior of somebody who knows nothing."""
-    return [np.full(len(actions), 1.0 / len(actions)) for _, actions in asked]
-
-
-def tree_search(
-    problem: Problem, lanes: LaneMaker, search: Search, given: Sequence[Candidate], prior: Prior = even
-) -> Candidate | None:
-    """The best plan so far, or a faster one that the tree leads to."""
-    pool = Candidates(problem, lanes, search, given[0] if given else None)
-    with search.within(_TREE_PART):
-        SearchTree(pool, prior).grow()
-    pool.rank()
-    with search.within(_POLISH_PART):
-        polish(pool)
-    finish(pool)
-    return pool.best
 
 
 def propose(prior: Prior, pool: Candidates) -> None:
@@ -96,6 +69,37 @@ class _Node:
         """A leaf below the action was worth so much."""
         self.total[action] += worth
         self.most[action] = max(self.most[action], worth)
+
+
+class Leaves:
+    """What whole drafts take, by the exact pieces and the simulator; each is priced once."""
+
+    def __init__(self, pool: Candidates, drafts: Drafts) -> None:
+        self.pool, self.drafts = pool, drafts
+        self.seconds: dict[object, float] = {}  # by the settings' signatures; infinite where nothing fits
+
+    def price(self, draft: Draft) -> float:
+        """Seconds of the best plan that was priced for a draft."""
+        setting = self.drafts.setting(draft)
+        key = setting.signature
+        if key not in self.seconds:
+            self.seconds[key] = self._priced(setting, draft.degree)
+        return self.seconds[key]
+
+    def _priced(self, setting: Grouping, degree: int) -> float:
+        pool, best = self.pool, float("inf")
+        layout = pool.lanes.complete(setting.parts, setting.pace)
+        if layout is None:
+            return best
+        hows = ways(pool.problem, layout, copied=pool.search.state.copied)
+        for how, buckets in hows[::-1]:  # few buckets first, by trees where there are any
+            if pool.search.spent() or _CLOSE * pool.limit < best < float("inf"):
+                break
+            candidate = pool.price_one(setting, self.drafts.bundles[degree], layout, how, buckets)
+            if candidate is None or not candidate.price.fits:
+                break
+            best = min(best, candidate.price.step_seconds)
+        return best
 
 
 class SearchTree:
@@ -147,7 +151,7 @@ class SearchTree:
 
     def _expand(self, asked: Sequence[Asked]) -> None:
         choices = [one for one in asked if len(one[1]) > 1]
-        priors = self.prior(self.pool, self.drafts, choices) if choices else []
+        priors = self.prior(self.pool.search, self.drafts, choices) if choices else []
         known = {draft: prior for (draft, _), prior in zip(choices, priors, strict=True)}
         for draft, actions in asked:
             prior = known.get(draft, np.ones(1))

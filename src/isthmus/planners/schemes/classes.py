@@ -20,13 +20,14 @@ from typing import NamedTuple
 import numpy as np
 
 from isthmus.planners.layout.cuts import even_limits, span_sums
+from isthmus.planners.layout.device_groups import best_link, divides_heads, tensor_groups
+from isthmus.planners.layout.layout_types import Stage, Staged
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.shares import divisors
 from isthmus.planners.problem import Bools, Floats, Problem
 from isthmus.planners.proposal import Idea
-from isthmus.planners.schemes.device_sets import best_link, tensor_groups
-from isthmus.planners.schemes.grid import Fix, divides_heads, even_layers, micro_sizes, ways_of
-from isthmus.planners.schemes.pipeline_bounds import Stage, Staged, staged_ideas, versions
+from isthmus.planners.schemes.fix import Fix
+from isthmus.planners.schemes.staged_ideas import even_layers, micro_sizes, staged_ideas, versions, ways_of
 
 __all__ = ["classes"]
 

@@ -17,13 +17,14 @@ from isthmus.cluster.spec import Cluster
 from isthmus.cost.tables import ALONE
 from isthmus.plan.types import Layout, Plan
 from isthmus.planners.layout.build_plan import build_stages, least_ring, least_update, make_plan, unit_bytes
-from isthmus.planners.layout.memory_fit import BUCKET, MemoryFit, Need, StageOptions
+from isthmus.planners.layout.layout_types import BUCKET, Need, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
+from isthmus.planners.layout.pipeline_bounds import way_seconds
 from isthmus.planners.layout.shares import even_shares, micro_batch_counts
 from isthmus.planners.problem import Problem
 from isthmus.planners.proposal import Idea, Version
 from isthmus.planners.schemes.device_sets import device_sets, fastest
-from isthmus.planners.schemes.grid import Fix
-from isthmus.planners.schemes.pipeline_bounds import way_seconds
+from isthmus.planners.schemes.fix import Fix
 
 __all__ = ["fsdp"]
 

@@ -14,48 +14,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from isthmus.errors import NoPlanError, UsageError
+from isthmus.errors import NoPlanError
 from isthmus.plan.types import Plan
 from isthmus.planners.layout.build_plan import least_ring
 from isthmus.planners.layout.cuts import balanced_cut
-from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
-from isthmus.planners.layout.shares import divisors, micro_batch_counts
+from isthmus.planners.layout.device_groups import divides_heads, largest_host, tensor_groups
+from isthmus.planners.layout.layout_types import Staged, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
+from isthmus.planners.layout.pipeline_bounds import least_seconds
+from isthmus.planners.layout.shares import divisors
 from isthmus.planners.problem import Floats, Problem, ReplicaKind
 from isthmus.planners.proposal import Idea, Version
-from isthmus.planners.schemes.device_sets import device_sets, largest_host, tensor_groups
-from isthmus.planners.schemes.pipeline_bounds import (
+from isthmus.planners.schemes.device_sets import device_sets
+from isthmus.planners.schemes.fix import Fix
+from isthmus.planners.schemes.staged_ideas import (
     VERSIONS_EFFORT,
-    Staged,
-    least_seconds,
+    even_layers,
+    micro_sizes,
     nearest,
     staged_plan,
     versions,
+    ways_of,
 )
 
-__all__ = [
-    "Fix",
-    "cannot_have",
-    "divides_heads",
-    "even_layers",
-    "grid",
-    "megatron_plan",
-    "micro_sizes",
-    "parse_fix",
-    "tensor",
-    "ways_of",
-]
-
-
-class Fix(NamedTuple):
-    """Degrees that `grid` must use; None is free. `micro` counts samples per replica, as in Megatron."""
-
-    tp: int | None = None
-    pp: int | None = None
-    dp: int | None = None
-    micro: int | None = None
-
-    def __str__(self) -> str:
-        return ",".join(f"{name}={value}" for name, value in self._asdict().items() if value is not None)
+__all__ = ["cannot_have", "grid", "megatron_plan", "tensor"]
 
 
 class _Layout(NamedTuple):
@@ -68,21 +50,6 @@ class _Layout(NamedTuple):
     dp: int
     micro: int  # samples of a micro-batch on one replica
     micro_batches: int
-
-
-def parse_fix(text: str) -> Fix:
-    """`tp=2,pp=4,dp=2,micro=4`, any of them."""
-    values: dict[str, int] = {}
-    for word in text.split(","):
-        name, _, number = word.strip().partition("=")
-        if name not in Fix._fields or name in values or not number.isdecimal() or not 1 <= len(number) <= 9:
-            number = "0"
-        if int(number) < 1:
-            raise UsageError(
-                "--fix cannot be read", found=word, expected="degrees like tp=2,pp=4,dp=2,micro=4, each 1 or more, once"
-            )
-        values[name] = int(number)
-    return Fix(**values)
 
 
 def grid(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
@@ -130,12 +97,6 @@ def _tensor_degrees(problem: Problem, fix: Fix) -> list[int]:
     return [tp for tp in range(1, largest_host(problem) + 1) if tp == 1 or divides_heads(problem, tp)]
 
 
-def divides_heads(problem: Problem, tp: int) -> bool:
-    """Return whether some block can be split, and every block that can be split can be split `tp` ways."""
-    heads = {block.tensor.heads for block in problem.graph.blocks if block.tensor is not None}
-    return bool(heads) and all(head % tp == 0 for head in heads)
-
-
 def _degrees(problem: Problem, groups: int, tp: int, fix: Fix) -> Iterator[tuple[int, int]]:
     """(pp, dp) for so many tensor groups; free data degrees fill them, half of them, ... or whole hosts."""
     batch, host = problem.job.batch, largest_host(problem)
@@ -150,14 +111,6 @@ def _degrees(problem: Problem, groups: int, tp: int, fix: Fix) -> Iterator[tuple
         for dp in sorted(chosen, reverse=True) if fix.dp is None else [fix.dp]:
             if pp <= len(problem.graph.blocks) and dp in fitting:
                 yield pp, dp
-
-
-def micro_sizes(problem: Problem, dp: int, pinned: int | None = None) -> list[int]:
-    """Samples of a micro-batch on one of so many equal replicas."""
-    share = problem.job.batch // dp
-    if pinned is not None:
-        return [pinned] if share % pinned == 0 else []
-    return [share // count for count in micro_batch_counts(share, 1, most=5)]
 
 
 def _idea(problem: Problem, room: MemoryFit, layout: _Layout, fix: Fix) -> Idea:
@@ -189,13 +142,6 @@ def _slow_links(problem: Problem, layout: _Layout) -> float:
     return least_seconds(problem, _staged(layout), borders) if borders else 0.0
 
 
-def ways_of(dp: int) -> list[StageOptions]:
-    """Return the ways in which so many equal replicas may hold their state."""
-    ways = [StageOptions(recompute=recompute) for recompute in (False, True)]
-    sharded = [StageOptions(way.recompute, "sharded-optimizer") for way in ways] if dp > 1 else []
-    return [*ways, *sharded]
-
-
 def _staged(layout: _Layout) -> Staged:
     members = [(group, layout.micro) for group in layout.groups]
     stages = tuple(tuple(members[s * layout.dp : (s + 1) * layout.dp]) for s in range(layout.pp))
@@ -207,16 +153,6 @@ def _versions(problem: Problem, room: MemoryFit, layout: _Layout, fix: Fix) -> l
     rows = [[weights] * layout.pp for weights in _weights(problem, layout, fix)]
     cuts = [lambda _, row=row: row for row in rows]
     return versions(problem, room, _staged(layout), cuts, ways_of(layout.dp))
-
-
-def even_layers(problem: Problem) -> Floats:
-    """Return the forward FLOPs of blocks whose work recurs, as Megatron counts layers; 0 for all other blocks.
-
-    By FLOPs, not by digest: the last layer has the model's last norm in it and is a layer all the same.
-    """
-    work = [block.forward_flops for block in problem.graph.blocks]
-    often = Counter(work)
-    return np.array([flops if often[flops] > 1 else 0.0 for flops in work])
 
 
 def _weights(problem: Problem, layout: _Layout, fix: Fix) -> list[Floats]:

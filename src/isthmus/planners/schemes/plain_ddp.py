@@ -15,7 +15,7 @@ from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.shares import even_shares, micro_batch_counts
 from isthmus.planners.problem import LARGE, Problem
 from isthmus.planners.proposal import Idea
-from isthmus.planners.schemes.all_schemes import replicated
+from isthmus.planners.schemes.data_parallel import replicated
 from isthmus.units import format_bytes
 
 __all__ = ["everywhere"]

@@ -13,13 +13,14 @@ from functools import cache, partial
 from itertools import accumulate, product
 from typing import NamedTuple
 
+from isthmus.planners.layout.device_groups import best_link, divides_heads, tensor_groups
+from isthmus.planners.layout.layout_types import Stage, Staged
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.shares import even_shares, fair_shares, micro_batch_counts
 from isthmus.planners.problem import Problem
 from isthmus.planners.proposal import Idea
-from isthmus.planners.schemes.device_sets import best_link, tensor_groups
-from isthmus.planners.schemes.grid import Fix, divides_heads, ways_of
-from isthmus.planners.schemes.pipeline_bounds import Stage, Staged, own_times, staged_ideas
+from isthmus.planners.schemes.fix import Fix
+from isthmus.planners.schemes.staged_ideas import own_times, staged_ideas, ways_of
 
 __all__ = ["region"]
 

@@ -8,20 +8,21 @@ of messages ended it, and a faster plan of it may exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from isthmus.plan.types import Outcome
-from isthmus.planners.budget import Search, flaw
+from isthmus.planners.budget import Limits, Search, flaw
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.notes import why_not
-from isthmus.planners.problem import Candidate
+from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.proposal import Idea, Version
 from isthmus.planners.schemes.all_schemes import SCHEMES
-from isthmus.planners.schemes.grid import Fix
+from isthmus.planners.schemes.fix import Fix
 from isthmus.planners.search.large_clusters import treed
 from isthmus.planners.search_state import SearchState
 
-__all__ = ["MOST_IDEAS", "SchemeSearch"]
+__all__ = ["MOST_IDEAS", "SchemeSearch", "advance_all", "scheme_plans"]
 
 MOST_IDEAS = 400  # of one scheme
 _NEAR = 1.05  # times the best plan so far: how far apart an idea's versions are taken to be
@@ -161,3 +162,21 @@ class SchemeSearch:
                 self.best = search.best = candidate
             else:
                 self._flaw = wrong
+
+
+def advance_all(schemes: Sequence[SchemeSearch], search: Search) -> None:
+    """Go on with every scheme, each with an equal part of what is left."""
+    for i, scheme in enumerate(schemes):
+        with search.within(1 / (len(schemes) - i)):
+            search.ended(partial(scheme.advance, search))
+        if search.stopped or search.interrupted:
+            break
+
+
+def scheme_plans(problem: Problem, limits: Limits) -> list[Candidate]:
+    """Return the best plan of each scheme that has one, the best first."""
+    state, room = SearchState(problem), MemoryFit(problem)
+    schemes = [SchemeSearch(state, room, name, None) for name in SCHEMES]
+    advance_all(schemes, Search(state, limits, None))
+    found = [scheme.best for scheme in schemes if scheme.best is not None]
+    return sorted(found, key=lambda candidate: candidate.price.step_seconds)

@@ -9,15 +9,31 @@ from typing import NamedTuple
 from isthmus.plan.types import How
 from isthmus.planners.budget import Search, sound
 from isthmus.planners.layout.build_plan import only_pipeline
-from isthmus.planners.layout.device_groups import Bundle, all_bundles, bundle_of
-from isthmus.planners.layout.side_by_side import BUCKETS, LaneMaker, Layout, lanes_plan, layout_key
+from isthmus.planners.layout.device_groups import all_bundles, bundle_of
+from isthmus.planners.layout.layout_types import Bundle, Layout
+from isthmus.planners.layout.side_by_side import BUCKETS, LaneMaker, lanes_plan, layout_key
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.search.moves import Grouping
+from isthmus.planners.syncs.sync_ilp import best_syncs
 
-__all__ = ["KEPT", "WORTH", "Candidates", "Tried", "distinct", "replicated", "ways"]
+__all__ = [
+    "KEPT",
+    "SYNCED",
+    "SYNC_GAIN",
+    "WORTH",
+    "Candidates",
+    "Tried",
+    "distinct",
+    "replicated",
+    "resync",
+    "sync_anew",
+    "ways",
+]
 
 KEPT = 1000  # plans that are remembered
 WORTH = 0.999  # times the best: what counts as a gain
+SYNCED, SYNC_GAIN = 3, 1.5  # settings whose syncs are chosen; how far from the best they may be before
+_SYNC_CALLS = 12  # that choosing syncs takes at least, about
 
 
 class Tried(NamedTuple):
@@ -151,3 +167,31 @@ def ways(problem: Problem, layout: Layout, *, copied: bool = False) -> list[tupl
 def replicated(layout: Layout) -> bool:
     """Return whether any block is on several replicas."""
     return len(layout.lanes) > 1 or any(len(stage) > 1 for stage in layout.lanes[0].stages)
+
+
+def resync(pool: Candidates, count: int = SYNCED) -> None:
+    """Choose by an integer programme how the best few plans sync each bucket. Copies are left, as they sync all alike.
+
+    Plans that gather sharded state leave little to choose, so that the best ones with whole state are looked at too.
+    """
+    if pool.search.state.copied:
+        return
+    whole = [found for found in pool.found if found.layout.pace.state == "replicated" and replicated(found.layout)]
+    likely = [*distinct(pool.found, count), *distinct(whole, count)]
+    near = [found.candidate for found in likely if found.seconds < SYNC_GAIN * pool.limit]
+    starts = list({id(candidate): candidate for candidate in (pool.best, *near) if candidate is not None}.values())
+    for start in starts:
+        sync_anew(pool, start)
+
+
+def sync_anew(pool: Candidates, start: Candidate) -> Candidate | None:
+    """The plan with its syncs chosen, which is kept; None where too little is left for that."""
+    pool.search.tell("syncs")
+    calls = pool.search.calls_left()
+    if pool.search.spent() or (calls is not None and calls < _SYNC_CALLS):
+        return None
+    left = pool.search.left()
+    seconds = min(0.5, left) if calls is None else left
+    choice = best_syncs(pool.search.state, start.plan, seconds=seconds, calls=calls)
+    found = Candidate(choice.plan, choice.price)
+    return found if pool.keep(found) else None

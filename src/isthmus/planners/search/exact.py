@@ -24,53 +24,30 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from isthmus.planners.budget import Search
 from isthmus.planners.layout.build_plan import only_pipeline
-from isthmus.planners.layout.device_groups import Bundle, all_bundles, tensor_degrees
+from isthmus.planners.layout.device_groups import all_bundles, tensor_degrees
+from isthmus.planners.layout.layout_types import Bundle, Lane, LaneSettings, Layout, Stage, Staged
+from isthmus.planners.layout.pipeline_bounds import cut_bounds, flights
 from isthmus.planners.layout.shares import divisors, fair_shares
-from isthmus.planners.layout.side_by_side import Lane, LaneMaker, LaneSettings, Layout, lanes_plan
+from isthmus.planners.layout.side_by_side import lanes_plan
 from isthmus.planners.lower_bound import Borders
-from isthmus.planners.problem import Bools, Candidate, Floats, Problem
-from isthmus.planners.schemes.pipeline_bounds import Stage, Staged, cut_bounds, flights
+from isthmus.planners.problem import Bools, Floats
 from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search.exact_enumeration import LayoutForm, Shape, Sorts, forms
-from isthmus.planners.search.finishing import finish
-from isthmus.planners.search.local_search import Proposals, explore, polish
 from isthmus.planners.search.moves import AHEAD, STATES, Grouping
 
-__all__ = ["exact"]
+__all__ = ["open_forms"]
 
-_AUTO_PART = 0.1  # of the budget, for `auto`
-_END_PART = 0.1  # of the budget, for what is moved and synced in the end
 _MOST_FORMS = 1_000_000  # of one size of tensor groups; more are not listed, and nothing is proven
 Part = Sequence[tuple[Bundle, ...]]  # a lane: the bundles of each of its stages
 
 
-def exact(
-    problem: Problem,
-    lanes: LaneMaker,
-    search: Search,
-    given: Sequence[Candidate],
-    propose: Proposals | None = None,
-) -> Candidate | None:
-    """The fastest plan of all layouts; `search.cut_short` says that the budget ended before that was proven."""
-    first = Candidates(problem, lanes, search, given[0] if given else None)
-    with search.within(_AUTO_PART):
-        explore(first, given, propose)
-    search.cut_short = False  # what `auto` left out is looked at here
-    pool = Candidates(problem, lanes, search, first.best)
-    with search.within(1.0 - _END_PART):
-        for degree in tensor_degrees(problem):
-            bundles = all_bundles(problem, degree, most=len(problem.usable))
-            if bundles:
-                _Branches(Sorts(problem, bundles), pool).open_all()
-    proven = not search.cut_short
-    with search.within(0.5):
-        polish(pool)
-    finish(pool)
-    finish(first, synced=True)  # it may gain more by that
-    search.cut_short = not proven
-    return first.best if first.limit < pool.limit else pool.best
+def open_forms(pool: Candidates) -> None:
+    """Price every layout that could be faster than the best plan; `cut_short` of the search says if any is left."""
+    for degree in tensor_degrees(pool.problem):
+        bundles = all_bundles(pool.problem, degree, most=len(pool.problem.usable))
+        if bundles:
+            _Branches(Sorts(pool.problem, bundles), pool).open_all()
 
 
 class _Cuts(NamedTuple):

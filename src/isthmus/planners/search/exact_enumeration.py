@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from isthmus.planners.layout.cuts import span_sums
-from isthmus.planners.layout.device_groups import Bundle
+from isthmus.planners.layout.layout_types import Bundle
 from isthmus.planners.lower_bound import passing_seconds, worth_of
 from isthmus.planners.problem import Floats, Problem
 

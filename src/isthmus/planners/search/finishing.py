@@ -11,48 +11,25 @@ from itertools import chain, islice
 
 from isthmus.plan.types import Plan
 from isthmus.planners.layout.build_plan import more_slices, only_pipeline
-from isthmus.planners.problem import Candidate
-from isthmus.planners.schemes.all_schemes import data
-from isthmus.planners.schemes.grid import Fix
-from isthmus.planners.search.candidates import WORTH, Candidates, distinct, replicated
+from isthmus.planners.schemes.data_parallel import data
+from isthmus.planners.schemes.fix import Fix
+from isthmus.planners.search.candidates import (
+    SYNC_GAIN,
+    SYNCED,
+    WORTH,
+    Candidates,
+    distinct,
+    replicated,
+    resync,
+    sync_anew,
+)
 from isthmus.planners.search.duplicates import could_duplicate, with_duplicates
-from isthmus.planners.syncs.sync_ilp import best_syncs
 
-__all__ = ["finish", "resync"]
+__all__ = ["finish"]
 
-_SYNCED, _SYNC_GAIN = 3, 1.5  # settings whose syncs are chosen; how far from the best they may be before
-_SYNC_CALLS = 12  # that choosing syncs takes at least, about
 _DUPLICATE_PART = 0.4  # of what is left in the end; the rest is for slices
 _ENDS = 4  # of stages that may be duplicated, tried for one plan
 _NEAR = 1.1  # times the best: plans with duplicates whose syncs are chosen
-
-
-def resync(pool: Candidates, count: int = _SYNCED) -> None:
-    """Choose by an integer programme how the best few plans sync each bucket. Copies are left, as they sync all alike.
-
-    Plans that gather sharded state leave little to choose, so that the best ones with whole state are looked at too.
-    """
-    if pool.search.state.copied:
-        return
-    whole = [found for found in pool.found if found.layout.pace.state == "replicated" and replicated(found.layout)]
-    likely = [*distinct(pool.found, count), *distinct(whole, count)]
-    near = [found.candidate for found in likely if found.seconds < _SYNC_GAIN * pool.limit]
-    starts = list({id(candidate): candidate for candidate in (pool.best, *near) if candidate is not None}.values())
-    for start in starts:
-        _synced(pool, start)
-
-
-def _synced(pool: Candidates, start: Candidate) -> Candidate | None:
-    """The plan with its syncs chosen, which is kept; None where too little is left for that."""
-    pool.search.tell("syncs")
-    calls = pool.search.calls_left()
-    if pool.search.spent() or (calls is not None and calls < _SYNC_CALLS):
-        return None
-    left = pool.search.left()
-    seconds = min(0.5, left) if calls is None else left
-    choice = best_syncs(pool.search.state, start.plan, seconds=seconds, calls=calls)
-    found = Candidate(choice.plan, choice.price)
-    return found if pool.keep(found) else None
 
 
 def finish(pool: Candidates, *, synced: bool = False) -> None:
@@ -73,7 +50,7 @@ def duplicate_blocks(pool: Candidates) -> None:
     if pool.search.state.copied:
         return
     whole = [found for found in pool.found if replicated(found.layout) and found.layout.pace.state != "sharded-all"]
-    near = [found.candidate.plan for found in distinct(whole, _SYNCED) if found.seconds < _SYNC_GAIN * pool.limit]
+    near = [found.candidate.plan for found in distinct(whole, SYNCED) if found.seconds < SYNC_GAIN * pool.limit]
     best = [pool.best.plan] if pool.best is not None else []
     for start in chain(best, near, _side_by_side(pool)):
         current: Plan | None = start
@@ -106,7 +83,7 @@ def _duplicated(pool: Candidates, start: Plan) -> Plan | None:
         near = candidate is not None and candidate.price.step_seconds < _NEAR * pool.limit
         if candidate is not None and near and pool.keep(candidate):
             before = pool.limit
-            found = _synced(pool, candidate)
+            found = sync_anew(pool, candidate)
             if found is not None and found.price.step_seconds <= before:
                 return found.plan
     return None

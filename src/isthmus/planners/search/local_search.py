@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from isthmus.planners.budget import Search
-from isthmus.planners.layout.device_groups import Bundle, all_bundles, bundle_of, tensor_degrees
+from isthmus.planners.layout.device_groups import all_bundles, bundle_of, tensor_degrees
+from isthmus.planners.layout.layout_types import Bundle, Lane, LaneSettings, Layout
 from isthmus.planners.layout.shares import micro_batch_counts
-from isthmus.planners.layout.side_by_side import Lane, LaneMaker, LaneSettings, Layout
-from isthmus.planners.problem import Candidate, Problem
-from isthmus.planners.search.candidates import KEPT, WORTH, Candidates, Tried, distinct
-from isthmus.planners.search.finishing import finish, resync
+from isthmus.planners.problem import Candidate
+from isthmus.planners.search.candidates import KEPT, WORTH, Candidates, Tried, distinct, resync
 from isthmus.planners.search.moves import (
+    DEGREES,
     FIRST_AHEAD,
     Grouping,
     Stages,
@@ -29,14 +28,13 @@ from isthmus.planners.search.moves import (
     stage_moves,
 )
 
-__all__ = ["DEGREES", "Proposals", "explore", "one_lane", "polish"]
+__all__ = ["Proposals", "explore", "one_lane", "polish"]
 
 _FIRST = 6  # first settings of one way to form lanes that are priced
 _STEP = 24  # changed settings that are priced, of one setting
 _SHAPED = 4  # layouts whose replicas change places, and that are polished
 _WIDER = 48  # settings that promised too little at first, priced before all is refined again
 _POOL = 10  # settings whose changes are tried before the search gives up
-DEGREES = 3  # sizes of tensor groups that are tried
 _FIRST_PART, _OWN_PART, _PROPOSE_PART = 0.3, 0.6, 0.4  # of what is left of the budget then
 _CLIMB_PART, _SHAPE_PART, _POLISH_PART = 0.4, 0.5, 0.6
 _LANE_PART = 0.8  # the same, of `split`
@@ -126,14 +124,11 @@ def _first(pool: Candidates, bundles: tuple[Bundle, ...]) -> None:
         _price_first(pool, bundles, _made(pool, settings), _FIRST)
 
 
-def one_lane(problem: Problem, lanes: LaneMaker, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """The best plan so far, or a faster one that is one pipeline of all devices (some may stay idle)."""
-    pool = Candidates(problem, lanes, search, given[0] if given else None)
-    with search.within(_LANE_PART):
-        for degree in tensor_degrees(problem)[:DEGREES]:
-            _one_lane(pool, all_bundles(problem, degree))
-    finish(pool)
-    return pool.best
+def one_lane(pool: Candidates) -> None:
+    """Price pipelines of all devices, of which some may stay idle."""
+    with pool.search.within(_LANE_PART):
+        for degree in tensor_degrees(pool.problem)[:DEGREES]:
+            _one_lane(pool, all_bundles(pool.problem, degree))
 
 
 def _one_lane(pool: Candidates, bundles: tuple[Bundle, ...]) -> None:

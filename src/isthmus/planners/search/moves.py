@@ -12,14 +12,14 @@ from itertools import combinations
 from typing import NamedTuple
 
 from isthmus.plan.types import Layout as State
-from isthmus.planners.layout.device_groups import Bundle, Groups
+from isthmus.planners.layout.layout_types import Bundle, Groups, Lane, LaneSettings, Layout
 from isthmus.planners.layout.shares import micro_batch_counts
-from isthmus.planners.layout.side_by_side import Lane, LaneSettings, Layout
 from isthmus.planners.problem import Problem
 
 __all__ = [
     "AHEAD",
     "COUNTS",
+    "DEGREES",
     "FIRST_AHEAD",
     "STATES",
     "Grouping",
@@ -34,6 +34,7 @@ Part = tuple[Bundle, ...]
 Stages = tuple[Groups, ...]  # the replicas of each stage
 STATES: tuple[State, ...] = ("replicated", "sharded-optimizer", "sharded-all")
 AHEAD = (0, 1, 2, 4, 8, 16)
+DEGREES = 3  # sizes of tensor groups that are tried
 COUNTS = 12  # numbers of micro-batches, at most
 FIRST_AHEAD = (0, 4, 12)  # for pipelines over several hosts: links take their time
 _MOST_MERGES = 40  # pairs of lanes

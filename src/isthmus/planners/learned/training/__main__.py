@@ -18,9 +18,9 @@ from typing import Any
 
 from rich.console import Console
 
-from isthmus.planners.learned.training.collect import Record
 from isthmus.planners.learned.training.fit import Recipe, fit
 from isthmus.planners.learned.training.problems import SEEDS
+from isthmus.planners.learned.training.record import Record
 from isthmus.planners.learned.training.records import gather, read_records
 
 __all__ = ["ROUND", "main"]

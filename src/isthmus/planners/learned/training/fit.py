@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from isthmus.planners.learned.graph_network import Batch, GraphNetwork, batch_of
 from isthmus.planners.learned.prior import save_network
-from isthmus.planners.learned.training.collect import Record
 from isthmus.planners.learned.training.lessons import Lessons, Sample
+from isthmus.planners.learned.training.record import Record
 
 __all__ = ["Recipe", "fit"]
 

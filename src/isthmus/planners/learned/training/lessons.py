@@ -17,8 +17,8 @@ import numpy as np
 
 from isthmus.planners.learned.decisions import Decision, Draft, Drafts, path_to
 from isthmus.planners.learned.features import Look, Looked
-from isthmus.planners.learned.training.collect import Record
 from isthmus.planners.learned.training.problems import random_problem
+from isthmus.planners.learned.training.record import Record
 from isthmus.planners.problem import Floats
 
 __all__ = ["Lesson", "Lessons", "Sample"]

@@ -11,9 +11,10 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from isthmus.planners.learned.decisions import even
 from isthmus.planners.learned.prior import NetworkPrior, load_network
-from isthmus.planners.learned.training.collect import Record, collect
-from isthmus.planners.learned.tree_search import even
+from isthmus.planners.learned.training.collect import collect
+from isthmus.planners.learned.training.record import Record
 
 __all__ = ["gather", "read_records"]
 

@@ -16,8 +16,7 @@ and back need:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -26,51 +25,35 @@ import numpy.typing as npt
 
 from isthmus.cost.compute import Group
 from isthmus.cost.tables import stage_links
-from isthmus.plan.types import Layout, Plan
-from isthmus.planners.layout.build_plan import build_stages, last_bucket, least_ring, least_update, make_plan
+from isthmus.plan.types import Layout
+from isthmus.planners.layout.build_plan import last_bucket, least_ring, least_update
 from isthmus.planners.layout.cuts import (
     Parts,
-    balanced_cut,
-    best_cut,
-    least_time,
     pipeline_times,
     pipelines_seconds,
     span_sums,
     stage_sums,
 )
-from isthmus.planners.layout.memory_fit import MemoryFit, Need, StageOptions
+from isthmus.planners.layout.layout_types import Need, Stage, Staged, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.problem import Bools, Floats, Problem, divided_work
-from isthmus.planners.proposal import Idea, Version
 
 __all__ = [
-    "VERSIONS_EFFORT",
-    "Cut",
-    "Stage",
-    "Staged",
     "cut_bounds",
     "cut_times",
     "flights",
+    "floor",
+    "gathers_of",
     "least_seconds",
-    "nearest",
-    "own_times",
-    "staged_ideas",
-    "staged_plan",
-    "versions",
+    "measured",
+    "round_trips",
+    "stage_facts",
+    "stage_fits",
+    "stage_needs",
     "way_seconds",
 ]
 
-_IDEA, VERSIONS_EFFORT = 1.5e-4, 2e-3  # seconds that making them takes
-Stage = tuple[tuple[tuple[str, ...], int], ...]  # devices and share of each replica
 _Timed = tuple[str, Group, int]  # kind and links of a replica, and its share
-Cut = Callable[[StageOptions], Sequence[Floats]]  # what is to be even: for each stage what every block weighs on it
-
-
-class Staged(NamedTuple):
-    """Who computes each stage, and how many samples of a micro-batch."""
-
-    stages: tuple[Stage, ...]
-    micro_batches: int
-    ahead: int = 0
 
 
 class _Crossing(NamedTuple):
@@ -81,78 +64,6 @@ class _Crossing(NamedTuple):
     total: float  # seconds that one micro-batch takes of the busiest link, nic or trunk
 
 
-def staged_ideas(
-    problem: Problem,
-    room: MemoryFit,
-    staged: Staged,
-    cuts: Sequence[Cut],
-    ways: Sequence[StageOptions],
-    borders: Sequence[int] = (),
-    aheads: Sequence[int] = (0,),
-) -> Iterator[Idea]:
-    """Ideas whose stages are cut in one of several ways; the last way to hold state needs least memory.
-
-    `borders`: stages after which messages are slow, so that the ideas' bounds should count them. `aheads`: there is an
-    idea for each of them in place of `staged.ahead`.
-    """
-    devices = [device for stage in staged.stages for group, _ in stage for device in group]
-    memory = sum(problem.cluster.kind_of(device).memory for device in devices)
-    samples = max(share for stage in staged.stages for _, share in stage)
-    seconds, around = _floor(problem, staged, borders)
-    for ahead in aheads:
-        one = staged._replace(ahead=ahead)
-        yield Idea(
-            seconds=max(seconds, _round_trips(problem, one, around)),
-            memory=memory,
-            samples=samples,
-            versions=partial(versions, problem, room, one, cuts, ways),
-            nearest=partial(nearest, problem, room, one, ways[-1]),
-            effort=_IDEA,
-            versions_effort=VERSIONS_EFFORT,
-        )
-
-
-def versions(
-    problem: Problem,
-    room: MemoryFit,
-    staged: Staged,
-    cuts: Sequence[Cut],
-    ways: Sequence[StageOptions],
-    allowed: Bools | None = None,
-) -> list[Version]:
-    """Each way to hold the state, with each cut that fits so. `allowed`: runs of blocks that a stage may have."""
-    needs, found = list(_needs(problem, staged)), dict[tuple[StageOptions, tuple[int, ...]], Version]()
-    for way in ways:
-        fits = [_fits(room, stage, way, allowed) for stage in needs]
-        if not all(matrix.any() for matrix in fits):
-            continue
-        for cut in cuts:
-            firsts = balanced_cut(cut(way), fits)
-            if firsts is not None and (way, tuple(firsts)) not in found:
-                each = [way] * len(firsts)
-                parts = _measured(problem, staged, firsts, each)
-                seconds = least_time(parts, parts.ends, _gathers(each), staged.micro_batches)
-                found[way, tuple(firsts)] = Version(seconds, partial(staged_plan, problem, staged, firsts, way))
-    return sorted(found.values(), key=lambda version: version.seconds)
-
-
-def nearest(problem: Problem, room: MemoryFit, staged: Staged, way: StageOptions) -> Plan | None:
-    """The plan that misses least where none fits."""
-    firsts = best_cut(np.max([room.filled(need, way) for need in stage], axis=0) for stage in _needs(problem, staged))
-    return None if firsts is None else staged_plan(problem, staged, firsts, way)
-
-
-def own_times(problem: Problem, stages: Sequence[Stage]) -> Cut:
-    """Return a function that weighs each block of a stage by its time on the stage's slowest replica."""
-
-    def weights(way: StageOptions) -> list[Floats]:
-        facts = [_facts(problem, stage) for stage in stages]
-        rows = {fact: way_seconds(problem.block_seconds(*fact), way) for stage in facts for fact in stage}
-        return [rows[max(stage, key=lambda fact: float(rows[fact].sum()))] for stage in facts]
-
-    return weights
-
-
 def way_seconds(seconds: Floats, way: StageOptions) -> Floats:
     """Both ways together of [2, ...]: forward again where activations are recomputed."""
     return np.asarray(seconds[0] * (2 if way.recompute else 1) + seconds[1])
@@ -160,15 +71,15 @@ def way_seconds(seconds: Floats, way: StageOptions) -> Floats:
 
 def least_seconds(problem: Problem, staged: Staged, borders: Sequence[int] = ()) -> float:
     """Return the pipeline's least seconds, however it is cut: evenly divided work, or round trips of all blocks."""
-    seconds, around = _floor(problem, staged, borders)
-    return max(seconds, _round_trips(problem, staged, around))
+    seconds, around = floor(problem, staged, borders)
+    return max(seconds, round_trips(problem, staged, around))
 
 
-def _floor(problem: Problem, staged: Staged, borders: Sequence[int]) -> tuple[float, float]:
+def floor(problem: Problem, staged: Staged, borders: Sequence[int]) -> tuple[float, float]:
     """Return the least seconds whatever is in flight, and the least seconds of one micro-batch's round trip."""
     slowest, quickest, counts = dict[_Timed, Floats](), dict[_Timed, Floats](), dict[_Timed, int]()
     for stage in staged.stages:
-        facts = _facts(problem, stage)
+        facts = stage_facts(problem, stage)
         most = max(facts, key=lambda fact: problem.whole_seconds(*fact))
         slowest[most], counts[most] = problem.both_seconds(*most), counts.get(most, 0) + 1
         quickest.update((fact, problem.both_seconds(*fact)) for fact in facts if fact not in quickest)
@@ -182,7 +93,7 @@ def _floor(problem: Problem, staged: Staged, borders: Sequence[int]) -> tuple[fl
     return seconds, around
 
 
-def _round_trips(problem: Problem, staged: Staged, around: float) -> float:
+def round_trips(problem: Problem, staged: Staged, around: float) -> float:
     """Seconds of all micro-batches, of which the first stage lets only some in at a time."""
     return -(-staged.micro_batches // flights(problem, staged)[0]) * around if around else 0.0
 
@@ -198,7 +109,7 @@ def _tied_ends(problem: Problem, staged: Staged) -> float:
     return least_ring(problem, [devices[0] for stage in edges for devices, _ in stage], whole).sending
 
 
-def _facts(problem: Problem, stage: Stage) -> list[_Timed]:
+def stage_facts(problem: Problem, stage: Stage) -> list[_Timed]:
     """Return what distinguishes the stage's replicas, as far as time goes."""
     return list(dict.fromkeys((*problem.replica_kind(devices), share) for devices, share in stage))
 
@@ -214,7 +125,7 @@ def flights(problem: Problem, staged: Staged) -> list[int]:
     return found[::-1]
 
 
-def _needs(problem: Problem, staged: Staged) -> Iterator[list[Need]]:
+def stage_needs(problem: Problem, staged: Staged) -> Iterator[list[Need]]:
     """For each stage, what its replicas need that are alike in kind, degree and share."""
     most = flights(problem, staged)
     for s, stage in enumerate(staged.stages):
@@ -226,18 +137,12 @@ def _needs(problem: Problem, staged: Staged) -> Iterator[list[Need]]:
         yield [Need(tuple(devices), degree, len(stage), share, flight) for (_, degree, share), devices in alike.items()]
 
 
-def _fits(room: MemoryFit, needs: Sequence[Need], way: StageOptions, allowed: Bools | None) -> Bools:
+def stage_fits(room: MemoryFit, needs: Sequence[Need], way: StageOptions, allowed: Bools | None) -> Bools:
+    """Return which runs of blocks all replicas of a stage can hold, of those that are allowed."""
     fits = room.fits(needs[0], way)
     for need in needs[1:]:
         fits &= room.fits(need, way)
     return fits if allowed is None else fits & allowed
-
-
-def staged_plan(problem: Problem, staged: Staged, firsts: Sequence[int], way: StageOptions) -> Plan:
-    """The plan in which stages start at these blocks."""
-    return make_plan(
-        problem, build_stages(problem, firsts, staged.stages, way), staged.micro_batches, ahead=staged.ahead
-    )
 
 
 def cut_times(
@@ -248,9 +153,9 @@ def cut_times(
     `rings`: gradients go around the replicas of a stage and nobody else. Else the bound knows nothing of syncs, nor of
     updates that others have a part of.
     """
-    parts = _measured(problem, staged, firsts, ways)
+    parts = measured(problem, staged, firsts, ways)
     own = np.array([(rings, rings, rings or way.state == "replicated") for way in ways])
-    least, about = pipeline_times(parts, np.where(own, parts.ends, 0.0), _gathers(ways), staged.micro_batches)
+    least, about = pipeline_times(parts, np.where(own, parts.ends, 0.0), gathers_of(ways), staged.micro_batches)
     return least, max(least, about + _tied_ends(problem, staged))
 
 
@@ -267,11 +172,11 @@ def cut_bounds(
     ends = np.column_stack((firsts[:, 1:], np.full(len(firsts), blocks)))
     again = np.zeros(firsts.shape, np.bool_)
     most, least = np.zeros(firsts.shape), np.zeros(firsts.shape)
-    for s, (stage, needs) in enumerate(zip(staged.stages, _needs(problem, staged), strict=True)):
+    for s, (stage, needs) in enumerate(zip(staged.stages, stage_needs(problem, staged), strict=True)):
         a, b = firsts[:, s], ends[:, s]
-        plain, second = (_fits(room, needs, held._replace(recompute=r), None)[a, b] for r in (False, True))
+        plain, second = (stage_fits(room, needs, held._replace(recompute=r), None)[a, b] for r in (False, True))
         again[:, s] = ~plain
-        rows = [problem.block_seconds(*fact) for fact in _facts(problem, stage)]
+        rows = [problem.block_seconds(*fact) for fact in stage_facts(problem, stage)]
         times = [span_sums(row.sum(axis=0))[a, b] + again[:, s] * span_sums(row[0])[a, b] for row in rows]
         most[:, s], least[:, s] = np.max(times, axis=0), np.min(times, axis=0)
         most[~(plain | second), s] = np.inf
@@ -287,8 +192,9 @@ def cut_bounds(
     return seconds, again, least.min(axis=1)
 
 
-def _measured(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[StageOptions]) -> Parts:
-    facts = [_facts(problem, stage) for stage in staged.stages]
+def measured(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[StageOptions]) -> Parts:
+    """Return the seconds and bytes of every stage of a pipeline that is cut so."""
+    facts = [stage_facts(problem, stage) for stage in staged.stages]
     rows = {fact: problem.block_seconds(*fact) for stage in facts for fact in stage}
     forth = {fact: stage_sums(row[0], firsts) for fact, row in rows.items()}
     again = np.array([way.recompute for way in ways])
@@ -309,7 +215,7 @@ def _measured(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Seq
     )
 
 
-def _gathers(ways: Sequence[StageOptions]) -> Bools:
+def gathers_of(ways: Sequence[StageOptions]) -> Bools:
     """Stages whose weights are gathered after their update."""
     return np.array([way.state == "sharded-optimizer" for way in ways])
 
