@@ -13,17 +13,22 @@ from isthmus.plan.types import Plan
 from isthmus.plan.validate import check
 from isthmus.planners.layout.build_plan import sync_messages
 from isthmus.planners.problem import LARGE, Candidate, Problem
+from isthmus.planners.search_constants import (
+    DEVICES_AN_EFFORT,
+    HASTY_SECONDS,
+    LEAST_LARGE_EFFORT,
+    MESSAGES_A_SECOND,
+    MOST_LARGE_EFFORT,
+    PLAN_MESSAGES,
+    SCHEME_MESSAGES,
+    SMALL_EFFORT,
+)
 from isthmus.planners.search_state import SearchState
 from isthmus.planners.stop import SearchEnded
 
 __all__ = ["Limits", "Progress", "Search", "flaw", "sound", "usual_effort"]
 
 Progress = Callable[[str, int], None]  # what is being tried, plans priced so far
-
-_MOST_MESSAGES = 10_000_000  # of one plan: about ten seconds
-_SCHEME_MESSAGES = 25_000_000  # of all plans of one scheme
-_MESSAGES_A_SECOND = 1e6  # that the simulator plays, at least
-_HASTY = 3.0  # seconds
 
 
 class Limits(NamedTuple):
@@ -35,11 +40,10 @@ class Limits(NamedTuple):
 
 
 def usual_effort(devices: int) -> float:
-    """Return the default limit of a search for so many devices, in seconds on a usual machine.
-
-    With 5 instead of 1.6 steps of small clusters are 1 % shorter, those of 128 devices sometimes half as long.
-    """
-    return 1.6 if devices <= LARGE else min(40.0, max(5.0, devices / 200))
+    """Return the default limit of a search for so many devices, in seconds on a usual machine."""
+    if devices <= LARGE:
+        return SMALL_EFFORT
+    return min(MOST_LARGE_EFFORT, max(LEAST_LARGE_EFFORT, devices / DEVICES_AN_EFFORT))
 
 
 class Search:
@@ -59,7 +63,7 @@ class Search:
         self.known: dict[object, Candidate] = {} if known is None else known
         self.seconds, self.calls, self.effort = limits
         seconds = limits.seconds if limits.seconds is not None else limits.effort
-        self.hasty = seconds is not None and seconds <= _HASTY  # what promises most at once comes first
+        self.hasty = seconds is not None and seconds <= HASTY_SECONDS  # what promises most at once comes first
         self.thorough = limits.effort is None  # what promised too little at first is tried as well
         self.start, self.first_call, self.first_effort = time.monotonic(), state.calls, state.effort
         self.crowded = 0  # the largest ring that was too much to play
@@ -146,10 +150,10 @@ class Search:
     def price(self, plan: Plan) -> Candidate | None:
         """The plan with its price; None where playing it would take more than is left."""
         messages = sync_messages(plan)
-        in_time = max(_MESSAGES_A_SECOND / 4, _MESSAGES_A_SECOND * self.left())
+        in_time = max(MESSAGES_A_SECOND / 4, MESSAGES_A_SECOND * self.left())
         if self.effort is not None and not self.thorough:  # where very many share one link, they take longer
-            in_time = min(in_time, _MESSAGES_A_SECOND * max(0.05, (self.effort - self.worked) / 20))
-        if messages > min(_MOST_MESSAGES, _SCHEME_MESSAGES - self.played, in_time):
+            in_time = min(in_time, MESSAGES_A_SECOND * max(0.05, (self.effort - self.worked) / 20))
+        if messages > min(PLAN_MESSAGES, SCHEME_MESSAGES - self.played, in_time):
             largest = max(len(sync.participants) for part in plan.parts for sync in getattr(part, "syncs", ()))
             self.crowded = max(self.crowded, largest)
             return None

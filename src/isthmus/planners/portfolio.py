@@ -27,6 +27,7 @@ from isthmus.planners.schemes.all_schemes import SCHEMES
 from isthmus.planners.schemes.fix import Fix, parse_fix
 from isthmus.planners.schemes.plain_ddp import everywhere
 from isthmus.planners.search.large_clusters import Copies, CopiesState, small_problem, whole_plan
+from isthmus.planners.search_constants import COPY_PART
 from isthmus.planners.search_planners import BEYOND
 from isthmus.planners.search_state import SearchState, Watch
 from isthmus.planners.stop import Stop
@@ -35,8 +36,6 @@ from isthmus.planners.syncs.sync_ilp import load_solver
 __all__ = ["PLANNERS", "Choice", "Fix", "choose_plan", "parse_fix"]
 
 PLANNERS = (*BEYOND, *SCHEMES)
-
-_COPY_PART = 0.9  # of the budget of a large cluster, to plan one copy of it
 
 
 class Choice(NamedTuple):
@@ -141,7 +140,7 @@ def _slim(problem: Problem, best: Candidate) -> Candidate:
 
 def _of_copies(state: SearchState, copied: CopiesState, asked: Asked, stop: Stop, effort: float) -> SearchResult | None:
     """The same for a large cluster, by plans for a copy of it; None where none of them fits as a whole."""
-    rounds = Rounds(copied, asked, stop.part(_COPY_PART), _COPY_PART * effort)
+    rounds = Rounds(copied, asked, stop.part(COPY_PART), COPY_PART * effort)
     try:
         found = rounds.find()
     except NoPlanError:

@@ -27,6 +27,17 @@ from isthmus.planners.proposal import Idea
 from isthmus.planners.schemes.all_schemes import SCHEMES
 from isthmus.planners.schemes.fix import Fix
 from isthmus.planners.schemes.scheme_search import SchemeSearch, advance_all
+from isthmus.planners.search_constants import (
+    ENDING_PASSES,
+    FIRST_ROUND,
+    HASTY_ROUNDS,
+    HASTY_SCHEMES_PART,
+    LARGE_SCHEMES_ENDING,
+    MOST_NEAREST,
+    ROUND_GROWTH,
+    SCHEMES_ENDING_EFFORT,
+    SCHEMES_PART,
+)
 from isthmus.planners.search_planners import BEYOND
 from isthmus.planners.search_state import SearchState
 from isthmus.planners.stop import Stop
@@ -35,11 +46,6 @@ __all__ = ["Asked", "Rounds", "SearchResult"]
 
 _ALL = ("auto", "exact", "search", "learned")  # planners whose answer may be a scheme's plan
 _USUAL = ("auto", "split", "search", "learned")  # planners that the usual effort ends
-_SCHEMES_PART, _HASTY_PART = 0.4, 0.25  # of a round, where a planner comes after the schemes
-_FIRST, _GROWTH, _HASTY_ROUNDS = 1 / 16, 4.0, 3  # of the usual effort; from round to round; rounds up to the usual
-_ENDING, _LARGE_ENDING = 20.0, 2.0  # effort to search schemes to their end; for large clusters, times the usual one
-_PASSES = 3  # over the schemes that are not at their end
-_MOST_NEAREST = 24  # plans priced only to say what is missing
 
 
 class Asked(NamedTuple):
@@ -129,10 +135,10 @@ class Rounds:
     def _end_schemes(self) -> None:
         """Search the schemes to their end; what some do not need of their part is for the others."""
         large = len(self.problem.usable) > LARGE or self.state.copied
-        effort = _LARGE_ENDING * self.effort if large else _ENDING
+        effort = LARGE_SCHEMES_ENDING * self.effort if large else SCHEMES_ENDING_EFFORT
         search = Search(self.state, Limits(effort=effort), self.asked.progress)
         search.thorough = True
-        for _ in range(_PASSES):
+        for _ in range(ENDING_PASSES):
             if not self.interrupted:
                 self.advance(search)
 
@@ -167,7 +173,7 @@ class Rounds:
         elif not self.asked.limited:
             yield None, True
         else:
-            yield from ((_FIRST * _GROWTH**k * self.effort, k >= _HASTY_ROUNDS) for k in count())
+            yield from ((FIRST_ROUND * ROUND_GROWTH**k * self.effort, k >= HASTY_ROUNDS) for k in count())
 
     def _round(self, effort: float | None, thorough: bool) -> bool:
         """Search schemes, then beyond them; return whether nothing is left for another round."""
@@ -177,7 +183,7 @@ class Rounds:
         if self._beyond is None:
             self.advance(search)
         else:
-            part = _HASTY_PART if search.hasty and not self.state.copied else _SCHEMES_PART
+            part = HASTY_SCHEMES_PART if search.hasty and not self.state.copied else SCHEMES_PART
             self.advance(Search(self.state, search.limits(part), self.asked.progress))
         if self.stopped or self.interrupted:
             return True
@@ -211,7 +217,7 @@ def _nearest(search: Search, ideas: Iterable[Idea], *, first: bool) -> Candidate
     """
     nearest: Candidate | None = None
     ordered = sorted(ideas, key=lambda idea: (-idea.memory, idea.samples))
-    for idea in islice(ordered, _MOST_NEAREST):
+    for idea in islice(ordered, MOST_NEAREST):
         plan = idea.nearest()
         candidate = None if plan is None else search.price(plan)
         if candidate is None or candidate.price.impossible or not candidate.price.shortages:

@@ -19,17 +19,19 @@ from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search.exact import open_forms
 from isthmus.planners.search.finishing import finish
 from isthmus.planners.search.local_search import Proposals, explore, one_lane, polish
+from isthmus.planners.search_constants import (
+    DIRECT_PART,
+    EXACT_FIRST_PART,
+    EXACT_LAST_PART,
+    EXACT_POLISH_PART,
+    EXPLORE_PART,
+    TREE_PART,
+    TREE_POLISH_PART,
+)
 
 __all__ = ["BEYOND"]
 
 Planner = Callable[[Problem, MemoryFit, Search, Sequence[Candidate]], Candidate | None]  # plans so far, the best first
-
-_EXPLORE_PART = 0.92  # of the budget; the rest is for duplicates and slices
-_AUTO_PART = 0.1  # of the budget of `exact`, for `auto`
-_END_PART = 0.1  # of the budget of `exact`, for what is moved and synced in the end
-_EXACT_POLISH_PART = 0.5  # of that
-_TREE_PART, _TREE_POLISH_PART = 0.7, 0.6  # of what is left of the budget of `search` and `learned` then
-_DIRECT_PART = 0.7  # of that, before layouts are made that talk over relays
 
 
 def split(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
@@ -43,8 +45,8 @@ def split(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Can
 def auto(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Pipelines side by side, settled by search, with direct links first; then all that a layout leaves open."""
     pool = Candidates(problem, LaneMaker(problem, room, search.state), search, given[0] if given else None)
-    with search.within(_EXPLORE_PART):
-        with search.within(_DIRECT_PART if problem.vias else 1.0):
+    with search.within(EXPLORE_PART):
+        with search.within(DIRECT_PART if problem.vias else 1.0):
             explore(pool, given, _proposals())
         if problem.vias:
             relayed = problem.with_relays
@@ -66,14 +68,14 @@ def exact(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Can
     relayed = problem.with_relays
     lanes = LaneMaker(relayed, room, search.state)
     first = Candidates(relayed, lanes, search, given[0] if given else None)
-    with search.within(_AUTO_PART):
+    with search.within(EXACT_FIRST_PART):
         explore(first, given, _proposals())
     search.cut_short = False  # what `auto` left out is looked at here
     pool = Candidates(relayed, lanes, search, first.best)
-    with search.within(1.0 - _END_PART):
+    with search.within(1.0 - EXACT_LAST_PART):
         open_forms(pool)
     proven = not search.cut_short
-    with search.within(_EXACT_POLISH_PART):
+    with search.within(EXACT_POLISH_PART):
         polish(pool)
     finish(pool)
     finish(first, synced=True)  # it may gain more by that
@@ -96,10 +98,10 @@ def _tree_search(
 ) -> Candidate | None:
     """Return the best plan so far, or a faster one that a tree search with this prior leads to."""
     pool = Candidates(problem, LaneMaker(problem, room, search.state), search, given[0] if given else None)
-    with search.within(_TREE_PART):
+    with search.within(TREE_PART):
         SearchTree(pool, prior).grow()
     pool.rank()
-    with search.within(_TREE_POLISH_PART):
+    with search.within(TREE_POLISH_PART):
         polish(pool)
     finish(pool)
     return pool.best

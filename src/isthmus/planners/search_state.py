@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from isthmus.cost.simulate import Price, Simulator
 from isthmus.plan.types import Plan
 from isthmus.planners.problem import Candidate, Problem
+from isthmus.planners.search_constants import PRICE_DEVICE_EFFORT, PRICE_EFFORT, TASK_EFFORT
 from isthmus.planners.stop import Stop
 
 __all__ = ["SearchState", "Watch"]
 
 Watch = Callable[[Price], None]  # is told the price of every plan
-
-_PRICE, _PRICE_DEVICE, _TASK = 4e-4, 2e-5, 2.5e-7  # seconds to price a plan: at least, a device, and a task
 
 
 class SearchState:
@@ -44,7 +43,7 @@ class SearchState:
     @property
     def price_effort(self) -> float:
         """Return the seconds to price one plan, besides what its tasks take."""
-        return _PRICE + _PRICE_DEVICE * len(self.problem.usable)
+        return PRICE_EFFORT + PRICE_DEVICE_EFFORT * len(self.problem.usable)
 
     def price(self, plan: Plan) -> Candidate:
         """Return the plan with its price."""
@@ -61,7 +60,7 @@ class SearchState:
         self.count_call()
         before = simulator.tasks
         price = simulator.price(plan)
-        self.effort += self.price_effort + _TASK * (simulator.tasks - before)
+        self.effort += self.price_effort + TASK_EFFORT * (simulator.tasks - before)
         if self.watch is not None:
             self.watch(price)
         return price

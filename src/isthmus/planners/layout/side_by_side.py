@@ -35,6 +35,7 @@ from isthmus.planners.layout.shares import fair_shares
 from isthmus.planners.layout.stage_dp import Arranged, Arranger
 from isthmus.planners.layout.stage_shares import Sharing
 from isthmus.planners.problem import Problem
+from isthmus.planners.search_constants import LANE_EFFORT
 from isthmus.planners.search_state import SearchState
 
 __all__ = ["BUCKETS", "LaneMaker", "lanes_plan", "layout_key"]
@@ -42,7 +43,6 @@ __all__ = ["BUCKETS", "LaneMaker", "lanes_plan", "layout_key"]
 _TRACED = 4  # orders whose slowest stage is quickest: of each depth only these are looked at
 _SAME, _SHALLOW, _DEEP = 2, 3, 3  # pipelines of one depth, depths that are always tried, pipelines of other depths
 BUCKETS = (12, 1)  # of all gradients, at least: many are sent while the backward pass goes on, few wait less
-_TIMED = 3e-4  # seconds that timing a lane takes
 _NEAR = 0.1  # part of a lane's samples that may change without arranging its bundles anew
 
 
@@ -126,7 +126,7 @@ class LaneMaker:
         """Return the lane with its lower bound and its estimated time, in seconds. `alone`: there is no other lane."""
         key = (lane.stages, lane.firsts, lane.recompute, pace, alone)
         if key not in self._seconds:
-            self.state.effort += _TIMED
+            self.state.effort += LANE_EFFORT
             staged = Staged(lane.stages, pace.micro_batches, pace.ahead)
             ways = [pace.held._replace(recompute=again) for again in lane.recompute]
             rings = alone and pace.state != "sharded-all" and len(self._regions(lane)) == 1

@@ -34,6 +34,7 @@ from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.stage_shares import Sharing
 from isthmus.planners.layout.stage_tables import Distances, Ints, Shorts, StageTables
 from isthmus.planners.problem import Floats, Problem
+from isthmus.planners.search_constants import CUT_EFFORT, PAIR_EFFORT
 from isthmus.planners.search_state import SearchState
 
 __all__ = ["Arranged", "Arranger", "Solved", "crossing_bytes"]
@@ -42,7 +43,6 @@ _Row = tuple[Floats, Shorts, tuple[float, float]]
 
 _DEEPEST = 64  # stages of one pipeline
 _BORDERS = 28  # at which a model is cut while stages are not settled
-_SOLVED, _CUT = 1.6e-6, 1e-4  # seconds: to arrange, for each pair of bundles; to cut settled stages
 PATIENCE = 4  # depths that are tried beyond the last that gained
 
 
@@ -122,7 +122,7 @@ class Arranger:
         key = (tuple(bundles), samples, held, others)
         if key not in self._known:
             self._known[key] = self.runs.table(bundles, samples, held, others), self.distances.between(bundles)
-        self.state.effort += _SOLVED * len(bundles) ** 2
+        self.state.effort += PAIR_EFFORT * len(bundles) ** 2
         (table, far), rows, at = self._known[key], self.runs, self.borders
         deepest = min(_DEEPEST, len(bundles), len(at) - 1)
         best, picks = solve(
@@ -164,7 +164,7 @@ class Arranger:
         self, stages: tuple[Groups, ...], samples: int, micro_batches: int, held: StageOptions, ahead: int, others: int
     ) -> Arranged | None:
         """Settled stages with the best cut at any border, as far as computing, syncs and memory go; None: none fits."""
-        self.state.effort += _CUT
+        self.state.effort += CUT_EFFORT
         depth, rows = len(stages), [self._row(groups, samples, held, others) for groups in stages]
         flight = [min(depth - s + (ahead if s < depth - 1 else 0), micro_batches) for s in range(depth)]
         seconds, fits, rings = (np.array(column) for column in zip(*rows, strict=True))

@@ -22,7 +22,8 @@ from isthmus.planners.layout.device_groups import all_bundles, tensor_degrees
 from isthmus.planners.layout.layout_types import Bundle, LaneSettings
 from isthmus.planners.layout.shares import micro_batch_counts
 from isthmus.planners.problem import Floats, Problem
-from isthmus.planners.search.moves import AHEAD, COUNTS, DEGREES, STATES, Grouping
+from isthmus.planners.search.moves import AHEAD, COUNTS, STATES, Grouping
+from isthmus.planners.search_constants import DEGREES
 
 __all__ = ["APART", "IDLE", "KINDS", "NEW", "Asked", "Decision", "Draft", "Drafts", "Prior", "Sort", "even", "path_to"]
 

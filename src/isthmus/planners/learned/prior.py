@@ -20,6 +20,7 @@ from isthmus.planners.learned.decisions import Asked, Drafts, Prior, even
 from isthmus.planners.learned.features import ACTION, BLOCK, EDGE, SCENE, SORT, WHOLE, Feedback, Look, feedback_of
 from isthmus.planners.learned.network_numpy import Weights, log_likely
 from isthmus.planners.problem import Candidate, Floats
+from isthmus.planners.search_constants import DRAFT_EFFORT, EVEN_PART, NETWORK_EFFORT
 
 if TYPE_CHECKING:
     from isthmus.planners.learned.graph_network import GraphNetwork
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["NetworkPrior", "load_network", "save_network", "shipped_prior"]
 
 _FILE = "planner.safetensors"
-_ASKED, _DRAFT = 3e-3, 3e-4  # seconds that asking the network takes, and each draft
-_EVEN = 0.1  # part of the prior that is even: what the network thinks impossible is tried in the end
 
 
 def shipped_prior() -> Prior:
@@ -88,11 +87,11 @@ class NetworkPrior:
         if search.best is not self._told[0]:
             best = search.best
             self._told = best, None if best is None else feedback_of(search.problem, best)
-        search.state.effort += _ASKED + _DRAFT * len(asked)
+        search.state.effort += NETWORK_EFFORT + DRAFT_EFFORT * len(asked)
         looked = [self._look.at(draft, actions, self._told[1]) for draft, actions in asked]
         likely: dict[int, Floats] = {}
         for scene in {id(one.scene) for one in looked}:
             same = [i for i, one in enumerate(looked) if id(one.scene) == scene]
             found = log_likely(self.weights, [looked[i] for i in same])
             likely |= {i: np.exp(part.astype(np.float64)) for i, part in zip(same, found, strict=True)}
-        return [(1 - _EVEN) * likely[i] / likely[i].sum() + _EVEN / len(likely[i]) for i in range(len(looked))]
+        return [(1 - EVEN_PART) * likely[i] / likely[i].sum() + EVEN_PART / len(likely[i]) for i in range(len(looked))]

@@ -21,24 +21,28 @@ from isthmus.planners.learned.decisions import Asked, Decision, Draft, Drafts, P
 from isthmus.planners.problem import Floats
 from isthmus.planners.search.candidates import Candidates, ways
 from isthmus.planners.search.moves import Grouping
+from isthmus.planners.search_constants import (
+    TREE_CLOSE,
+    TREE_DESCENTS,
+    TREE_DOUBTED,
+    TREE_DOUBTING,
+    TREE_EXPLORE,
+    TREE_FEW,
+    TREE_FREE,
+    TREE_KNOWN,
+    TREE_TRUSTED,
+)
 
 __all__ = ["Leaves", "SearchTree", "propose"]
 
 
-_EXPLORE, _DOUBTED = 0.7, 2.0  # c; how much more of it where all is doubted
-_TRUSTED, _DOUBTING = 2, 0.02  # rounds in a row that bring nothing better before the prior is doubted; more with each
 _NOISE = 1e-3  # part of a prior
-_CLOSE = 1.25  # times the best: where other ways to sync are worth a call
-_BATCH = 8  # descents side by side
-_MOST_KNOWN = 40  # rounds in a row that bring nothing new: then all that the tree likes is known
-_MOST_FREE = 200  # rounds in a row that price nothing: all they lead to is known, or cannot hold the model
-_FEW = 2  # rounds in a row that bring nothing better, where the tree only proposes
 
 
 def propose(prior: Prior, pool: Candidates) -> None:
     """Prices what a prior likes best, for others to go on from: until some rounds in a row find nothing better."""
     tree = SearchTree(pool, prior)
-    while not pool.search.spent() and tree.same < _FEW:
+    while not pool.search.spent() and tree.same < TREE_FEW:
         tree.round()
 
 
@@ -54,7 +58,7 @@ class _Node:
         seen = self.taken > 0
         prior = (1.0 - doubt) * self.prior + doubt / len(self.prior)
         worth = np.where(seen, (self.total / np.maximum(self.taken, 1.0) + self.most) / 2, self._unknown())
-        explore = _EXPLORE * (1.0 + _DOUBTED * doubt)
+        explore = TREE_EXPLORE * (1.0 + TREE_DOUBTED * doubt)
         scores = worth + explore * prior * np.sqrt(self.taken.sum() + 1.0) / (1.0 + self.taken)
         action = int(np.argmax(scores))
         self.taken[action] += 1
@@ -93,7 +97,7 @@ class Leaves:
             return best
         hows = ways(pool.problem, layout, copied=pool.search.state.copied)
         for how, buckets in hows[::-1]:  # few buckets first, by trees where there are any
-            if pool.search.spent() or _CLOSE * pool.limit < best < float("inf"):
+            if pool.search.spent() or TREE_CLOSE * pool.limit < best < float("inf"):
                 break
             candidate = pool.price_one(setting, self.drafts.bundles[degree], layout, how, buckets)
             if candidate is None or not candidate.price.fits:
@@ -121,7 +125,7 @@ class SearchTree:
     def grow(self) -> None:
         """Goes down to leaves again and again, until the budget ends or nothing new is found."""
         known = free = 0
-        while not self.pool.search.spent() and known < _MOST_KNOWN and free < _MOST_FREE:
+        while not self.pool.search.spent() and known < TREE_KNOWN and free < TREE_FREE:
             before, made = len(self.leaves.seconds), self.pool.search.made
             self.round()
             known = 0 if len(self.leaves.seconds) > before else known + 1
@@ -130,10 +134,10 @@ class SearchTree:
 
     def round(self) -> None:
         """Some descents side by side."""
-        doubt, before = min(1.0, _DOUBTING * max(0, self.same - _TRUSTED)), self.best
-        paths: list[list[tuple[_Node, int]]] = [[] for _ in range(_BATCH)]
-        ends = [Draft()] * _BATCH
-        going = list(range(_BATCH))
+        doubt, before = min(1.0, TREE_DOUBTING * max(0, self.same - TREE_TRUSTED)), self.best
+        paths: list[list[tuple[_Node, int]]] = [[] for _ in range(TREE_DESCENTS)]
+        ends = [Draft()] * TREE_DESCENTS
+        going = list(range(TREE_DESCENTS))
         while going:
             asked = {ends[i]: self.drafts.actions(ends[i]) for i in going if ends[i] not in self._nodes}
             self._expand([(draft, actions) for draft, actions in asked.items() if actions])

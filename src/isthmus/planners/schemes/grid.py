@@ -27,15 +27,8 @@ from isthmus.planners.problem import Floats, Problem, ReplicaKind
 from isthmus.planners.proposal import Idea, Version
 from isthmus.planners.schemes.device_sets import device_sets
 from isthmus.planners.schemes.fix import Fix
-from isthmus.planners.schemes.staged_ideas import (
-    VERSIONS_EFFORT,
-    even_layers,
-    micro_sizes,
-    nearest,
-    staged_plan,
-    versions,
-    ways_of,
-)
+from isthmus.planners.schemes.staged_ideas import even_layers, micro_sizes, nearest, staged_plan, versions, ways_of
+from isthmus.planners.search_constants import VERSIONS_EFFORT
 
 __all__ = ["cannot_have", "grid", "megatron_plan", "tensor"]
 

@@ -1,7 +1,7 @@
 """The search for a scheme's best plan, which can be left and taken up again.
 
 A scheme's ideas are tried in the order of their bounds. The search is at its end when no idea that is left can be
-faster than the best plan found, or when as many ideas were tried as a scheme may have (`MOST_IDEAS`, those with the
+faster than the best plan found, or when as many ideas were tried as a scheme may have (`SCHEME_IDEAS`, those with the
 best bounds: that is part of what a scheme is). Until then the scheme is unfinished: the clock, the effort or the number
 of messages ended it, and a faster plan of it may exist.
 """
@@ -20,14 +20,10 @@ from isthmus.planners.proposal import Idea, Version
 from isthmus.planners.schemes.all_schemes import SCHEMES
 from isthmus.planners.schemes.fix import Fix
 from isthmus.planners.search.large_clusters import treed
+from isthmus.planners.search_constants import IDEA_EFFORT, IDEAS_PART, SCHEME_IDEAS, VERSIONS_NEAR
 from isthmus.planners.search_state import SearchState
 
-__all__ = ["MOST_IDEAS", "SchemeSearch", "advance_all", "scheme_plans"]
-
-MOST_IDEAS = 400  # of one scheme
-_NEAR = 1.05  # times the best plan so far: how far apart an idea's versions are taken to be
-_IDEAS_PART = 0.5  # of what a scheme may spend, to make its ideas
-_MADE = 1e-5  # effort of making an idea, at least
+__all__ = ["SchemeSearch", "advance_all", "scheme_plans"]
 
 
 class SchemeSearch:
@@ -54,7 +50,7 @@ class SchemeSearch:
     @property
     def ended(self) -> bool:
         """Return whether no plan of the scheme that it may still try can be faster than its best."""
-        waiting = self._tried < MOST_IDEAS and any(self._promises(idea) for idea in self._left)
+        waiting = self._tried < SCHEME_IDEAS and any(self._promises(idea) for idea in self._left)
         twin = self.state.copied and self.best is not self._treed
         return self._coming is None and not waiting and not twin and not any(map(self._promises, self._passed))
 
@@ -84,7 +80,7 @@ class SchemeSearch:
         search.best, search.played = self.best, 0
         self._make(search)
         self._try_passed(search)
-        while self._left and self._tried < MOST_IDEAS and self._promises(self._left[0]) and not search.spent():
+        while self._left and self._tried < SCHEME_IDEAS and self._promises(self._left[0]) and not search.spent():
             if self._try(search, self._left[0]):
                 self._tried += 1
                 del self._left[0]
@@ -103,10 +99,10 @@ class SchemeSearch:
         """Make ideas, with a part of what may be spent."""
         if self._coming is None:
             return
-        with search.within(_IDEAS_PART):
+        with search.within(IDEAS_PART):
             for idea in self._coming:
                 self.state.effort += idea.effort
-                self.state.effort += _MADE
+                self.state.effort += IDEA_EFFORT
                 self.ideas.append(idea)
                 self._left.append(idea)
                 if search.spent():
@@ -139,7 +135,7 @@ class SchemeSearch:
             before, candidate = self.best, self._price(search, version)
             if candidate is None or not candidate.price.fits or before is None:
                 continue
-            if candidate.price.step_seconds > _NEAR * before.price.step_seconds:
+            if candidate.price.step_seconds > VERSIONS_NEAR * before.price.step_seconds:
                 return True
         return True
 

@@ -26,9 +26,9 @@ from isthmus.planners.layout.pipeline_bounds import (
 from isthmus.planners.layout.shares import micro_batch_counts
 from isthmus.planners.problem import Bools, Floats, Problem
 from isthmus.planners.proposal import Idea, Version
+from isthmus.planners.search_constants import STAGED_IDEA_EFFORT, VERSIONS_EFFORT
 
 __all__ = [
-    "VERSIONS_EFFORT",
     "Cut",
     "even_layers",
     "micro_sizes",
@@ -41,7 +41,6 @@ __all__ = [
 ]
 
 Cut = Callable[[StageOptions], Sequence[Floats]]  # what is to be even: for each stage what every block weighs on it
-_IDEA, VERSIONS_EFFORT = 1.5e-4, 2e-3  # seconds that making them takes
 
 
 def staged_ideas(
@@ -70,7 +69,7 @@ def staged_ideas(
             samples=samples,
             versions=partial(versions, problem, room, one, cuts, ways),
             nearest=partial(nearest, problem, room, one, ways[-1]),
-            effort=_IDEA,
+            effort=STAGED_IDEA_EFFORT,
             versions_effort=VERSIONS_EFFORT,
         )
 

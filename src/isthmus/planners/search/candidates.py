@@ -14,13 +14,10 @@ from isthmus.planners.layout.layout_types import Bundle, Layout
 from isthmus.planners.layout.side_by_side import BUCKETS, LaneMaker, lanes_plan, layout_key
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.search.moves import Grouping
+from isthmus.planners.search_constants import KEPT, SYNC_CALLS, SYNC_GAIN, SYNCED
 from isthmus.planners.syncs.sync_ilp import best_syncs
 
 __all__ = [
-    "KEPT",
-    "SYNCED",
-    "SYNC_GAIN",
-    "WORTH",
     "Candidates",
     "Tried",
     "distinct",
@@ -29,11 +26,6 @@ __all__ = [
     "sync_anew",
     "ways",
 ]
-
-KEPT = 1000  # plans that are remembered
-WORTH = 0.999  # times the best: what counts as a gain
-SYNCED, SYNC_GAIN = 3, 1.5  # settings whose syncs are chosen; how far from the best they may be before
-_SYNC_CALLS = 12  # that choosing syncs takes at least, about
 
 
 class Tried(NamedTuple):
@@ -188,7 +180,7 @@ def sync_anew(pool: Candidates, start: Candidate) -> Candidate | None:
     """The plan with its syncs chosen, which is kept; None where too little is left for that."""
     pool.search.tell("syncs")
     calls = pool.search.calls_left()
-    if pool.search.spent() or (calls is not None and calls < _SYNC_CALLS):
+    if pool.search.spent() or (calls is not None and calls < SYNC_CALLS):
         return None
     left = pool.search.left()
     seconds = min(0.5, left) if calls is None else left

@@ -35,10 +35,10 @@ from isthmus.planners.problem import Bools, Floats
 from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search.exact_enumeration import LayoutForm, Shape, Sorts, forms
 from isthmus.planners.search.moves import AHEAD, STATES, Grouping
+from isthmus.planners.search_constants import FORMS
 
 __all__ = ["open_forms"]
 
-_MOST_FORMS = 1_000_000  # of one size of tensor groups; more are not listed, and nothing is proven
 Part = Sequence[tuple[Bundle, ...]]  # a lane: the bundles of each of its stages
 
 
@@ -87,7 +87,7 @@ class _Branches:
         try:
             for form in forms(self.sorts, self.pool.limit):
                 listed.append(form)
-                if len(listed) >= _MOST_FORMS or self.search.spent():
+                if len(listed) >= FORMS or self.search.spent():
                     raise OverflowError
         except OverflowError:
             self.search.cut_short = True

@@ -22,12 +22,12 @@ from isthmus.planners.layout.cuts import span_sums
 from isthmus.planners.layout.layout_types import Bundle
 from isthmus.planners.lower_bound import passing_seconds, worth_of
 from isthmus.planners.problem import Floats, Problem
+from isthmus.planners.search_constants import SHAPES
 
 __all__ = ["LayoutForm", "Shape", "Sorts", "forms"]
 
 Counts = tuple[int, ...]  # how many bundles of each sort
 Shape = tuple[Counts, ...]  # of a lane: those of each of its stages
-_MOST_SHAPES = 100_000
 
 
 class LayoutForm(NamedTuple):
@@ -120,8 +120,8 @@ class Sorts:
 def forms(sorts: Sorts, limit: float) -> Iterator[LayoutForm]:
     """All sets of lanes whose bound is below the limit. Raises OverflowError where shapes are too many to list."""
     batch = sorts.problem.job.batch
-    listed = list(islice(sorts.shapes(sorts.counts), _MOST_SHAPES + 1))
-    if len(listed) > _MOST_SHAPES:
+    listed = list(islice(sorts.shapes(sorts.counts), SHAPES + 1))
+    if len(listed) > SHAPES:
         raise OverflowError
     shapes = [(shape, sorts.speed(shape), _used(shape)) for shape in listed]
 

@@ -13,30 +13,19 @@ from isthmus.plan.types import Plan
 from isthmus.planners.layout.build_plan import more_slices, only_pipeline
 from isthmus.planners.schemes.data_parallel import data
 from isthmus.planners.schemes.fix import Fix
-from isthmus.planners.search.candidates import (
-    SYNC_GAIN,
-    SYNCED,
-    WORTH,
-    Candidates,
-    distinct,
-    replicated,
-    resync,
-    sync_anew,
-)
+from isthmus.planners.search.candidates import Candidates, distinct, replicated, resync, sync_anew
 from isthmus.planners.search.duplicates import could_duplicate, with_duplicates
+from isthmus.planners.search_constants import DUPLICATED_ENDS, DUPLICATES_NEAR, DUPLICATES_PART, SYNC_GAIN, SYNCED
+from isthmus.planners.search_constants import GAIN as WORTH
 
 __all__ = ["finish"]
-
-_DUPLICATE_PART = 0.4  # of what is left in the end; the rest is for slices
-_ENDS = 4  # of stages that may be duplicated, tried for one plan
-_NEAR = 1.1  # times the best: plans with duplicates whose syncs are chosen
 
 
 def finish(pool: Candidates, *, synced: bool = False) -> None:
     """Settles all that a layout leaves open; nothing is searched after that. `synced`: syncs were chosen already."""
     if not synced:
         resync(pool)
-    with pool.search.within(_DUPLICATE_PART):
+    with pool.search.within(DUPLICATES_PART):
         duplicate_blocks(pool)
     slice_stages(pool)
 
@@ -77,10 +66,10 @@ def _side_by_side(pool: Candidates) -> Iterator[Plan]:
 
 def _duplicated(pool: Candidates, start: Plan) -> Plan | None:
     """A plan with one more end of a stage duplicated, and its syncs chosen anew, if it is the best so far."""
-    for plan in islice(with_duplicates(pool.problem, start), _ENDS):
+    for plan in islice(with_duplicates(pool.problem, start), DUPLICATED_ENDS):
         candidate = None if pool.search.spent() else pool.search.price(plan)
         pool.search.tell("duplicates")
-        near = candidate is not None and candidate.price.step_seconds < _NEAR * pool.limit
+        near = candidate is not None and candidate.price.step_seconds < DUPLICATES_NEAR * pool.limit
         if candidate is not None and near and pool.keep(candidate):
             before = pool.limit
             found = sync_anew(pool, candidate)

@@ -22,15 +22,13 @@ from isthmus.plan.types import How, Pipeline, Plan, Replica, Stage
 from isthmus.planners.layout.build_plan import make_plan, only_pipeline
 from isthmus.planners.layout.shares import divisors
 from isthmus.planners.problem import LARGE, Candidate, Problem, make_problem
+from isthmus.planners.search_constants import COPIES_PRICE_EFFORT, COPY_TOO_LARGE, COPY_WORTH
 from isthmus.planners.search_state import SearchState
 from isthmus.units import BytesPerSecond
 
 __all__ = ["COPIED", "Copies", "CopiesState", "copied_plan", "small_problem", "treed", "whole_plan"]
 
 COPIED: tuple[How, ...] = ("ring", "tree")  # how gradients of copies may become equal
-_WORTH = 0.02  # part of the cluster's speed that may stay idle for each halving of the small problem
-_PRICE = 3e-3  # seconds to price a plan of many copies
-_SLOW = 0.1  # the same, for each `LARGE` devices too many
 
 
 class Copies(NamedTuple):
@@ -75,7 +73,7 @@ class CopiesState(SearchState):
     @property
     def price_effort(self) -> float:
         """Return the seconds to price one plan, besides what its tasks take."""
-        return _PRICE
+        return COPIES_PRICE_EFFORT
 
     def price(self, plan: Plan) -> Candidate:
         """Return the plan of one copy with the price of all copies, with the syncs between them."""
@@ -132,7 +130,7 @@ def _rating(problem: Problem, classes: list[list[str]], count: int) -> float:
         whole += speed * len(members)
         devices += sum(mine.values()) * (len(members) // count)
     too_large = max(1.0, devices / LARGE)
-    return used / whole - _WORTH * max(0, devices.bit_length() - 5) - _SLOW * (too_large - 1.0)
+    return used / whole - COPY_WORTH * max(0, devices.bit_length() - 5) - COPY_TOO_LARGE * (too_large - 1.0)
 
 
 def _cluster(cluster: Cluster, hosts: Collection[str], count: int) -> Cluster:

@@ -19,7 +19,6 @@ from isthmus.planners.problem import Problem
 __all__ = [
     "AHEAD",
     "COUNTS",
-    "DEGREES",
     "FIRST_AHEAD",
     "STATES",
     "Grouping",
@@ -34,7 +33,6 @@ Part = tuple[Bundle, ...]
 Stages = tuple[Groups, ...]  # the replicas of each stage
 STATES: tuple[State, ...] = ("replicated", "sharded-optimizer", "sharded-all")
 AHEAD = (0, 1, 2, 4, 8, 16)
-DEGREES = 3  # sizes of tensor groups that are tried
 COUNTS = 12  # numbers of micro-batches, at most
 FIRST_AHEAD = (0, 4, 12)  # for pipelines over several hosts: links take their time
 _MOST_MERGES = 40  # pairs of lanes

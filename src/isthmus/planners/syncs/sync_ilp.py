@@ -36,6 +36,7 @@ from isthmus.plan.types import How, Plan
 from isthmus.planners.budget import sound
 from isthmus.planners.layout.build_plan import make_syncs, only_pipeline
 from isthmus.planners.problem import Bools, Candidate, Problem
+from isthmus.planners.search_constants import PROGRAMME_EFFORT
 from isthmus.planners.search_state import SearchState
 from isthmus.planners.stop import SearchEnded
 from isthmus.planners.syncs.sync_loads import Programme, make_programme
@@ -49,7 +50,6 @@ _NODES = 500  # of the search tree: an end that does not depend on the machine
 _POLISHED, _TRIED = 48, 4  # buckets that are changed one by one, and the ways that each is tried in
 _LEAST_SECONDS = 0.05  # for a programme
 _SIZES = (100e6, 5e6, 25e6, float("inf"))  # bytes of a bucket that are tried; infinite: one a stage
-_LOOK = 0.05  # seconds that a programme takes, about
 _PARTS = (8, 32)  # of all gradients, as large as a bucket: where a model is small, so are its buckets
 
 
@@ -113,7 +113,7 @@ class _Search:
 
     def look_at(self, plan: Plan) -> None:
         """Prices what the programme chooses, each bucket's own fastest way, and the better ones of one way for all."""
-        self.state.effort += _LOOK
+        self.state.effort += PROGRAMME_EFFORT
         offers = make_offers(self.problem, plan)
         programme = make_programme(self.state, offers)
         if programme is None:
