@@ -67,7 +67,7 @@ def _ring(replica: Replica) -> Iterator[tuple[str, str]]:
 
 
 def _hop(cluster: Cluster, a: str, b: str) -> tuple[float, float, Culprit]:
-    """Bandwidth and latency between two devices, and whose those are."""
+    """Return the bandwidth and latency between two devices, and whose those are."""
     host, other = cluster.host_of(a), cluster.host_of(b)
     link = cluster.link(host.name, other.name) if host.name != other.name else None
     if link is None:

@@ -99,16 +99,16 @@ class Search:
 
     @property
     def made(self) -> int:
-        """Plans priced so far."""
+        """Return the number of plans priced so far."""
         return self.state.calls - self.first_call
 
     @property
     def worked(self) -> float:
-        """Effort so far."""
+        """Return the effort so far."""
         return self.state.effort - self.first_effort
 
     def left(self) -> float:
-        """Seconds, of this search or of the whole."""
+        """Return the seconds that are left of this search or of the whole."""
         whole = self.state.stop.left() if self.state.stop is not None else float("inf")
         return min(whole, self._seconds_left())
 
@@ -116,13 +116,13 @@ class Search:
         return float("inf") if self.seconds is None else self.seconds - (time.monotonic() - self.start)
 
     def calls_left(self) -> int | None:
-        """Plans that may still be priced; None where only the clock counts, or nothing does."""
+        """Return how many plans may still be priced; None where only the clock counts, or nothing does."""
         left = [self.calls - self.made] if self.calls is not None else []
         left += [int((self.effort - self.worked) / self.state.price_effort)] if self.effort is not None else []
         return max(0, min(left)) if left else None
 
     def limits(self, part: float) -> Limits:
-        """A part of what is left, in all that is counted: one call at least, if there is one."""
+        """Return a part of what is left, in all that is counted: one call at least, if there is one."""
         seconds = None if self.seconds is None else max(0.0, self._seconds_left() * part)
         left = None if self.calls is None else max(0, self.calls - self.made)
         effort = None if self.effort is None else max(0.0, (self.effort - self.worked) * part)
@@ -130,7 +130,7 @@ class Search:
 
     @contextmanager
     def within(self, part: float) -> Iterator[None]:
-        """Meanwhile no more than a part of what is left may be spent; its plans' messages are counted anew."""
+        """Allow no more than a part of what is left while the context lasts; its plans' messages are counted anew."""
         before, (seconds, calls, effort) = Limits(self.seconds, self.calls, self.effort), self.limits(part)
         self.seconds = None if seconds is None else time.monotonic() - self.start + seconds
         self.calls = None if calls is None else self.made + calls
@@ -143,12 +143,12 @@ class Search:
             self.seconds, self.calls, self.effort = before
 
     def tell(self, what: str) -> None:
-        """Says what is being tried."""
+        """Say what is being tried."""
         if self.progress is not None:
             self.progress(what, self.made)
 
     def price(self, plan: Plan) -> Candidate | None:
-        """The plan with its price; None where playing it would take more than is left."""
+        """Return the plan with its price; None where playing it would take more than is left."""
         messages = sync_messages(plan)
         in_time = max(MESSAGES_A_SECOND / 4, MESSAGES_A_SECOND * self.left())
         if self.effort is not None and not self.thorough:  # where very many share one link, they take longer

@@ -83,7 +83,7 @@ def _crowded(plan: Plan, passed_over: int) -> Iterator[str]:
 
 
 def _guess(cluster: Cluster, used: LinkUse) -> str:
-    """The value of a resource that was imputed, as text; empty where it was given."""
+    """Return the value of a resource that was imputed, as text; empty where it was given."""
     name = used.name.removesuffix(" in").removesuffix(" out")
     host, _, what = name.partition(" ")
     if what == "nic":
@@ -111,7 +111,7 @@ def _mixed(problem: Problem) -> Iterator[str]:
 
 
 def unreached(graph: BlockGraph) -> Iterator[str]:
-    """Parameters that are not trained although the model does not say so."""
+    """Name the parameters that are not trained although the model does not say so."""
     if names := graph.unreached:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         yield f"no loss can reach these parameters, so that they are not trained: {', '.join(names[:_NAMED])}{more}"
@@ -135,14 +135,16 @@ def unfinished_note(names: Sequence[str], *, usual: bool, interrupted: bool) -> 
 
 
 def missing_bytes(candidate: Candidate) -> float:
-    """Bytes that are missing over all devices and hosts."""
+    """Return the bytes that are missing over all devices and hosts."""
     return sum(shortage.needed - shortage.available for shortage in candidate.price.shortages)
 
 
 def nothing_fits(
     problem: Problem, wanted: Sequence[str], fix: Fix | None, nearest: Candidate | None, *, spent: bool
 ) -> NoPlanError:
-    """Why there is no plan: what is missing where in the plan that misses least or, without one, what was asked."""
+    """Return the error that says why there is no plan: what is missing where in the plan that comes closest or, without
+    one, what was asked.
+    """
     where = f"{problem.job.name} on cluster {problem.cluster.name}"
     if nearest is not None:
         return _too_large(problem, wanted, fix, nearest, where, spent=spent)

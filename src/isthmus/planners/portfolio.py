@@ -70,7 +70,7 @@ def choose_plan(
     watch: Watch | None = None,
     beside: bool = True,
 ) -> Choice:
-    """The fastest plan that the planner finds; `auto` tries all. With `beside` the usual schemes are priced too.
+    """Find the fastest plan that the planner can; `auto` tries all. With `beside` the usual schemes are priced too.
 
     `fix` pins degrees of `grid`. A budget in seconds or calls ends the search with the best plan so far, and so does
     Ctrl-C; with calls the same seed gives the same plan, and more calls never a worse one. Raises NoPlanError, saying
@@ -126,7 +126,9 @@ def choose_plan(
 
 
 def _slim(problem: Problem, best: Candidate) -> Candidate:
-    """The plan with those relays only that it needs; as relays may need others, from none on until none is missing."""
+    """Return the plan with those relays only that it needs; as relays may need others, add them from none until none is
+    missing.
+    """
     if not best.plan.via:
         return best
     plan, missing = replace(best.plan, via=()), True
@@ -139,7 +141,7 @@ def _slim(problem: Problem, best: Candidate) -> Candidate:
 
 
 def _of_copies(state: SearchState, copied: CopiesState, asked: Asked, stop: Stop, effort: float) -> SearchResult | None:
-    """The same for a large cluster, by plans for a copy of it; None where none of them fits as a whole."""
+    """Search for a large cluster through plans for a copy of it; None where none of them fits as a whole."""
     rounds = Rounds(copied, asked, stop.part(COPY_PART), COPY_PART * effort)
     try:
         found = rounds.find()
@@ -163,7 +165,7 @@ def _of_copies(state: SearchState, copied: CopiesState, asked: Asked, stop: Stop
 
 
 def _whole(search: Search, copies: Copies, small: Candidate) -> Candidate | None:
-    """The plan of the whole cluster that has this plan in every copy, if it can be run."""
+    """Return the plan of the whole cluster that has this plan in every copy, if it can be run."""
     if search.interrupted:
         return None
     search.tell("copies")

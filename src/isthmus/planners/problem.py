@@ -96,16 +96,18 @@ class Problem:
 
     @property
     def kept(self) -> float | None:
-        """The fraction that masks keep of pruned tensors; None where nothing is pruned."""
+        """Return the fraction that masks keep of pruned tensors; None where nothing is pruned."""
         return float(f"{1.0 - self.job.sparsity:.12g}") if self.job.sparsity else None  # 0.1, not 0.0999...8
 
     @cached_property
     def thinnest(self) -> float:
-        """Bytes a sample that at least pass between neighbouring blocks, each way; 0 where they are not serial."""
+        """Return the bytes a sample that at least pass between neighbouring blocks, each way; 0 where they are not
+        serial.
+        """
         return float(self.steps.min(initial=np.inf)) if len(self.steps) else 0.0
 
     def speed(self, device: str) -> float:
-        """Samples of the whole model in a second, where nothing but the work counts (or was measured)."""
+        """Return the samples of the whole model in a second, where nothing but the work counts (or was measured)."""
         return self.kind_speeds[self.cluster.devices[device].kind]
 
     def replica_kind(self, devices: tuple[str, ...]) -> ReplicaKind:
@@ -115,21 +117,21 @@ class Problem:
         return self._kinds[devices]
 
     def block_seconds(self, kind: str, group: Group, samples: int) -> Floats:
-        """Seconds of every block on so many samples, [2, blocks]: forward and backward."""
+        """Return the seconds of every block on so many samples, [2, blocks]: forward and backward."""
         key = (kind, group, samples)
         if key not in self._seconds:
             self._seconds[key] = np.diff(self.table.seconds(kind, group, samples))
         return self._seconds[key]
 
     def both_seconds(self, kind: str, group: Group, samples: int) -> Floats:
-        """The same, [blocks]: forward and backward together."""
+        """Return the seconds of every block on so many samples, [blocks]: forward and backward together."""
         key = (kind, group, samples)
         if key not in self._both:
             self._both[key] = self.block_seconds(kind, group, samples).sum(axis=0)
         return self._both[key]
 
     def whole_seconds(self, kind: str, group: Group, samples: int) -> float:
-        """The same of the whole model; nothing for no samples."""
+        """Return the seconds of the whole model on so many samples, both ways; nothing for no samples."""
         key = (kind, group, samples)
         if key not in self._whole:
             self._whole[key] = float(self.block_seconds(kind, group, samples).sum()) if samples else 0.0
@@ -155,7 +157,9 @@ class Problem:
 
 
 def pick_precision(cluster: Cluster, job: Job) -> Precision:
-    """The job's own; else the fastest that every kind of the cluster has, by the sum of all devices' rates."""
+    """Return the job's own precision; else the fastest that every kind of the cluster has, by the sum of all devices'
+    rates.
+    """
     if job.precision is not None:
         return job.precision
     kinds = [cluster.kinds[device.kind].compute for device in cluster.devices.values()]
@@ -170,7 +174,7 @@ def build_problem(
     seed: int = 0,
     profile: Profile | None = None,
 ) -> Problem:
-    """The problem of training one job on a cluster, with measured times where there are any."""
+    """Build the problem of training one job on a cluster, with measured times where there are any."""
     if len(jobs) != 1:
         raise UsageError(
             "planning several jobs at once is not offered yet",
@@ -270,7 +274,7 @@ def _step_bytes(graph: BlockGraph, model: ModelTable) -> Floats:
 
 
 def divided_work(seconds: Mapping[_Sort, Floats], counts: Mapping[_Sort, int]) -> float:
-    """Seconds below which no division of blocks among so many devices of each sort can go.
+    """Return the seconds below which no division of blocks among so many devices of each sort can go.
 
     With x[d, b] the part of block b on device d, and c[d, b] its seconds there, the least T with sum_d x[d, b] = 1 and
     sum_b c[d, b] x[d, b] <= T is a linear programme. Its dual gives a bound for any weights z[d] that add up to 1:

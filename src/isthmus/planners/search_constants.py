@@ -17,8 +17,8 @@ LEAST_LARGE_EFFORT, MOST_LARGE_EFFORT, DEVICES_AN_EFFORT = 5.0, 40.0, 200
 took up to 1.9 times as long; with 6 in place of 5, planning 1,024 devices took close to the ten seconds wanted."""
 
 HASTY_SECONDS = 3.0
-"""Limits of so many seconds or less, of the clock or of effort, use a fast mode, in which what promises most comes first: the network is asked
-before the search has plans of its own, and schemes get a smaller part."""
+"""Limits of so many seconds or less, of the clock or of effort, use a fast mode, in which what promises most comes
+first: the network is asked before the search has plans of its own, and schemes get a smaller part."""
 
 FIRST_ROUND, ROUND_GROWTH, HASTY_ROUNDS = 1 / 16, 4.0, 3
 """Where somebody gives a budget: the first round's part of the default effort, the growth from round to round, and the
@@ -53,8 +53,8 @@ NETWORK_EFFORT, DRAFT_EFFORT = 3e-3, 3e-4
 # How a round of effort is divided. Each part is of what is left when the step begins.
 
 SCHEMES_PART, HASTY_SCHEMES_PART = 0.4, 0.25
-"""For the schemes, where a planner goes on from their plans. They give the search a good start; in the fast
-mode the planner needs the larger part to get anywhere."""
+"""For the schemes, where a planner goes on from their plans. They give the search a good start; in the fast mode the
+planner needs the larger part to get anywhere."""
 
 IDEAS_PART = 0.5
 """Of a scheme: to make its ideas, so that as much is left to price those with the best bounds."""
@@ -129,8 +129,9 @@ MOST_NEAREST = 24
 """Plans that are priced only to say what memory is missing where nothing fits."""
 
 SCHEME_IDEAS, VERSIONS_NEAR = 400, 1.05
-"""Ideas of one scheme that are tried, which is part of what a scheme is; and times the best: where an idea's first version that fits is farther away, its
-others are left out. Trying all gave the same plans in 8.3 in place of 5.8 CPU seconds."""
+"""Ideas of one scheme that are tried, which is part of what a scheme is; and times the best: where an idea's first
+version that fits is farther away, its others are left out. Trying all gave the same plans in 8.3 in place of 5.8 CPU
+seconds."""
 
 FORMS, SHAPES = 1_000_000, 100_000
 """Forms that `exact` lists for one size of tensor groups, and shapes of a lane; where there are more, nothing is
@@ -173,5 +174,4 @@ PLAN_MESSAGES, SCHEME_MESSAGES = 10_000_000, 25_000_000
 
 COPY_WORTH, COPY_TOO_LARGE = 0.02, 0.1
 """The part of the cluster's speed that may stay idle: for each halving of the small problem, and for each `LARGE`
-devices that it has too many. This weighs time to plan against the
-step."""
+devices that it has too many. This weighs time to plan against the step."""

@@ -35,7 +35,7 @@ Planner = Callable[[Problem, MemoryFit, Search, Sequence[Candidate]], Candidate 
 
 
 def split(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """The best pipeline over all devices, in every usual order of them, by dynamic programming."""
+    """Return the best pipeline over all devices, in every usual order of them, by dynamic programming."""
     pool = Candidates(problem, LaneMaker(problem, room, search.state), search, given[0] if given else None)
     one_lane(pool)
     finish(pool)
@@ -43,7 +43,7 @@ def split(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Can
 
 
 def auto(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """Pipelines side by side, settled by search, with direct links first; then all that a layout leaves open."""
+    """Search for pipelines side by side, with direct links first; then settle all that a layout leaves open."""
     pool = Candidates(problem, LaneMaker(problem, room, search.state), search, given[0] if given else None)
     with search.within(EXPLORE_PART):
         with search.within(DIRECT_PART if problem.vias else 1.0):
@@ -64,7 +64,7 @@ def _proposals() -> Proposals | None:
 
 
 def exact(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """Every layout that could be faster than the best plan: proven, on a handful of devices and blocks."""
+    """Price every layout that could be faster than the best plan: proven, on a handful of devices and blocks."""
     relayed = problem.with_relays
     lanes = LaneMaker(relayed, room, search.state)
     first = Candidates(relayed, lanes, search, given[0] if given else None)
@@ -89,7 +89,7 @@ def search(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Ca
 
 
 def learned(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """The same search, with a network that has seen many others."""
+    """Search like `search`, with a network that has seen many other problems."""
     return _tree_search(problem, room, search, given, shipped_prior())
 
 

@@ -35,7 +35,7 @@ _RETURNING = 3  # of them, that are also tried coming back to where they began
 
 
 def all_bundles(problem: Problem, degree: int = 1, most: int = MOST_BUNDLES) -> tuple[Bundle, ...]:
-    """All usable devices as bundles, host by host; equal ones are taken together as far as needed to have few."""
+    """Return all usable devices as bundles, host by host; equal ones are joined as far as needed to have few."""
     single = [bundle_of(problem, (group,)) for group in tensor_groups(problem, problem.usable, degree)]
     if len(single) <= most:
         return tuple(single)
@@ -57,7 +57,7 @@ def all_bundles(problem: Problem, degree: int = 1, most: int = MOST_BUNDLES) -> 
 
 
 def bundle_of(problem: Problem, groups: Groups) -> Bundle:
-    """Replicas as one bundle."""
+    """Return replicas as one bundle."""
     lead = groups[0][0]
     hosts = {problem.cluster.devices[group[0]].host for group in groups}
     kind, host = problem.cluster.devices[lead].kind, problem.cluster.host_of(lead)
@@ -70,14 +70,16 @@ def _one_bundle(problem: Problem, members: Sequence[Bundle]) -> Bundle:
 
 
 def tensor_degrees(problem: Problem) -> list[int]:
-    """Sizes of tensor groups that the heads and the hosts allow."""
+    """Return the sizes of tensor groups that the heads and the hosts allow."""
     usable = Counter(device.rpartition("/")[0] for device in problem.usable)  # of one kind on one host
     most = max(usable.values())
     return [1, *(degree for degree in range(2, most + 1) if divides_heads(problem, degree))]
 
 
 def orders(problem: Problem, bundles: Sequence[Bundle]) -> list[tuple[Bundle, ...]]:
-    """In which order stages may have the bundles: regions along good links, in each the fastest or roomiest first."""
+    """Return the orders in which stages may have the bundles: regions along good links, in each the fastest or those
+    with most memory first.
+    """
     regions = dict.fromkeys(bundle.region for bundle in bundles)
     memory = {bundle.kind: problem.cluster.kinds[bundle.kind].memory for bundle in bundles}
     within = [
@@ -98,7 +100,8 @@ def orders(problem: Problem, bundles: Sequence[Bundle]) -> list[tuple[Bundle, ..
 
 
 def _returning(found: Sequence[tuple[Bundle, ...]], regions: int) -> Iterator[tuple[Bundle, ...]]:
-    """Orders that come back to the first region (of one region: to the first host), at the end or after the next one.
+    """Yield orders that come back to the first region (of one region: to the first host), at the end or after the next
+    one.
 
     Weights that the first block and the last share are then synced inside it; where regions are several, places in
     between can be kept.
@@ -116,7 +119,9 @@ def _returning(found: Sequence[tuple[Bundle, ...]], regions: int) -> Iterator[tu
 
 
 def _chains(problem: Problem, regions: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Orders of regions: all or, of many, from each region always on to the one with the best link, both ways round."""
+    """Yield orders of regions: all or, of many, from each region always on to the one with the best link, both ways
+    round.
+    """
     if len(regions) <= _ALL_ORDERS:
         yield from permutations(regions)
         return
@@ -131,7 +136,7 @@ def _chains(problem: Problem, regions: tuple[str, ...]) -> Iterator[tuple[str, .
 
 
 def tensor_groups(problem: Problem, devices: Sequence[str], degree: int) -> list[tuple[str, ...]]:
-    """Groups of equal devices of one host, or of several hosts if none is large enough; a rest stays idle."""
+    """Return groups of equal devices of one host, or of several hosts if none is large enough; a rest stays idle."""
     cluster = problem.cluster
     wide = degree > max(Counter(device.rpartition("/")[0] for device in devices).values())
     groups: list[tuple[str, ...]] = []
@@ -154,12 +159,14 @@ def divides_heads(problem: Problem, tp: int) -> bool:
 
 
 def largest_host(problem: Problem) -> int:
-    """Devices of one kind on the host that has most."""
+    """Count the devices of one kind on the host that has most."""
     return max(max(host.devices.values(), default=0) for host in problem.cluster.hosts.values())
 
 
 def best_link(cluster: Cluster, a: str, b: str) -> tuple[float, float] | None:
-    """The largest bandwidth and, as a negative number, the least latency of links between hosts of two regions."""
+    """Return the largest bandwidth and, as a negative number,
+    the least latency of links between hosts of two regions.
+    """
     where = {name: host.region for name, host in cluster.hosts.items()}
     links = [link for link in cluster.links if sorted(where.get(end, end) for end in link.between) == sorted((a, b))]
     if not links:

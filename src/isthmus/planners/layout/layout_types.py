@@ -43,7 +43,7 @@ class Bundle(NamedTuple):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """All of them."""
+        """Return all devices of the bundle."""
         return tuple(device for group in self.groups for device in group)
 
 

@@ -50,7 +50,9 @@ class MemoryFit:
         self._parts: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
 
     def fits(self, need: Need, way: StageOptions) -> Bools:
-        """For which runs of blocks the stage fits on all its devices, can be split, and is where places want it."""
+        """Return for which runs of blocks the stage fits on all its devices, can be split,
+        and is where places want it.
+        """
         kinds = {self.problem.cluster.devices[device].kind for device in need.devices}
         fits = self.allowed(need.devices) & self.splits(need.degree)
         for kind in sorted(kinds):
@@ -69,7 +71,7 @@ class MemoryFit:
         return np.where(self.splits(need.degree) & (left >= 0.0), most, 0.0)
 
     def filled(self, need: Need, way: StageOptions) -> Floats:
-        """Bytes of the neediest device, as a part of its memory; infinite where a run cannot be."""
+        """Return the bytes of the device that needs most, as a part of its memory; infinite where a run cannot be."""
         kinds = {self.problem.cluster.devices[device].kind for device in need.devices}
         memory = self.problem.cluster.kinds
         parts = [self._bytes(need, way, kind) / memory[kind].memory for kind in sorted(kinds)]
@@ -102,7 +104,7 @@ class MemoryFit:
         return spans.inputs if way.recompute else spans.saved - spans.split_saved * (1.0 - 1.0 / need.degree)
 
     def _held(self, need: Need, way: StageOptions, kind: str) -> Floats:
-        """All that does not grow with the micro-batches in flight."""
+        """Return all bytes that do not grow with the micro-batches in flight."""
         problem, spans = self.problem, self._sums(kind)
         elements = spans.elements - spans.split_elements * (1.0 - 1.0 / need.degree)
         width, gradient, optimizer = state_bytes(problem.precision, problem.job.optimizer, problem.kept is not None)

@@ -65,7 +65,7 @@ class _Crossing(NamedTuple):
 
 
 def way_seconds(seconds: Floats, way: StageOptions) -> Floats:
-    """Both ways together of [2, ...]: forward again where activations are recomputed."""
+    """Add up both ways of [2, ...], with the forward twice where activations are recomputed."""
     return np.asarray(seconds[0] * (2 if way.recompute else 1) + seconds[1])
 
 
@@ -94,12 +94,14 @@ def floor(problem: Problem, staged: Staged, borders: Sequence[int]) -> tuple[flo
 
 
 def round_trips(problem: Problem, staged: Staged, around: float) -> float:
-    """Seconds of all micro-batches, of which the first stage lets only some in at a time."""
+    """Return the seconds of all micro-batches, of which the first stage lets only some in at a time."""
     return -(-staged.micro_batches // flights(problem, staged)[0]) * around if around else 0.0
 
 
 def _tied_ends(problem: Problem, staged: Staged) -> float:
-    """Seconds of the rings of weights that the first block and the last share, all around both their stages."""
+    """Return the seconds of the rings of weights that the first block and the last share,
+    all around both their stages.
+    """
     ends, edges = {0, len(problem.graph.blocks) - 1}, (staged.stages[0], staged.stages[-1])
     shared = sum(count for users, count in problem.table.tied if ends <= set(users))
     if len(staged.stages) < 2 or not shared:
@@ -115,7 +117,7 @@ def stage_facts(problem: Problem, stage: Stage) -> list[_Timed]:
 
 
 def flights(problem: Problem, staged: Staged) -> list[int]:
-    """Micro-batches that may be in flight in each stage, at most (`plan.schedule`)."""
+    """Return the most micro-batches that may be in flight in each stage (`plan.schedule`)."""
     hosts = [{problem.cluster.devices[devices[0]].host for devices, _ in stage} for stage in staged.stages]
     regions = [{problem.cluster.hosts[host].region for host in members} for members in hosts]
     named = regions if len(set().union(*regions)) > 1 else hosts
@@ -126,7 +128,7 @@ def flights(problem: Problem, staged: Staged) -> list[int]:
 
 
 def stage_needs(problem: Problem, staged: Staged) -> Iterator[list[Need]]:
-    """For each stage, what its replicas need that are alike in kind, degree and share."""
+    """Yield for each stage the needs of its replicas, one for all that are alike in kind, degree and share."""
     most = flights(problem, staged)
     for s, stage in enumerate(staged.stages):
         alike: dict[tuple[str, int, int], list[str]] = {}
@@ -216,12 +218,12 @@ def measured(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequ
 
 
 def gathers_of(ways: Sequence[StageOptions]) -> Bools:
-    """Stages whose weights are gathered after their update."""
+    """Return which stages gather their weights after their update."""
     return np.array([way.state == "sharded-optimizer" for way in ways])
 
 
 def _crossings(problem: Problem, stages: Sequence[Stage]) -> Floats:
-    """[stages - 1, 3]: what messages between stages meet, for one byte a sample."""
+    """Return what messages between stages meet, [stages - 1, 3], for one byte a sample."""
     return np.array([_crossing(problem, a, b) for a, b in pairwise(stages)]).reshape(-1, 3)
 
 
@@ -238,7 +240,9 @@ def _ends(
 def _end(
     problem: Problem, groups: Sequence[tuple[str, ...]], a: int, b: int, state: Layout, spill: bool, others: bool
 ) -> tuple[float, float, float]:
-    """The same of the stage of blocks a .. b - 1; where there are `others`, tied weights have rings of their own."""
+    """Return the times of the ring of gradients and of the update of the stage of blocks a .. b - 1; where there are
+    `others`, tied weights have rings of their own.
+    """
     degrees, kinds = {len(devices) for devices in groups}, {problem.replica_kind(devices)[0] for devices in groups}
     degree, span = max(degrees), problem.table.span(a, b - 1)
     elements = span.elements - span.split_elements * (1.0 - 1.0 / degree)
@@ -258,7 +262,9 @@ def _spans(problem: Problem, devices: Sequence[str]) -> bool:
 
 
 def _crossing(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
-    """Replicas talk where their samples meet. Inside a host, and for groups of several, only the latency is counted."""
+    """Return what messages between two stages meet; replicas talk where their samples meet. Inside a host, and for
+    groups of several, only the latency is counted.
+    """
     return problem.remembered(_met, senders, receivers)
 
 
@@ -290,7 +296,7 @@ def _met(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
 
 
 def _meetings(senders: Stage, receivers: Stage) -> Iterator[tuple[str, str, int]]:
-    """First devices of a sender and a receiver, and how many samples both have."""
+    """Yield the first devices of a sender and a receiver, and how many samples both have."""
     i = j = 0
     left, right = senders[0][1], receivers[0][1]
     while True:

@@ -58,7 +58,7 @@ class LaneMaker:
         self._seconds: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def complete(self, parts: Sequence[tuple[Bundle, ...]], pace: LaneSettings) -> Layout | None:
-        """The best lanes for these parts of the cluster; None where some part cannot hold the model."""
+        """Return the best lanes for these parts of the cluster; None where some part cannot hold the model."""
         samples = self.problem.job.batch // pace.micro_batches
         if not parts or len(parts) > samples:
             return None
@@ -79,20 +79,26 @@ class LaneMaker:
         return self.layout(moved, pace)
 
     def layout(self, lanes: Sequence[Lane], pace: LaneSettings) -> Layout:
-        """Lanes with what they take together, about."""
+        """Put lanes side by side, and estimate what they take together."""
         near = sorted(lanes, key=lambda lane: _place(self.problem, lane.stages[0][0][0][0]))  # rings go round in order
         timed = tuple(self.timed(lane, pace, alone=len(near) == 1) for lane in near)
         return Layout(timed, pace, max(lane.seconds for lane in timed) + self._between(timed))
 
     def lane(self, part: tuple[Bundle, ...], samples: int, pace: LaneSettings, others: int = 0) -> Lane | None:
-        """The best pipeline of these bundles, in any of the usual orders; None where they cannot hold the model."""
+        """Return the best pipeline of these bundles, in any of the usual orders.
+
+        None where they cannot hold the model.
+        """
         key = (part, samples, pace, others if pace.state != "replicated" else min(others, 1))
         if key not in self._best:
             self._best[key] = next(iter(self.pipelines(part, samples, pace, others)), None)
         return self._best[key]
 
     def pipelines(self, part: tuple[Bundle, ...], samples: int, pace: LaneSettings, others: int = 0) -> list[Lane]:
-        """Pipelines of these bundles, of each depth one or two, with their best cuts; most promising first."""
+        """Return pipelines of these bundles, one or two of each depth, with their best cuts.
+
+        The most promising first.
+        """
         fixed = samples, pace.micro_batches, pace.held, pace.ahead, others
         if part not in self._orders:
             self._orders[part] = orders(self.problem, part)
@@ -107,7 +113,7 @@ class LaneMaker:
         return sorted((self._lane(cut, samples, pace, not others) for cut in cuts), key=lambda lane: lane.seconds)
 
     def settled(self, stages: tuple[Groups, ...], samples: int, pace: LaneSettings, others: int) -> Lane | None:
-        """The pipeline of these stages with its best cut; None where it cannot hold the model."""
+        """Return the pipeline of these stages with its best cut; None where it cannot hold the model."""
         found = self.arranger.cut(stages, samples, pace.micro_batches, pace.held, pace.ahead, others)
         return None if found is None else self._lane(found, samples, pace, not others)
 
@@ -116,7 +122,7 @@ class LaneMaker:
         return self.timed(Lane(stages, arranged.firsts, arranged.recompute), pace, alone=alone)
 
     def resized(self, lane: Lane, samples: int, pace: LaneSettings) -> Lane:
-        """The same pipeline with other samples, shared anew."""
+        """Return the same pipeline with other samples, shared anew."""
         if samples == lane.samples:
             return lane
         stages = tuple(self.sharing.stage([group for group, _ in stage], samples) for stage in lane.stages)
@@ -135,18 +141,22 @@ class LaneMaker:
         return lane._replace(least=least, seconds=seconds)
 
     def _regions(self, lane: Lane) -> set[str]:
-        """In which it has replicas: between several, gradients may be summed up along trees, which take less."""
+        """Return the regions in which a lane has replicas: between several, gradients may be summed up along trees,
+        which take less.
+        """
         return {self.problem.cluster.host_of(group[0]).region for stage in lane.stages for group, _ in stage}
 
     def fair(self, lanes: Sequence[Lane], samples: int, pace: LaneSettings) -> list[int]:
-        """Samples with which all lanes are done together; a lane may get none."""
+        """Return the samples with which all lanes are done together; a lane may get none."""
         if len(lanes) == 1:
             return [samples]
         times = {lane: partial(_along, *self._line(lane, pace)) for lane in lanes}
         return fair_shares(samples, [times[lane] for lane in lanes], least=0)
 
     def _line(self, lane: Lane, pace: LaneSettings) -> tuple[float, float]:
-        """Seconds of a lane as `a + c n` for n samples: through what it has and, about, half or twice that."""
+        """Return the seconds of a lane as `a + c n` for n samples: through what it has and, about,
+        half or twice that.
+        """
         n = lane.samples
         other = n // 2 or 2
         here, there = lane.seconds, self.resized(lane, other, pace).seconds
@@ -154,7 +164,9 @@ class LaneMaker:
         return here - slope * n, max(slope, 1e-12)
 
     def from_plan(self, plan: Plan) -> Layout | None:
-        """A plan of one pipeline, in which no device has two stages, as a lane; None where a lane cannot say it all."""
+        """Return a plan of one pipeline, in which no device has two stages, as a layout of one lane; None where a lane
+        cannot express it.
+        """
         (part,) = plan.parts
         if not isinstance(part, Pipeline) or part.schedule != "1f1b":
             return None
@@ -172,7 +184,7 @@ class LaneMaker:
         return self.layout([lane], LaneSettings(part.micro_batches, part.ahead, states.pop(), spills == {"optimizer"}))
 
     def _between(self, lanes: Sequence[Lane]) -> float:
-        """Seconds of syncs between lanes that no backward pass hides, about.
+        """Estimate the seconds of syncs between lanes that no backward pass hides.
 
         Syncs between the same hosts take turns; of others the longest counts. A lane's last backward hides some.
         """
@@ -199,7 +211,7 @@ def _seconds(arranged: Arranged) -> float:
 
 
 def _likely(made: Sequence[Arranged]) -> list[Arranged]:
-    """Shallow pipelines, whose estimates hold best, and the most promising of the others."""
+    """Return shallow pipelines, whose estimates hold best, and the most promising of the others."""
     deep = [one for one in made if len(one.stages) > _SHALLOW]
     return [one for one in made if len(one.stages) <= _SHALLOW] + heapq.nsmallest(_DEEP, deep, key=_seconds)
 
@@ -218,7 +230,7 @@ def _along(start: float, slope: float, samples: int) -> float:
 
 
 def layout_key(problem: Problem, layout: Layout, how: How, buckets: int) -> tuple[object, ...]:
-    """Equal for layouts that make the same plan, or plans that differ in nothing that is done."""
+    """Return a key that is equal for layouts that make the same plan, or plans that differ in nothing that is done."""
     lanes = tuple((lane.stages, lane.firsts, lane.recompute) for lane in layout.lanes)
     alone = len(lanes) == 1 and all(len(stage) == 1 for stage in lanes[0][0])
     waits = layout.pace.micro_batches > 1 and any(len(firsts) > 1 for _, firsts, _ in lanes)
@@ -229,12 +241,12 @@ def layout_key(problem: Problem, layout: Layout, how: How, buckets: int) -> tupl
 
 
 def _bucket(problem: Problem, buckets: int) -> float:
-    """Bytes of a bucket, if gradients are cut into so many or more."""
+    """Return the bytes of a bucket, if gradients are cut into so many or more."""
     return min(BUCKET, problem.graph.elements * problem.table.width / buckets)
 
 
 def lanes_plan(problem: Problem, layout: Layout, how: How = "ring", buckets: int = BUCKETS[0]) -> Plan:
-    """The layout as a plan: a stage ends where a stage of some lane ends, and recomputes if one of them must.
+    """Return the layout as a plan: a stage ends where a stage of some lane ends, and recomputes if one of them must.
 
     Gradients are cut into so many `buckets` or more.
     """

@@ -92,7 +92,7 @@ class Arranger:
 
     @property
     def borders(self) -> npt.NDArray[np.int64]:
-        """At which the model is cut while stages are not settled."""
+        """Return the borders at which the model is cut while stages are not settled."""
         return self.runs.borders
 
     def arrange(
@@ -104,7 +104,9 @@ class Arranger:
         ahead: int = 0,
         others: int = 0,
     ) -> list[Arranged]:
-        """The best arrangement of each depth that is possible. `held`: how state is; `others`: replicas beside it."""
+        """Return the best arrangement of each depth that is possible. `held`: how state is; `others`: replicas beside
+        it.
+        """
         solved = self.solved(bundles, samples, micro_batches, held, ahead, others)
         return [self.traced(solved, depth) for depth in solved.depths]
 
@@ -117,7 +119,7 @@ class Arranger:
         ahead: int = 0,
         others: int = 0,
     ) -> Solved:
-        """The seconds of the slowest stage of each depth; `traced` gives the stages."""
+        """Find the seconds of the slowest stage of each depth; `traced` gives the stages."""
         others = others if held.state != "replicated" else min(others, 1)
         key = (tuple(bundles), samples, held, others)
         if key not in self._known:
@@ -133,7 +135,7 @@ class Arranger:
         return Solved(bundles, table, far, picks, starts, slowest, samples, micro_batches, ahead)
 
     def traced(self, solved: Solved, depth: int) -> Arranged:
-        """The stages behind the best value of a depth, and what they take with filling the pipeline, roughly."""
+        """Return the stages behind the best value of a depth, and roughly what they take with filling the pipeline."""
         rows, at = self.runs, self.borders
         picked, (around, busiest, synced) = walked(
             solved.picks, solved.table, int(solved.starts[depth]), depth, rows.forward, rows.backward, rows.per_byte,
@@ -154,7 +156,7 @@ class Arranger:
     def recut(
         self, arranged: Arranged, samples: int, micro_batches: int, held: StageOptions, ahead: int = 0, others: int = 0
     ) -> Arranged:
-        """The same stages with the best cut at any border (`cut`), where not all borders were looked at."""
+        """Return the same stages with the best cut at any border (`cut`), where not all borders were looked at."""
         if len(self.borders) == len(self.problem.graph.blocks) + 1 or len(arranged.stages) == 1:
             return arranged
         found = self.cut(arranged.stages, samples, micro_batches, held, ahead, others)
@@ -163,7 +165,9 @@ class Arranger:
     def cut(
         self, stages: tuple[Groups, ...], samples: int, micro_batches: int, held: StageOptions, ahead: int, others: int
     ) -> Arranged | None:
-        """Settled stages with the best cut at any border, as far as computing, syncs and memory go; None: none fits."""
+        """Return settled stages with the best cut at any border, as far as computing, syncs and memory go; None: none
+        fits.
+        """
         self.state.effort += CUT_EFFORT
         depth, rows = len(stages), [self._row(groups, samples, held, others) for groups in stages]
         flight = [min(depth - s + (ahead if s < depth - 1 else 0), micro_batches) for s in range(depth)]
@@ -184,7 +188,9 @@ class Arranger:
 
 
 def _borders(problem: Problem, passed: Floats) -> npt.NDArray[np.int64]:
-    """Borders at which the model is cut: all, or the thinnest near to each of so many equal parts of the work."""
+    """Return the borders at which the model is cut: all, or the thinnest near to each of so many equal parts of the
+    work.
+    """
     blocks = len(problem.graph.blocks)
     if blocks <= _BORDERS:
         return np.arange(blocks + 1)
@@ -202,8 +208,8 @@ def solve(
     hosts: Ints, link: Floats, trunk: Floats, weights: Floats, passed: Floats, samples: float,
     micro_batches: int, ahead: int, deepest: int,
 ) -> tuple[Floats, Ints]:  # fmt: skip
-    """V of the module's docstring, [depth, bundle, block], and what gives it: the stage's end, the next bundle and
-    block, and whether it recomputes.
+    """Compute V of the module's docstring, [depth, bundle, block], and what gives it: the stage's end, the next bundle
+    and block, and whether it recomputes.
     """
     bundles, blocks = run.shape[0], forward.shape[1] - 1
     best = np.full((deepest + 1, bundles + 1, blocks + 1), np.inf)
@@ -250,8 +256,9 @@ def walked(
     picks: Ints, run: Ints, start: int, depth: int, forward: Floats, backward: Floats, per_byte: Floats, waits: Floats,
     hosts: Ints, latency: Floats, link: Floats, trunk: Floats, weights: Floats, passed: Floats, samples: float,
 ) -> tuple[Ints, tuple[float, float, float]]:  # fmt: skip
-    """The stages that `solve` picked, [depth, 4]: first bundle, the one after the last, first border, whether it
-    recomputes. And seconds: of a micro-batch all around, of the busiest stage or message, of what syncs stand out.
+    """Return the stages that `solve` picked, [depth, 4]: first bundle, the one after the last, first border, whether it
+    recomputes. Return also seconds: of a micro-batch all around, of the busiest stage or message, of the syncs that
+    nothing hides.
     """
     found = np.zeros((depth, 4), np.int32)
     around, busiest, synced = 0.0, 0.0, 0.0
@@ -275,7 +282,8 @@ def walked(
 def settled_cut(
     seconds: Floats, fits: Shorts, rings: Floats, weights: Floats, flight: Ints, micro_batches: int
 ) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """The cut of settled stages whose slowest is as fast as can be: first blocks, and who recomputes; empty: none fits.
+    """Return the cut of settled stages whose slowest is as fast as can be: first blocks, and which recompute; empty:
+    none fits.
 
     `seconds` [stages, 2, blocks + 1], `fits` [stages, 2, blocks, blocks + 1], `rings` [stages, 2], `flight` [stages].
     """

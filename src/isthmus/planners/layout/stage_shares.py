@@ -38,7 +38,7 @@ class Sharing:
         self._found: dict[tuple[int, tuple[tuple[str, ...], ...]], StageShare] = {}
 
     def of(self, groups: Groups, samples: int) -> StageShare:
-        """Shares by sort, and the time of the slowest."""
+        """Return the shares by sort, and the time of the slowest."""
         same = samples, tuple(groups)
         if same not in self._found:
             counts = Counter(self.problem.replica_kind(group) for group in groups)
@@ -49,7 +49,7 @@ class Sharing:
         return self._found[same]
 
     def stage(self, groups: Groups, samples: int) -> tuple[tuple[tuple[str, ...], int], ...]:
-        """The replicas with their shares; one with nothing to do is left out."""
+        """Return the replicas with their shares; one with nothing to do is left out."""
         left = {fact: iter(shares) for fact, shares in self.of(groups, samples).shares.items()}
         pairs = ((group, next(left[self.problem.replica_kind(group)])) for group in groups)
         return tuple((group, share) for group, share in pairs if share)

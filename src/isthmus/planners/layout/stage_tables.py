@@ -49,7 +49,7 @@ class StageTables:
         self._rings: dict[tuple[str, ...], tuple[float, float]] = {}
 
     def table(self, bundles: Sequence[Bundle], samples: int, held: StageOptions, others: int) -> Ints:
-        """[bundles, bundles + 1]: the row of bundles i .. j - 1; -1 where they are in too many regions."""
+        """Return the row of bundles i .. j - 1, [bundles, bundles + 1]; -1 where they are in too many regions."""
         count = len(bundles)
         table = np.full((count, count + 1), -1, np.int32)
         numbers = tuple(self._numbers.setdefault(bundle, len(self._numbers)) for bundle in bundles)
@@ -93,7 +93,9 @@ class StageTables:
         return forward, backward, self._rooms[id(fits)], hosts
 
     def fitting(self, groups: Groups, shared: StageShare, held: StageOptions, others: int) -> Shorts:
-        """Micro-batches in flight that fit, for every run of blocks, plain and recomputed; 0 where places forbid it."""
+        """Return the micro-batches in flight that fit, for every run of blocks, plain and recomputed; 0 where places
+        forbid it.
+        """
         replicas = len(groups) + others
         places = tuple(sorted({group[0] for group in groups})) if self.problem.places else ()
         key = (shared.most, held, replicas if held.state != "replicated" else min(replicas, 2), places)
@@ -107,7 +109,7 @@ class StageTables:
         return self._fits[key]
 
     def ring(self, leads: tuple[str, ...]) -> tuple[float, float]:
-        """Seconds a byte and beside bytes of what makes gradients equal, at least about."""
+        """Return about the least cost of a gradient sync: seconds for each byte, and seconds beside them."""
         if leads not in self._rings:
             self._rings[leads] = sync_seconds(self.problem, leads)
         return self._rings[leads]
@@ -122,7 +124,7 @@ class Distances:
         self._known: Floats = np.zeros((3, 0, 0))
 
     def between(self, bundles: Sequence[Bundle]) -> tuple[Floats, Floats, Floats]:
-        """[bundles, bundles] of each."""
+        """Return latency, seconds a byte of one pair, and of all pairs of the regions, each [bundles, bundles]."""
         new = dict.fromkeys(bundle.host for bundle in bundles if bundle.host not in self._numbers)
         if new:
             self._add(list(new))
@@ -154,12 +156,14 @@ class Distances:
 
 
 def _twice(array: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
-    """With as many rows again."""
+    """Return an array with as many rows again."""
     return np.concatenate((array, np.zeros_like(array)))
 
 
 def sync_seconds(problem: Problem, leads: Sequence[str]) -> tuple[float, float]:
-    """Seconds for each byte of a bucket, and beside them: around a ring or, between regions, in each region first."""
+    """Return the seconds of a sync for each byte of a bucket, and beside them: around a ring or, between regions, in
+    each region first.
+    """
     count, cluster = len(leads), problem.network
     if count < 2:
         return 0.0, 0.0

@@ -51,7 +51,7 @@ class Draft(NamedTuple):
     state: int = -1
 
     def having(self, action: Decision) -> Draft:
-        """With one choice more."""
+        """Return the draft with one choice more."""
         kind, value = action
         if kind == "role":
             return self._replace(roles=(*self.roles, self.lanes if value == NEW else value))
@@ -84,7 +84,7 @@ class Drafts:
         self._equal: dict[int, list[bool]] = {}
 
     def sorts(self, degree: int) -> list[Sort]:
-        """Bundles of one kind on one host; equal ones side by side, the fastest first."""
+        """Return bundles of one kind on one host; equal ones side by side, the fastest first."""
         if degree not in self._sorts:
             found: dict[tuple[str, str], list[Bundle]] = {}
             for bundle in self.bundles[degree]:
@@ -124,7 +124,9 @@ class Drafts:
         return [Decision("state", state) for state in range(len(STATES))] if draft.state < 0 else []
 
     def _most_ahead(self, draft: Draft) -> int:
-        """More micro-batches in flight than this change nothing: no lane has several stages, or all are in flight."""
+        """Return how many more micro-batches in flight make a difference: none if no lane has several stages, or once
+        all are in flight.
+        """
         several = draft.micro_batches > 1 and any(len(part) > 1 for part in self.parts(draft))
         return next(ahead for ahead in (*AHEAD, draft.micro_batches) if ahead >= draft.micro_batches) if several else 0
 
@@ -142,7 +144,7 @@ class Drafts:
         return [role for role in roles if ranks.get(role, role) >= least]
 
     def parts(self, draft: Draft) -> tuple[Sort, ...]:
-        """The bundles of each lane."""
+        """Return the bundles of each lane."""
         joined: list[list[Bundle]] = [[] for _ in range(draft.lanes)]
         apart: list[Sort] = []
         for members, role in zip(self.sorts(draft.degree), draft.roles, strict=False):
@@ -157,7 +159,7 @@ class Drafts:
         return Grouping(self.parts(draft), LaneSettings(draft.micro_batches, draft.ahead, STATES[draft.state]))
 
     def draft_of(self, setting: Grouping) -> Draft | None:
-        """The whole draft that says a setting; None where a sort is divided in a way that no draft has."""
+        """Return the whole draft that describes a setting; None where a sort is divided in a way that no draft has."""
         lane_of = {bundle: i for i, part in enumerate(setting.parts) for bundle in part}
         pace = setting.pace
         degree = len(setting.parts[0][0].groups[0])
@@ -179,7 +181,7 @@ class Drafts:
         return draft._replace(ahead=min(pace.ahead, self._most_ahead(draft)))
 
     def _numbered(self, degree: int, roles: Sequence[int]) -> tuple[int, ...]:
-        """Lanes numbered as they are opened, roles of equal sorts in their order."""
+        """Number lanes as they are opened, with roles of equal sorts in their order."""
         equal, numbers, found = self._equal[degree], dict[int, int](), list[int]()
         at = 0
         while at < len(roles):
@@ -194,7 +196,7 @@ class Drafts:
 
 
 def path_to(drafts: Drafts, target: Draft) -> Sequence[tuple[Draft, Decision]]:
-    """The choices that lead to a draft, each with the draft before it."""
+    """Return the choices that lead to a draft, each with the draft before it."""
     draft, path = Draft(), []
     while draft != target:
         for action in drafts.actions(draft):
@@ -222,5 +224,5 @@ Prior = Callable[[Search, Drafts, Sequence[Asked]], list[Floats]]
 
 
 def even(search: Search, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
-    """The prior of somebody who knows nothing."""
+    """Give every action the same chance, as somebody does who knows nothing."""
     return [np.full(len(actions), 1.0 / len(actions)) for _, actions in asked]

@@ -31,7 +31,10 @@ _FILE = "planner.safetensors"
 
 
 def shipped_prior() -> Prior:
-    """The prior of the network in the package; an even one, with a warning, where it is of another cost model."""
+    """Return the prior of the network in the package.
+
+    An even one, with a warning, where it is of another cost model.
+    """
     weights = _shipped()
     return NetworkPrior(weights) if weights is not None else even
 
@@ -53,7 +56,7 @@ def _stamp() -> dict[str, str]:
 
 
 def save_network(network: GraphNetwork, file: Path) -> None:
-    """Writes the weights and what they were trained for."""
+    """Write the weights and what they were trained for."""
     tensors = {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
     part = file.with_suffix(".part")
     save_file(tensors, part, metadata=_stamp())
@@ -61,7 +64,9 @@ def save_network(network: GraphNetwork, file: Path) -> None:
 
 
 def load_network(file: Path) -> Weights | None:
-    """The weights of a file; None, with a warning, where they were trained for another cost model or other features."""
+    """Read the weights of a file; None, with a warning, where they were trained for another cost model or other
+    features.
+    """
     with safe_open(file, framework="numpy") as opened:
         stamp = opened.metadata() or {}
         other = [name for name, text in _stamp().items() if stamp.get(name) != text]

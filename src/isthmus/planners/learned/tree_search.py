@@ -40,7 +40,7 @@ _NOISE = 1e-3  # part of a prior
 
 
 def propose(prior: Prior, pool: Candidates) -> None:
-    """Prices what a prior likes best, for others to go on from: until some rounds in a row find nothing better."""
+    """Price what a prior likes best, for others to go on from, until some rounds in a row find nothing better."""
     tree = SearchTree(pool, prior)
     while not pool.search.spent() and tree.same < TREE_FEW:
         tree.round()
@@ -54,7 +54,7 @@ class _Node:
         self.taken, self.total, self.most = np.zeros((3, len(actions)))
 
     def pick(self, doubt: float) -> int:
-        """The action to take; it counts as taken from now on."""
+        """Return the action to take; it counts as taken from now on."""
         seen = self.taken > 0
         prior = (1.0 - doubt) * self.prior + doubt / len(self.prior)
         worth = np.where(seen, (self.total / np.maximum(self.taken, 1.0) + self.most) / 2, self._unknown())
@@ -70,7 +70,7 @@ class _Node:
         return float(self.total.sum()) / taken if taken else 0.0
 
     def learn(self, action: int, worth: float) -> None:
-        """A leaf below the action was worth so much."""
+        """Note that a leaf below the action was worth so much."""
         self.total[action] += worth
         self.most[action] = max(self.most[action], worth)
 
@@ -83,7 +83,7 @@ class Leaves:
         self.seconds: dict[object, float] = {}  # by the settings' signatures; infinite where nothing fits
 
     def price(self, draft: Draft) -> float:
-        """Seconds of the best plan that was priced for a draft."""
+        """Return the seconds of the best plan that was priced for a draft."""
         setting = self.drafts.setting(draft)
         key = setting.signature
         if key not in self.seconds:
@@ -123,7 +123,7 @@ class SearchTree:
         self._nodes: dict[Draft, _Node] = {}
 
     def grow(self) -> None:
-        """Goes down to leaves again and again, until the budget ends or nothing new is found."""
+        """Go down to leaves again and again, until the budget ends or nothing new is found."""
         known = free = 0
         while not self.pool.search.spent() and known < TREE_KNOWN and free < TREE_FREE:
             before, made = len(self.leaves.seconds), self.pool.search.made
@@ -133,7 +133,7 @@ class SearchTree:
             self.pool.search.tell("search")
 
     def round(self) -> None:
-        """Some descents side by side."""
+        """Make some descents side by side."""
         doubt, before = min(1.0, TREE_DOUBTING * max(0, self.same - TREE_TRUSTED)), self.best
         paths: list[list[tuple[_Node, int]]] = [[] for _ in range(TREE_DESCENTS)]
         ends = [Draft()] * TREE_DESCENTS

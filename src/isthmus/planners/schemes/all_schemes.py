@@ -37,7 +37,7 @@ _WAYS = (StageOptions(), StageOptions(recompute=True))
 
 
 def pipeline(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """One stage a device, in the order of the cluster file."""
+    """Propose one stage a device, in the order of the cluster file."""
     chains = [fastest(problem, devices, len(problem.graph.blocks)) for devices in device_sets(problem)]
     for chain in dict.fromkeys(chains):
         for count in micro_batch_counts(problem.job.batch, 1):

@@ -46,7 +46,7 @@ class _Class(NamedTuple):
 
     @property
     def lead(self) -> str:
-        """Its first device."""
+        """Return the first device of the class."""
         return self.groups[1][0][0]
 
 
@@ -62,7 +62,7 @@ class _Mix(NamedTuple):
 
 
 def classes(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """For all classes that may work together, the mixes with the best bounds, in every order."""
+    """Propose, for all classes that may work together, the mixes with the best bounds, in every order."""
     layers = _layers(problem)
     limits, sums = even_limits(layers), span_sums(layers)
     for subset in _subsets(_classes(problem)):
@@ -94,7 +94,7 @@ def _layers(problem: Problem) -> Floats:
 
 
 def _classes(problem: Problem) -> list[_Class]:
-    """The strongest first."""
+    """Return the classes of the cluster, the strongest first."""
     members: dict[tuple[str, str], list[str]] = {}
     for device in problem.usable:
         key = problem.cluster.host_of(device).region, problem.cluster.devices[device].kind
@@ -108,7 +108,7 @@ def _classes(problem: Problem) -> list[_Class]:
 
 
 def _subsets(found: Sequence[_Class]) -> Iterator[tuple[_Class, ...]]:
-    """Classes that work together: any, or each alone and the strongest."""
+    """Yield classes that work together: any, or each alone and the strongest."""
     if len(found) <= _ALL_SUBSETS:
         for size in range(1, len(found) + 1):
             yield from combinations(found, size)
@@ -118,7 +118,7 @@ def _subsets(found: Sequence[_Class]) -> Iterator[tuple[_Class, ...]]:
 
 
 def _tensor_degrees(subset: Sequence[_Class]) -> list[tuple[int, ...]]:
-    """A degree for each class: any, or the same for all as far as they have it."""
+    """Return a degree for each class: any, or the same for all as far as they have it."""
     own = [sorted(member.groups) for member in subset]
     if prod(len(degrees) for degrees in own) <= _ALL_DEGREES:
         return list(product(*own))
@@ -127,7 +127,7 @@ def _tensor_degrees(subset: Sequence[_Class]) -> list[tuple[int, ...]]:
 
 
 def _mixes(problem: Problem, subset: tuple[_Class, ...], layers: Floats, limits: Floats) -> Iterator[_Mix]:
-    """All tensor degrees, replicas, depths and micro-batches, with their bounds."""
+    """Yield all tensor degrees, replicas, depths and micro-batches, with their bounds."""
     most, blocks = max(len(member.groups[1]) for member in subset), len(layers)
     replicas = _thinned([d for d in divisors(problem.job.batch) if d <= most], _DEGREES)
     gap, counted = _gap(problem, subset), layers > 0.0
@@ -158,7 +158,9 @@ class _Gap(NamedTuple):
 
 
 def _gap(problem: Problem, subset: Sequence[_Class]) -> _Gap:
-    """Each region is next to another one: to its best neighbour at least all samples pass."""
+    """Return what passes between regions. Each region is next to another one: at least all samples pass to its best
+    neighbour.
+    """
     cluster, size = problem.cluster, problem.job.batch * problem.thinnest
     regions = list(dict.fromkeys(cluster.host_of(member.lead).region for member in subset))
     if len(regions) < 2:
@@ -176,7 +178,7 @@ def _gap(problem: Problem, subset: Sequence[_Class]) -> _Gap:
 
 
 def _thinned(numbers: Sequence[int], most: int) -> list[int]:
-    """So many of the numbers at most, spread out, the first and the last among them."""
+    """Return so many of the numbers at most, spread out, the first and the last among them."""
     if len(numbers) <= most:
         return list(numbers)
     step = (len(numbers) - 1) / (most - 1)
@@ -184,7 +186,7 @@ def _thinned(numbers: Sequence[int], most: int) -> list[int]:
 
 
 def _busiest(per_weight: Sequence[float], weight: float, stages: Sequence[int], limit: float) -> float:
-    """Seconds that the busiest stage of some class computes a micro-batch at least."""
+    """Return the least seconds that the busiest stage of some class computes a micro-batch."""
     depth = sum(stages)
     pairs = zip(per_weight, stages, strict=True)
     return max(seconds * max(0.0, weight - limit * (depth - own)) / own for seconds, own in pairs)
@@ -206,7 +208,7 @@ def _spreads(problem: Problem, subset: Sequence[_Class], caps: Sequence[int], bl
 
 
 def _filled(depth: int, caps: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """One stage for each class, the rest to the first of the order that have room."""
+    """Give each class one stage, and the rest to the first of the order that can take more."""
     stages, left = [1] * len(caps), depth - len(caps)
     for i in order:
         more = min(left, caps[i] - 1)
@@ -215,7 +217,7 @@ def _filled(depth: int, caps: Sequence[int], order: Sequence[int]) -> tuple[int,
 
 
 def _orders(problem: Problem, subset: Sequence[_Class]) -> Iterator[tuple[int, ...]]:
-    """Every order or, of many classes, the chains along the best links."""
+    """Yield every order or, of many classes, the chains along the best links."""
     if len(subset) <= _ALL_ORDERS:
         yield from permutations(range(len(subset)))
         return
@@ -229,7 +231,7 @@ def _orders(problem: Problem, subset: Sequence[_Class]) -> Iterator[tuple[int, .
 
 
 def _nearness(problem: Problem, a: _Class, b: _Class) -> float:
-    """Bytes a second between the first devices of two classes."""
+    """Return the bytes a second between the first devices of two classes."""
     hosts = problem.cluster.host_of(a.lead), problem.cluster.host_of(b.lead)
     if hosts[0].name == hosts[1].name:
         return float("inf")

@@ -23,7 +23,7 @@ _WAYS = (StageOptions(), StageOptions(recompute=True))
 
 
 def data_even(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """Equal shares on every device that holds the model."""
+    """Propose equal shares on every device that holds the model."""
     for devices in _holders(problem, room):
         for count in micro_batch_counts(problem.job.batch, len(devices)):
             shares = even_shares(problem.job.batch // count, len(devices))
@@ -31,7 +31,7 @@ def data_even(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
 
 
 def data(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """Shares by speed on every device that holds the model; a device with nothing to do is left out."""
+    """Propose shares by speed on every device that holds the model; a device with nothing to do is left out."""
     times = cache(partial(_whole_seconds, problem))
     per_kind = {kind: partial(times, kind) for kind in problem.cluster.kinds}
     for devices in _holders(problem, room):
@@ -51,7 +51,8 @@ def _whole_seconds(problem: Problem, kind: str, samples: int) -> float:
 
 
 def _holders(problem: Problem, room: MemoryFit) -> list[tuple[str, ...]]:
-    """Device sets without devices that cannot hold the model and one sample, or may not; no larger than the batch.
+    """Return device sets without devices that cannot hold the model and one sample, or may not; no larger than the
+    batch.
 
     All devices that may hold it, if none can.
     """
@@ -65,7 +66,7 @@ def _holders(problem: Problem, room: MemoryFit) -> list[tuple[str, ...]]:
 def replicated(
     problem: Problem, room: MemoryFit, devices: tuple[str, ...], shares: Sequence[int], count: int, how: How
 ) -> Idea:
-    """The whole model on every device."""
+    """Propose the whole model on every device."""
     kinds = [problem.cluster.devices[device].kind for device in devices]
     most: dict[str, tuple[int, str]] = {}
     for kind, share, device in zip(kinds, shares, devices, strict=True):

@@ -39,7 +39,7 @@ def _shape(problem: Problem, host: str) -> tuple[object, ...]:
 
 
 def fastest(problem: Problem, devices: Sequence[str], count: int) -> tuple[str, ...]:
-    """So many of the devices, the fastest, in the order in which they are given."""
+    """Return so many of the devices, the fastest, in the order in which they are given."""
     if len(devices) <= count:
         return tuple(devices)
     chosen = set(sorted(devices, key=lambda device: -problem.speed(device))[:count])

@@ -22,7 +22,7 @@ class Fix(NamedTuple):
 
 
 def parse_fix(text: str) -> Fix:
-    """`tp=2,pp=4,dp=2,micro=4`, any of them."""
+    """Read pinned degrees: `tp=2,pp=4,dp=2,micro=4`, any of them."""
     values: dict[str, int] = {}
     for word in text.split(","):
         name, _, number = word.strip().partition("=")

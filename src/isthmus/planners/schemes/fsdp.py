@@ -32,7 +32,7 @@ _PARTS = (32, 8)  # units of the whole model, beside units as large as other sch
 
 
 def fsdp(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """Every device set, as far as its devices have room for their part, and every size of units."""
+    """Propose every device set whose devices have memory for their part, with every size of units."""
     whole = problem.graph.elements * problem.table.width
     units = [BUCKET, *(whole / parts for parts in _PARTS)]  # bytes
     for devices in _holders(problem, room):
@@ -43,7 +43,7 @@ def fsdp(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
 
 
 def _holders(problem: Problem, room: MemoryFit) -> list[tuple[str, ...]]:
-    """Device sets of two or more, without devices that cannot hold their part and one sample, or may not.
+    """Return device sets of two or more, without devices that cannot hold their part and one sample, or may not.
 
     Those that leave make the others' parts larger, so it is asked again. All that may hold it, if none can.
     """
@@ -67,7 +67,9 @@ def _holders(problem: Problem, room: MemoryFit) -> list[tuple[str, ...]]:
 def _sharded(
     problem: Problem, room: MemoryFit, devices: tuple[str, ...], count: int, state: Layout, unit: float
 ) -> Idea:
-    """One device set; nothing is faster than its slowest device, or than the bytes that must pass its slowest link."""
+    """Propose one device set; nothing is faster than its slowest device, or than the bytes that must pass its slowest
+    link.
+    """
     shares = even_shares(problem.job.batch // count, len(devices))
     kinds = {problem.cluster.devices[device].kind: device for device in reversed(devices)}  # first: the larger share
     share = dict(zip(devices, shares, strict=True))
@@ -96,7 +98,7 @@ def _sharded(
 
 
 def _exchange(problem: Problem, devices: Sequence[str], count: int, unit: float) -> float:
-    """Seconds in which the busiest of what messages pass at least carries all gathers and sums of a step.
+    """Return the least seconds in which the busiest of what messages pass carries all gathers and sums of a step.
 
     Of n devices each sends every other its n-th of the weights, for each forward and each backward, and the next one
     n - 1 such parts of each micro-batch's gradients. A unit that two turns in a row use is sent once: the last one's

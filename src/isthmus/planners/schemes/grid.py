@@ -46,12 +46,15 @@ class _Layout(NamedTuple):
 
 
 def grid(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """Every layout that the devices, the heads and the batch allow."""
+    """Propose every layout that the devices, the heads and the batch allow."""
     return (_idea(problem, room, layout, fix) for layout in _layouts(problem, fix, _tensor_degrees(problem, fix)))
 
 
 def tensor(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """The model as one stage of tensor groups of any size, which may span hosts; data parallel over the rest."""
+    """Propose the model as one stage of tensor groups of any size, which may span hosts.
+
+    Data parallel over the rest.
+    """
     one = Fix(pp=1)
     most = max(Counter(problem.cluster.devices[device].kind for device in problem.usable).values())
     degrees = [tp for tp in range(2, most + 1) if divides_heads(problem, tp)]
@@ -59,7 +62,9 @@ def tensor(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
 
 
 def megatron_plan(problem: Problem, fix: Fix) -> Plan:
-    """The plain layout of pinned degrees, whether it fits or not: even layers, replicated, nothing recomputed."""
+    """Return the plain layout of pinned degrees, whether it fits or not: even layers, replicated,
+    nothing recomputed.
+    """
     layout = next(_layouts(problem, fix, _tensor_degrees(problem, fix)))
     weights, room = _weights(problem, layout, fix)[0], MemoryFit(problem)
     firsts = balanced_cut([weights] * layout.pp, [room.splits(layout.tp)] * layout.pp)
@@ -84,14 +89,14 @@ def _layouts(problem: Problem, fix: Fix, degrees: Sequence[int]) -> Iterator[_La
 
 
 def _tensor_degrees(problem: Problem, fix: Fix) -> list[int]:
-    """Degrees that the model's heads and the largest host allow; a pinned one may span hosts."""
+    """Return the degrees that the model's heads and the largest host allow; a pinned one may span hosts."""
     if fix.tp is not None:
         return [fix.tp] if fix.tp == 1 or divides_heads(problem, fix.tp) else []
     return [tp for tp in range(1, largest_host(problem) + 1) if tp == 1 or divides_heads(problem, tp)]
 
 
 def _degrees(problem: Problem, groups: int, tp: int, fix: Fix) -> Iterator[tuple[int, int]]:
-    """(pp, dp) for so many tensor groups; free data degrees fill them, half of them, ... or whole hosts."""
+    """Yield (pp, dp) for so many tensor groups; free data degrees fill them, half of them, ... or whole hosts."""
     batch, host = problem.job.batch, largest_host(problem)
     ways = divisors(batch)
     depths = {d for d in range(1, groups + 1) if groups % d == 0 or d & (d - 1) == 0}
@@ -107,7 +112,7 @@ def _degrees(problem: Problem, groups: int, tp: int, fix: Fix) -> Iterator[tuple
 
 
 def _idea(problem: Problem, room: MemoryFit, layout: _Layout, fix: Fix) -> Idea:
-    """A layout; no cut of it is faster than one whose stages grow so that all are busy to the end.
+    """Return the idea of a layout; no cut of it is faster than one whose stages grow so that all are busy to the end.
 
     With T seconds for the whole model, m micro-batches and p stages that is T / (1 - (1 - 1 / m)^p), or m T / p where
     stages need not wait for each other.
@@ -126,7 +131,7 @@ def _idea(problem: Problem, room: MemoryFit, layout: _Layout, fix: Fix) -> Idea:
 
 
 def _slow_links(problem: Problem, layout: _Layout) -> float:
-    """Seconds that a layout over several regions, or of one stage, needs at least for its messages."""
+    """Return the least seconds of the messages of a layout over several regions, or of one stage."""
     regions = [problem.cluster.host_of(group[0]).region for group in layout.groups]
     borders = [s for s in range(layout.pp - 1) if regions[s * layout.dp] != regions[(s + 1) * layout.dp]]
     if layout.pp == 1:
@@ -142,7 +147,7 @@ def _staged(layout: _Layout) -> Staged:
 
 
 def _versions(problem: Problem, room: MemoryFit, layout: _Layout, fix: Fix) -> list[Version]:
-    """Each way to hold the state, with each cut that fits so."""
+    """Return each way to hold the state, with each cut that fits so."""
     rows = [[weights] * layout.pp for weights in _weights(problem, layout, fix)]
     cuts = [lambda _, row=row: row for row in rows]
     return versions(problem, room, _staged(layout), cuts, ways_of(layout.dp))

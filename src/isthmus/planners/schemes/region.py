@@ -39,7 +39,9 @@ class _Rows(NamedTuple):
 
 
 def region(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """Every chain of regions with every way to stand that all of them share, or, if there are few, each has its own."""
+    """Propose every chain of regions with every way to stand that all of them share, or, if there are few, each with
+    its own.
+    """
     if len({problem.cluster.host_of(device).region for device in problem.usable}) < 2:
         return
     stand = cache(partial(_stand, problem))
@@ -56,7 +58,9 @@ def region(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
 
 
 def _chains(problem: Problem) -> Iterator[tuple[str, ...]]:
-    """Each region alone; the greedy chain from the strongest one, ended after each region, both ways round."""
+    """Yield each region alone, and the greedy chain from the strongest one, ended after each region,
+    both ways round.
+    """
     power: dict[str, float] = {}
     for device in problem.usable:
         name = problem.cluster.host_of(device).region
@@ -86,7 +90,7 @@ def _mixes(problem: Problem, regions: int) -> Iterator[tuple[_Rows, ...]]:
 
 
 def _stand(problem: Problem, name: str, how: _Rows) -> tuple[Groups, ...]:
-    """The stages of one region; none where it has no such groups."""
+    """Return the stages of one region; none where it has no such groups."""
     devices = [device for device in problem.usable if problem.cluster.host_of(device).region == name]
     if how.strongest:
         kinds: dict[str, float] = {}
@@ -107,7 +111,7 @@ def _stand(problem: Problem, name: str, how: _Rows) -> tuple[Groups, ...]:
 
 
 def _ideas(problem: Problem, room: MemoryFit, rows: Sequence[Groups], borders: Sequence[int]) -> Iterator[Idea]:
-    """Several numbers of micro-batches, and of those that are let in to keep far regions busy."""
+    """Yield ideas with several numbers of micro-batches, and of those that are let in to keep far regions busy."""
     for count in micro_batch_counts(problem.job.batch, 1):
         stages = tuple(_shared(problem, groups, problem.job.batch // count) for groups in rows)
         ways = ways_of(max(len(stage) for stage in stages))
@@ -116,7 +120,7 @@ def _ideas(problem: Problem, room: MemoryFit, rows: Sequence[Groups], borders: S
 
 
 def _shared(problem: Problem, groups: Groups, samples: int) -> Stage:
-    """Shares that make all groups finish together; a group with nothing to do is left out."""
+    """Return shares that make all groups finish together; a group with nothing to do is left out."""
     facts = [problem.replica_kind(group) for group in groups]
     if len(set(facts)) == 1:
         shares = even_shares(samples, len(groups))

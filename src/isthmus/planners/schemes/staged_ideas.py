@@ -52,7 +52,7 @@ def staged_ideas(
     borders: Sequence[int] = (),
     aheads: Sequence[int] = (0,),
 ) -> Iterator[Idea]:
-    """Ideas whose stages are cut in one of several ways; the last way to hold state needs least memory.
+    """Yield ideas whose stages are cut in one of several ways; the last way to hold state needs least memory.
 
     `borders`: stages after which messages are slow, so that the ideas' bounds should count them. `aheads`: there is an
     idea for each of them in place of `staged.ahead`.
@@ -82,7 +82,10 @@ def versions(
     ways: Sequence[StageOptions],
     allowed: Bools | None = None,
 ) -> list[Version]:
-    """Each way to hold the state, with each cut that fits so. `allowed`: runs of blocks that a stage may have."""
+    """Return each way to hold the state, with each cut that fits so.
+
+    `allowed`: runs of blocks that a stage may have.
+    """
     needs, found = list(stage_needs(problem, staged)), dict[tuple[StageOptions, tuple[int, ...]], Version]()
     for way in ways:
         fits = [stage_fits(room, stage, way, allowed) for stage in needs]
@@ -99,7 +102,7 @@ def versions(
 
 
 def nearest(problem: Problem, room: MemoryFit, staged: Staged, way: StageOptions) -> Plan | None:
-    """The plan that misses least where none fits."""
+    """Return the plan that comes closest to fitting where none fits."""
     firsts = best_cut(
         np.max([room.filled(need, way) for need in stage], axis=0) for stage in stage_needs(problem, staged)
     )
@@ -118,7 +121,7 @@ def own_times(problem: Problem, stages: Sequence[Stage]) -> Cut:
 
 
 def staged_plan(problem: Problem, staged: Staged, firsts: Sequence[int], way: StageOptions) -> Plan:
-    """The plan in which stages start at these blocks."""
+    """Return the plan in which stages start at these blocks."""
     return make_plan(
         problem, build_stages(problem, firsts, staged.stages, way), staged.micro_batches, ahead=staged.ahead
     )
@@ -132,7 +135,7 @@ def ways_of(dp: int) -> list[StageOptions]:
 
 
 def micro_sizes(problem: Problem, dp: int, pinned: int | None = None) -> list[int]:
-    """Samples of a micro-batch on one of so many equal replicas."""
+    """Return the numbers of samples that a micro-batch may have on one of so many equal replicas."""
     share = problem.job.batch // dp
     if pinned is not None:
         return [pinned] if share % pinned == 0 else []

@@ -61,11 +61,11 @@ class Candidates:
 
     @property
     def limit(self) -> float:
-        """Seconds of the best plan."""
+        """Return the seconds of the best plan."""
         return self.best.price.step_seconds if self.best is not None else float("inf")
 
     def completed(self, settings: Iterable[Grouping]) -> list[tuple[Grouping, Layout]]:
-        """New settings with what they become, the most promising first."""
+        """Complete new settings, and return them with their layouts, the most promising first."""
         made = []
         for setting in settings:
             if self.search.spent():
@@ -79,7 +79,9 @@ class Candidates:
         return sorted(made, key=lambda pair: pair[1].seconds)
 
     def price(self, setting: Grouping, bundles: tuple[Bundle, ...], layout: Layout) -> frozenset[str]:
-        """Keeps what fits and keeps every rule; devices that always fall short of memory, none where something fits."""
+        """Keep what fits and keeps every rule; return the devices that always fall short of memory, none where
+        something fits.
+        """
         short: frozenset[str] | None = None
         for how, buckets in ways(self.problem, layout, copied=self.search.state.copied):
             if self.search.spent():
@@ -94,14 +96,16 @@ class Candidates:
     def price_one(
         self, setting: Grouping, bundles: tuple[Bundle, ...], layout: Layout, how: How, buckets: int
     ) -> Candidate | None:
-        """The same, of one way to sync; None where playing it would take more than is left."""
+        """Price a layout with one way to sync, and keep it if it fits; None where playing it would take more than is
+        left.
+        """
         candidate = self.priced(layout, how, buckets)
         if candidate is not None and self.keep(candidate):
             self.found.append(Tried(setting, bundles, layout, how, buckets, candidate))
         return candidate
 
     def priced(self, layout: Layout, how: How, buckets: int) -> Candidate | None:
-        """A layout as a plan with its price; each is priced once."""
+        """Return a layout as a plan with its price; each is priced once."""
         key, known = (self._direct, layout_key(self.problem, layout, how, buckets)), self.search.known
         if key not in known:
             candidate = self.search.price(lanes_plan(self.problem, layout, how, buckets))
@@ -111,11 +115,11 @@ class Candidates:
         return known[key]
 
     def rank(self) -> None:
-        """The best first, and no more than can be of use."""
+        """Sort what was found, the best first, and keep no more than can be of use."""
         self.found = sorted(self.found, key=lambda found: found.seconds)[:KEPT]
 
     def take(self, candidate: Candidate) -> None:
-        """Keeps a plan that somebody else made, where it has the form of a lane, to go on from it."""
+        """Add a plan that somebody else made, where it has the form of a lane, to go on from it."""
         layout = self.lanes.from_plan(candidate.plan)
         if layout is None or len({len(group) for stage in layout.lanes[0].stages for group, _ in stage}) > 1:
             return
@@ -138,7 +142,7 @@ class Candidates:
 
 
 def distinct(found: Sequence[Tried], most: int) -> list[Tried]:
-    """The best few, each setting once, as good as its best plan."""
+    """Return the best few, each setting once, as good as its best plan."""
     first: dict[object, Tried] = {}
     for one in found:
         first.setdefault(one.setting.signature, one)
@@ -177,7 +181,7 @@ def resync(pool: Candidates, count: int = SYNCED) -> None:
 
 
 def sync_anew(pool: Candidates, start: Candidate) -> Candidate | None:
-    """The plan with its syncs chosen, which is kept; None where too little is left for that."""
+    """Choose the syncs of a plan, and keep the result; None where too little is left for that."""
     pool.search.tell("syncs")
     calls = pool.search.calls_left()
     if pool.search.spent() or (calls is not None and calls < SYNC_CALLS):

@@ -60,7 +60,7 @@ class _Cuts(NamedTuple):
     quickest: Floats  # seconds of a micro-batch on the quickest stage
 
     def lane(self, cut: int) -> Lane:
-        """The lane cut so."""
+        """Return the lane with one of the cuts."""
         return Lane(self.stages, tuple(map(int, self.firsts[cut])), tuple(map(bool, self.again[cut])))
 
 
@@ -74,7 +74,7 @@ class _Branches:
         self._bounds: dict[tuple[Shape, int, LaneSettings], _Cuts] = {}
 
     def open_all(self) -> None:
-        """Prices all forms that could be faster than the best plan, most promising first."""
+        """Price all forms that could be faster than the best plan, the most promising first."""
         for form in sorted(self._listed(), key=lambda form: form.seconds):
             if self.search.spent() or form.seconds >= self.pool.limit:
                 return
@@ -82,7 +82,7 @@ class _Branches:
             self.search.tell("exact")
 
     def _listed(self) -> list[LayoutForm]:
-        """All forms, or as many as there was room and time for."""
+        """Return all forms, or as many as there was memory and time for."""
         listed = []
         try:
             for form in forms(self.sorts, self.pool.limit):
@@ -94,7 +94,7 @@ class _Branches:
         return listed
 
     def _open(self, shapes: tuple[Shape, ...]) -> None:
-        """Prices a form in every pace."""
+        """Price a form in every pace."""
         parts, batch = self.sorts.parts(shapes), self.problem.job.batch
         widest = max(len(stage) for part in parts for stage in part)
         states = STATES if len(parts) > 1 or widest > 1 else STATES[:1]
@@ -117,7 +117,7 @@ class _Branches:
         return [ahead for ahead in AHEAD if ahead == 0 or (far and ahead < count)]
 
     def _price(self, shapes: Sequence[Shape], parts: Sequence[Part], pace: LaneSettings) -> None:
-        """Prices lanes in this pace, with samples that let them be done together, and all cuts that could be faster."""
+        """Price lanes in this pace, with samples that let them be done together, and all cuts that could be faster."""
         pool, given = self.pool, self._samples(shapes, parts, pace)
         found = [self._cuts(*one, pace) for one in zip(shapes, parts, given, strict=False)]
         cuts = [one for one in found if one is not None and one.seconds[0] < pool.limit]
@@ -137,7 +137,7 @@ class _Branches:
                 self._fit(setting, pool.lanes.layout(made, pace))
 
     def _fit(self, setting: Grouping, layout: Layout) -> None:
-        """Prices a layout; stages on devices that fall short of memory recompute, until it fits or none is left."""
+        """Price a layout; let stages on devices that fall short of memory recompute, until it fits or none is left."""
         limit = self.pool.limit
         while max(lane.least for lane in layout.lanes) < limit and self._bare(layout) < limit:
             short = self.pool.price(setting, self.sorts.bundles, layout)
@@ -147,7 +147,7 @@ class _Branches:
             layout = self.pool.lanes.layout(changed, layout.pace)
 
     def _bare(self, layout: Layout) -> float:
-        """Seconds without any sync: however gradients are synced, it takes no less."""
+        """Return the seconds without any sync: however gradients are synced, it takes no less."""
         plan = lanes_plan(self.problem, layout)
         bare = self.search.price(replace(plan, parts=(replace(only_pipeline(plan), syncs=()),)))
         return 0.0 if bare is None else bare.price.step_seconds
@@ -164,7 +164,7 @@ class _Branches:
         return fair_shares(samples, [partial(_along, *line) for line in known]) if len(known) == len(parts) else []
 
     def _line(self, shape: Shape, part: Part, samples: int, pace: LaneSettings) -> tuple[float, float] | None:
-        """Seconds of a lane as `a + c n` for n samples, through all of them and half of them."""
+        """Return the seconds of a lane as `a + c n` for n samples, through all of them and half of them."""
         counts = dict.fromkeys((samples, max(samples // 2, *map(len, part))))
         known = [(n, cuts.seconds[0]) for n in counts if (cuts := self._cuts(shape, part, n, pace)) is not None]
         least = [(n, seconds) for n, seconds in known if seconds < np.inf]
@@ -175,7 +175,7 @@ class _Branches:
         return max(here - slope * n, 0.0), slope
 
     def _cuts(self, shape: Shape, part: Part, samples: int, pace: LaneSettings) -> _Cuts | None:
-        """None where some replica would have nothing to do: that is another form."""
+        """Return all cuts of a lane; None where some replica would have nothing to do: that is another form."""
         lanes = self.pool.lanes
         stages = tuple(lanes.sharing.stage([b.groups[0] for b in stage], samples) for stage in part)
         if any(len(stage) < len(members) for stage, members in zip(stages, part, strict=True)):

@@ -22,7 +22,7 @@ __all__ = ["finish"]
 
 
 def finish(pool: Candidates, *, synced: bool = False) -> None:
-    """Settles all that a layout leaves open; nothing is searched after that. `synced`: syncs were chosen already."""
+    """Settle all that a layout leaves open; nothing is searched after that. `synced`: syncs were chosen already."""
     if not synced:
         resync(pool)
     with pool.search.within(DUPLICATES_PART):
@@ -31,8 +31,8 @@ def finish(pool: Candidates, *, synced: bool = False) -> None:
 
 
 def duplicate_blocks(pool: Candidates) -> None:
-    """Ends of stages are computed by all replicas on all samples, as long as that gains: in the best plans, and in the
-    whole model on each set of devices, which the search passes over where its gradients are many.
+    """Let ends of stages be computed by all replicas on all samples, as long as that gains: in the best plans, and in
+    the whole model on each set of devices, which the search passes over where its gradients are many.
 
     Plans of copies are left alone.
     """
@@ -48,7 +48,7 @@ def duplicate_blocks(pool: Candidates) -> None:
 
 
 def _side_by_side(pool: Candidates) -> Iterator[Plan]:
-    """The whole model on every device, for each set of devices in the fewest micro-batches that may fit."""
+    """Yield the whole model on every device, for each set of devices in the fewest micro-batches that may fit."""
     seen = set[frozenset[str]]()
     for idea in data(pool.problem, pool.lanes.room, Fix()) if could_duplicate(pool.problem) else ():
         if pool.search.spent():
@@ -65,7 +65,7 @@ def _side_by_side(pool: Candidates) -> Iterator[Plan]:
 
 
 def _duplicated(pool: Candidates, start: Plan) -> Plan | None:
-    """A plan with one more end of a stage duplicated, and its syncs chosen anew, if it is the best so far."""
+    """Return a plan with one more end of a stage duplicated, and its syncs chosen anew, if it is the best so far."""
     for plan in islice(with_duplicates(pool.problem, start), DUPLICATED_ENDS):
         candidate = None if pool.search.spent() else pool.search.price(plan)
         pool.search.tell("duplicates")
@@ -79,7 +79,7 @@ def _duplicated(pool: Candidates, start: Plan) -> Plan | None:
 
 
 def slice_stages(pool: Candidates) -> None:
-    """Stages of the best plan run their shares in more slices, one stage at a time, as long as that gains.
+    """Let stages of the best plan run their shares in more slices, one stage at a time, as long as that gains.
 
     A slice's messages leave before the next one is computed; work on few samples is less efficient. Where there is one
     stage nothing is sent.

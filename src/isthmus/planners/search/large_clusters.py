@@ -40,7 +40,10 @@ class Copies(NamedTuple):
 
 
 def small_problem(problem: Problem) -> Copies | None:
-    """The problem of one copy; None where the cluster is small, or has no equal hosts, or its batch no divisor."""
+    """Return the problem of one copy.
+
+    None where the cluster is small, or has no equal hosts, or its batch no divisor.
+    """
     if len(problem.usable) <= LARGE:
         return None
     classes = _classes(problem)
@@ -93,7 +96,7 @@ def _hows(plan: Plan) -> tuple[How, ...]:
 
 
 def treed(problem: Problem, plan: Plan) -> Plan | None:
-    """The small plan with its gradients summed up along trees; None where they are, or it has none to sum up."""
+    """Return the small plan with its gradients summed up along trees; None where they are, or it has none to sum up."""
     part = only_pipeline(plan)
     if any(sync.how == "tree" for sync in part.syncs):
         return None
@@ -102,13 +105,13 @@ def treed(problem: Problem, plan: Plan) -> Plan | None:
 
 
 def whole_plan(state: SearchState, copies: Copies, plan: Plan) -> Candidate:
-    """The plan of the whole cluster that has this plan in every copy; its price is that of the small plan."""
+    """Return the plan of the whole cluster that has this plan in every copy; its price is that of the small plan."""
     made = [state.price(copied_plan(state.problem, copies, plan, how)) for how in _hows(plan)]
     return min(made, key=lambda one: (not one.price.fits, one.price.step_seconds))
 
 
 def _classes(problem: Problem) -> list[list[str]]:
-    """Hosts that may stand for each other."""
+    """Return groups of hosts that may stand for each other."""
     cluster = problem.cluster
     own = {end for link in cluster.links for end in link.between if end in cluster.hosts}
     placed = {target for _, target, _ in problem.places}
@@ -134,7 +137,7 @@ def _rating(problem: Problem, classes: list[list[str]], count: int) -> float:
 
 
 def _cluster(cluster: Cluster, hosts: Collection[str], count: int) -> Cluster:
-    """Some of the hosts, with trunks as narrow as one copy finds them."""
+    """Return some of the hosts, with trunks as narrow as one copy finds them."""
     regions = {cluster.hosts[name].region for name in hosts}
     links = tuple(
         link if link.trunk is None else replace(link, trunk=BytesPerSecond(link.trunk / count))
@@ -145,7 +148,9 @@ def _cluster(cluster: Cluster, hosts: Collection[str], count: int) -> Cluster:
 
 
 def copied_plan(problem: Problem, copies: Copies, plan: Plan, how: How) -> Plan:
-    """The small plan as often as there are copies, for the whole problem; rings go from copy to copy of each device."""
+    """Return the small plan as often as there are copies, for the whole problem; rings go from copy to copy of each
+    device.
+    """
     part = only_pipeline(plan)
     stages = [_copied_stage(copies, stage) for stage in part.stages]
     made = make_plan(problem, stages, part.micro_batches, schedule=part.schedule, how=how, ahead=part.ahead)
@@ -156,7 +161,7 @@ def copied_plan(problem: Problem, copies: Copies, plan: Plan, how: How) -> Plan:
 
 
 def _places(copies: Copies, part: Pipeline) -> Iterator[tuple[int, int, str]]:
-    """Every first device of a replica, with its place in the small plan and its copy; regions stand together."""
+    """Yield every first device of a replica, with its place in the small plan and its copy; regions stand together."""
     leads = dict.fromkeys(replica.devices[0] for stage in part.stages for replica in stage.replicas)
     cluster = copies.problem.cluster
     near = sorted(leads, key=lambda device: (cluster.host_of(device).region, cluster.devices[device].host))

@@ -52,7 +52,7 @@ Proposals = Callable[[Candidates], None]  # adds settings to the pool that other
 
 
 def explore(pool: Candidates, given: Sequence[Candidate], propose: Proposals | None = None) -> Candidate | None:
-    """The best plan so far, or a faster one; all that was found is in the pool.
+    """Return the best plan so far, or a faster one; all that was found is in the pool.
 
     Nothing is sliced: bounds of layouts know nothing of slices, so that a sliced plan would rule out too much.
     """
@@ -91,7 +91,7 @@ def _proposed(pool: Candidates, propose: Proposals) -> None:
 
 
 def _refine(pool: Candidates) -> None:
-    """Climbs, reshapes and polishes in turns, until none of them gains."""
+    """Climb, reshape and polish in turns, until none of them gains."""
     before = float("inf")
     while pool.limit < WORTH * before and not pool.search.spent():
         before = pool.limit
@@ -104,9 +104,9 @@ def _refine(pool: Candidates) -> None:
 
 
 def _widen(pool: Candidates) -> bool:
-    """Prices the most promising settings that were passed over; from then on changes of more settings are tried.
+    """Price the most promising settings that were passed over; from then on changes of more settings are tried.
 
-    Whether anything is left to be tried.
+    Return whether anything is left to be tried.
     """
     if not pool.rest and len(distinct(pool.found, KEPT)) <= SHAPED * pool.width:
         return False
@@ -123,7 +123,7 @@ def _widen(pool: Candidates) -> bool:
 
 
 def _first(pool: Candidates, bundles: tuple[Bundle, ...]) -> None:
-    """Prices pipelines of everything, and the usual ways to form lanes."""
+    """Price pipelines of everything, and the usual ways to form lanes."""
     _one_lane(pool, bundles)
     for settings in first_settings(pool.problem, bundles) if bundles else ():
         if pool.search.spent():
@@ -139,7 +139,7 @@ def one_lane(pool: Candidates) -> None:
 
 
 def _one_lane(pool: Candidates, bundles: tuple[Bundle, ...]) -> None:
-    """Prices pipelines of all bundles, those of the most promising paces first."""
+    """Price pipelines of all bundles, those of the most promising paces first."""
     with pool.search.within(MAKE_PART):
         made, late = _pipelines(pool, bundles, spill=False), pool.search.spent()
     if not made and pool.best is None and not late:
@@ -153,7 +153,7 @@ def _one_lane(pool: Candidates, bundles: tuple[Bundle, ...]) -> None:
 
 
 def _pipelines(pool: Candidates, bundles: tuple[Bundle, ...], *, spill: bool) -> list[tuple[Lane, LaneSettings]]:
-    """Pipelines of all bundles in the usual paces. `spill`: the optimizer's state is in the hosts' memory."""
+    """Return pipelines of all bundles in the usual paces. `spill`: the optimizer's state is in the hosts' memory."""
     batch = pool.problem.job.batch
     made: list[tuple[Lane, LaneSettings]] = []
     for count in micro_batch_counts(batch, 1) if bundles else ():
@@ -167,7 +167,7 @@ def _pipelines(pool: Candidates, bundles: tuple[Bundle, ...], *, spill: bool) ->
 
 
 def _climb(pool: Candidates) -> None:
-    """Tries changes of the best settings, best first, until those of the whole pool have been tried."""
+    """Try changes of the best settings, best first, until those of the whole pool have been tried."""
     while not pool.search.spent():
         best = distinct(pool.found, POOL * pool.width)
         start = next((found for found in best if found.setting.signature not in pool.climbed), None)
@@ -188,7 +188,7 @@ def _made(pool: Candidates, settings: Iterable[Grouping]) -> list[tuple[Grouping
 def _price_first(
     pool: Candidates, bundles: tuple[Bundle, ...], made: Sequence[tuple[Grouping, Layout]], count: int
 ) -> None:
-    """Prices so many of these settings; the rest waits."""
+    """Price so many of these settings; the rest waits."""
     pool.rest += [(setting, bundles, layout) for setting, layout in made[count:]]
     for setting, layout in made[:count]:
         if pool.search.spent():
@@ -198,7 +198,7 @@ def _price_first(
 
 
 def _reshape(pool: Candidates) -> None:
-    """Replicas change places in the best few layouts, each cut anew, as long as that gains."""
+    """Let replicas change places in the best few layouts, each cut anew, as long as that gains."""
     for start in distinct(pool.found, SHAPED * pool.width):
         found: Tried | None = start
         while found is not None and not pool.search.spent():
@@ -206,7 +206,7 @@ def _reshape(pool: Candidates) -> None:
 
 
 def _reshaped(pool: Candidates, found: Tried) -> Tried | None:
-    """The first layout that gains of all that differ in where one or two replicas stand, or in their pace."""
+    """Return the first layout that gains of all that differ in where one or two replicas stand, or in their pace."""
     with pool.search.within(MAKE_PART):
         made = [layout for layout in _shapes(pool, found) if max(lane.least for lane in layout.lanes) < found.seconds]
     for layout in sorted(made, key=lambda layout: layout.seconds)[:CHANGED_PRICED]:
@@ -227,7 +227,7 @@ def _reshaped(pool: Candidates, found: Tried) -> Tried | None:
 
 
 def _shapes(pool: Candidates, found: Tried) -> Iterator[Layout]:
-    """Layouts one step away that nobody has looked at."""
+    """Yield layouts one step away that nobody has looked at."""
     lanes, pace = found.layout.lanes, found.layout.pace
     staged = [tuple(tuple(group for group, _ in stage) for stage in lane.stages) for lane in lanes]
     used = {group for stages in staged for stage in stages for group in stage}
@@ -261,7 +261,7 @@ def _fresh(seen: set[object], staged: Sequence[Stages], pace: LaneSettings) -> b
 
 
 def _settled(pool: Candidates, found: Tried, i: int, stages: Stages, pace: LaneSettings) -> Iterator[Layout]:
-    """The layout with lane i made of these stages, if it can hold the model."""
+    """Yield the layout with lane i made of these stages, if it can hold the model."""
     lanes = found.layout.lanes
     samples = lanes[i].samples if len(lanes) > 1 else pool.problem.job.batch // pace.micro_batches
     lane = pool.lanes.settled(stages, samples, pace, len(lanes) - 1)
@@ -270,7 +270,7 @@ def _settled(pool: Candidates, found: Tried, i: int, stages: Stages, pace: LaneS
 
 
 def polish(pool: Candidates) -> None:
-    """One change of a finished layout at a time, as long as one gains."""
+    """Make one change of a finished layout at a time, as long as one gains."""
     for start in distinct(pool.found, SHAPED * pool.width):
         if start.layout in pool.polished or pool.search.spent():
             continue

@@ -73,7 +73,7 @@ class SyncChoice(NamedTuple):
 
 
 def best_syncs(state: SearchState, plan: Plan, *, seconds: float = 0.5, calls: int | None = None) -> SyncChoice:
-    """The plan with the syncs that make it fastest, for a plan of one pipeline; never slower than it was.
+    """Return the plan with the syncs that make it fastest, for a plan of one pipeline; never slower than it was.
 
     Looks at the buckets that it has and at other sizes; then changes what was chosen bucket by bucket, as long as the
     simulator likes that better. It ends after about so many seconds or calls of the simulator, but not before it has
@@ -107,12 +107,12 @@ class _Search:
         self.ways: list[str] = []
 
     def left(self) -> float:
-        """Seconds; none once all calls are spent."""
+        """Return the seconds that are left; none once all calls are spent."""
         spent = self.last_call is not None and self.state.calls >= self.last_call
         return 0.0 if spent else self.deadline - time.monotonic()
 
     def look_at(self, plan: Plan) -> None:
-        """Prices what the programme chooses, each bucket's own fastest way, and the better ones of one way for all."""
+        """Price what the programme chooses, each bucket's own fastest way, and the better ones of one way for all."""
         self.state.effort += PROGRAMME_EFFORT
         offers = make_offers(self.problem, plan)
         programme = make_programme(self.state, offers)
@@ -138,7 +138,10 @@ class _Search:
         return better
 
     def polish(self) -> None:
-        """Other ways for one bucket at a time, those that take long first; each has the few that are fastest alone."""
+        """Try other ways for one bucket at a time, those that take long first.
+
+        Each has the few that are fastest alone.
+        """
         offers, programme = self.offers, self.programme
         if offers is None or programme is None:
             return
@@ -155,7 +158,7 @@ class _Search:
 
 
 def _bucketings(problem: Problem, plan: Plan) -> Iterator[Plan]:
-    """The plan, then with buckets of other sizes."""
+    """Yield the plan, then the plan with buckets of other sizes."""
     yield plan
     part = only_pipeline(plan)
     gathered = any(stage.state == "sharded-all" for stage in part.stages)
@@ -186,7 +189,7 @@ def objective(programme: Programme, chosen: Sequence[int]) -> float:
 
 
 def greedy(programme: Programme) -> tuple[int, ...]:
-    """Each bucket in the way that takes the least alone."""
+    """Choose for each bucket the way that takes the least alone."""
     best: dict[int, int] = {}
     for c, b in enumerate(programme.bucket.tolist()):
         if b not in best or programme.alone[c] < programme.alone[best[b]]:
@@ -195,12 +198,14 @@ def greedy(programme: Programme) -> tuple[int, ...]:
 
 
 def load_solver() -> None:
-    """Imports HiGHS: before the clock of a search starts."""
+    """Import HiGHS before the clock of a search starts."""
     import scipy.optimize  # noqa: F401
 
 
 def solve(programme: Programme, seconds: float = 0.5) -> Solution:
-    """The programme's best choice, or the best that was found in time: each bucket's own fastest way at least."""
+    """Return the programme's best choice, or the best that was found in time:
+    each bucket's own fastest way at least.
+    """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     start = greedy(programme)
@@ -235,7 +240,7 @@ def solve(programme: Programme, seconds: float = 0.5) -> Solution:
 
 
 def _open(programme: Programme, limit: float) -> Bools:
-    """The choices that do not by themselves, with the least of all other buckets, take longer than the limit."""
+    """Return the choices that do not by themselves, with the least of all other buckets, take longer than the limit."""
     starts = np.flatnonzero(np.diff(programme.bucket, prepend=-1))
     least = np.minimum.reduceat(programme.needs, starts, axis=1)
     others = programme.base + least.sum(axis=1)

@@ -29,7 +29,7 @@ ROUND = 100_000  # seeds apart
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     given = _arguments()
     folder = Path(given.folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ _MOST_FEEDBACK = 6
 
 
 def collect(seed: int, effort: float = 4.0, prior: Prior = even) -> Record | None:
-    """Searches the problem of a seed; the prior guides the tree. None where nothing fits."""
+    """Search the problem of a seed; the prior guides the tree. None where nothing fits."""
     problem = random_problem(seed)
     given = scheme_plans(problem, Limits(effort=_SCHEMES))
     if not given:
@@ -62,7 +62,7 @@ def _grow(
     leaves: dict[Draft, float],
     better: list[Candidate],
 ) -> None:
-    """A tree search; adds its leaves, and plans that became its best."""
+    """Grow a tree; add its leaves, and plans that became its best."""
     pool = Candidates(problem, lanes, Search(lanes.state, Limits(calls=_TREE_CALLS, effort=3.0), None), given[0])
 
     def told(draft: Draft, seconds: float) -> None:

@@ -71,7 +71,9 @@ class Lessons:
                 yield Lesson(draft, actions, target / target.sum(), weight)
 
     def some(self, count: int, draw: random.Random) -> Iterator[Sample]:
-        """So many of them, those that matter more often, each seen with the feedback of one of the record's plans."""
+        """Draw so many lessons, those that matter more often,
+        each seen with the feedback of one of the record's plans.
+        """
         if not self.lessons:
             return
         told = self.record.feedback[:-1] or self.record.feedback

@@ -22,7 +22,7 @@ class Leaf(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def draft(self) -> Draft:
-        """As a search has it."""
+        """Return the draft as a search has it."""
         return Draft(self.degree, self.roles, self.micro_batches, self.ahead, self.state)
 
 
