@@ -156,8 +156,8 @@ def test_no_time_at_all() -> None:
 def test_a_scheme_that_never_ends_thinking_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Making ideas counts: what has come by then is priced, and others get their turn."""
 
-    def endless(task: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-        ideas = list(data_even(task, room, fix))
+    def endless(task: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
+        ideas = list(data_even(task, memory, fix))
         yield from ideas
         yield from repeat(ideas[0]._replace(seconds=float("inf")))
 

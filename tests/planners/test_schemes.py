@@ -157,7 +157,7 @@ def most_balanced(
     task: Problem, members: Sequence[Sequence[tuple[tuple[str, ...], int]]], way: StageOptions
 ) -> list[int]:
     """Of all cuts the one whose slowest stage is fastest."""
-    times = [task.block_seconds(*task.fact(row[0][0]), row[0][1]) for row in members]
+    times = [task.block_seconds(*task.replica_kind(row[0][0]), row[0][1]) for row in members]
     rows = [forward * (2 if way.recompute else 1) + backward for forward, backward in times]
     blocks = len(task.graph.blocks)
     cuts = ([0, *inner] for inner in combinations(range(1, blocks), len(members) - 1))
@@ -212,10 +212,10 @@ def test_bounds_hold_on_random_clusters(
 ) -> None:
     """Of every idea and version, also over relays; and what can run at all keeps every rule."""
     task = problem(cluster, graph, batch, sparsity=data.draw(st.sampled_from((None, None, 0.5))))
-    bound, room = lower_bound(task), MemoryFit(task)
+    bound, memory = lower_bound(task), MemoryFit(task)
     relayed = task.with_relays
     for scheme in SCHEMES.values():
-        ideas = list(scheme(relayed, room, Fix()))
+        ideas = list(scheme(relayed, memory, Fix()))
         for idea in ideas[first :: max(1, len(ideas) // 8)]:
             for version in idea.versions():
                 plan = version.make()

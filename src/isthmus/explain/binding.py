@@ -17,7 +17,7 @@ from isthmus.cost.simulate import Played, Price, Shortage
 from isthmus.cost.timeline import LinkUse, timeline
 from isthmus.errors import NoPlanError, NoPlanYetError
 from isthmus.explain.group_talk import talk_of
-from isthmus.explain.what_if import Alternative, Culprit, PricedPlan, ladders, roomier
+from isthmus.explain.what_if import Alternative, Culprit, PricedPlan, ladders, with_more_memory
 from isthmus.plan.types import Outcome
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
@@ -90,10 +90,10 @@ def explain(given: PricedPlan, listen: Listener = lambda text: None) -> Explanat
     price, played = given.price(), given.simulator.play(given.plan)
     parts = _parts(given, played)
     tried = list(_machines(given, price, played, parts, listen)) if price.fits else []
-    room = list(_memory(given, price, listen)) if price.fits else []
-    found = sorted([*tried, *(each for each, _ in room)], key=lambda each: each.step_seconds)
+    with_memory = list(_memory(given, price, listen)) if price.fits else []
+    found = sorted([*tried, *(each for each, _ in with_memory)], key=lambda each: each.step_seconds)
     binding = _binding(parts, played, given.cluster, price)
-    best, short = min(room, key=lambda item: item[0].step_seconds, default=(None, ()))
+    best, short = min(with_memory, key=lambda item: item[0].step_seconds, default=(None, ()))
     if best is not None and short and all(best.step_seconds <= each.step_seconds for each in tried if not each.wide):
         binding = _short_of(short, price.step_seconds - best.step_seconds, _way(price, best))
     return Explanation(price.step_seconds, parts, binding, tuple(found))
@@ -301,7 +301,7 @@ def _climbed(
 
 def _memory(given: PricedPlan, price: Price, listen: Listener) -> Iterator[tuple[WhatIf, tuple[Shortage, ...]]]:
     """Yield ways to do the same that need more memory and are faster, with what they lack."""
-    for words, other in roomier(given):
+    for words, other in with_more_memory(given):
         listen(words)
         after = other.price()
         if after.impossible or price.step_seconds - after.step_seconds < _LEAST * price.step_seconds:

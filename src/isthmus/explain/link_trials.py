@@ -123,8 +123,8 @@ class _Trials:
         why = _why(self.problem, idle, self.price, with_them)
         if with_them is not None and with_them < (1 - MARGIN) * self.step:
             return WhyUnused(idle, why, with_them)
-        if with_them is None and (roomy := self._with_memory(idle)) is not None:
-            return WhyUnused(idle._replace(reason="memory"), _short(self.problem, idle, roomy, self.step))
+        if with_them is None and (unlimited := self._with_memory(idle)) is not None:
+            return WhyUnused(idle._replace(reason="memory"), _short(self.problem, idle, unlimited, self.step))
         most = ""
         for change in self._changes(idle):
             useful, most = self._smallest(idle, change), change.most
@@ -151,9 +151,9 @@ class _Trials:
         ):
             return None
         self.listen(f"more memory for {idle}")
-        roomy = {name: replace(cluster.kinds[name], memory=Bytes(math.inf)) for name in idle.kinds}
+        unlimited = {name: replace(cluster.kinds[name], memory=Bytes(math.inf)) for name in idle.kinds}
         fastest = _Fastest([idle])
-        _planned(_on(self.problem, replace(cluster, kinds={**cluster.kinds, **roomy})), fastest)
+        _planned(_on(self.problem, replace(cluster, kinds={**cluster.kinds, **unlimited})), fastest)
         return fastest.using(idle)
 
     def _smallest(self, idle: Idle, change: LinkChange) -> Useful | None:
@@ -203,12 +203,12 @@ def _stays_whole(problem: Problem) -> bool:
     return not problem.job.trust_independent_samples and any(block.unproven for block in problem.graph.blocks)
 
 
-def _short(problem: Problem, idle: Idle, roomy: float, step: float) -> str:
+def _short(problem: Problem, idle: Idle, unlimited: float, step: float) -> str:
     """Say that memory is what they lack."""
     memory = _listed(f"{kind} has {format_bytes(problem.cluster.kinds[kind].memory)}" for kind in idle.kinds)
     return (
         f"too little memory ({memory}): no plan with {idle.them} that was tried fits; with enough of it "
-        f"the fastest takes {format_seconds(roomy)} a step, without {idle.them} {format_seconds(step)}"
+        f"the fastest takes {format_seconds(unlimited)} a step, without {idle.them} {format_seconds(step)}"
     )
 
 

@@ -24,7 +24,7 @@ from isthmus.plan.types import Pipeline, Plan, Pool, Stage
 from isthmus.plan.validate import check
 from isthmus.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, format_bandwidth, format_seconds
 
-__all__ = ["Alternative", "Culprit", "PricedPlan", "ladders", "roomier", "swapped"]
+__all__ = ["Alternative", "Culprit", "PricedPlan", "ladders", "swapped", "with_more_memory"]
 
 Sort = Literal["device", "processor", "link", "trunk", "nic", "bus", "inside"]
 
@@ -289,7 +289,7 @@ def _with_hosts(given: PricedPlan, field: str, names: Collection[str]) -> Priced
 # Memory.
 
 
-def roomier(given: PricedPlan) -> Iterator[tuple[str, PricedPlan]]:
+def with_more_memory(given: PricedPlan) -> Iterator[tuple[str, PricedPlan]]:
     """Yield ways to do the same that need more memory, each with how it is done,
     where the rules of plans allow them.
     """

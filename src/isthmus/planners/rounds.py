@@ -92,7 +92,7 @@ class Rounds:
 
     def __init__(self, state: SearchState, asked: Asked, stop: Stop, effort: float) -> None:
         self.state, self.problem, self.asked, self.stop, self.effort = state, state.problem, asked, stop, effort
-        self.room = MemoryFit(self.problem)
+        self.memory = MemoryFit(self.problem)
         self.schemes: dict[str, SchemeSearch] = {}
         self.best: Candidate | None = None  # of the planner that goes beyond the schemes
         self.crowded = 0
@@ -105,7 +105,7 @@ class Rounds:
         """Begin all schemes, and what is known of prices, anew; plans that were found before stay answers."""
         self._known, before = {}, self.schemes
         self.schemes = {
-            name: SchemeSearch(self.state, self.room, name, self.asked.fix, before.get(name))
+            name: SchemeSearch(self.state, self.memory, name, self.asked.fix, before.get(name))
             for name in self.asked.names
         }
 
@@ -190,7 +190,7 @@ class Rounds:
         ended = all(scheme.ended for scheme in self.schemes.values())
         if self._beyond is None:
             return ended
-        found = search.ended(partial(self._beyond, self.problem, self.room, search, self.fitting()))
+        found = search.ended(partial(self._beyond, self.problem, self.memory, search, self.fitting()))
         self.best = found if found is not None and self._slower(found) else self.best
         self.cut_short = search.cut_short
         self._note(search, search.crowded)

@@ -34,23 +34,23 @@ __all__ = ["BEYOND"]
 Planner = Callable[[Problem, MemoryFit, Search, Sequence[Candidate]], Candidate | None]  # plans so far, the best first
 
 
-def split(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+def split(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Return the best pipeline over all devices, in every usual order of them, by dynamic programming."""
-    pool = Candidates(problem, LaneMaker(problem, room, search.state), search, given[0] if given else None)
+    pool = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
     one_lane(pool)
     finish(pool)
     return pool.best
 
 
-def auto(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+def auto(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Search for pipelines side by side, with direct links first; then settle all that a layout leaves open."""
-    pool = Candidates(problem, LaneMaker(problem, room, search.state), search, given[0] if given else None)
+    pool = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
     with search.within(EXPLORE_PART):
         with search.within(DIRECT_PART if problem.vias else 1.0):
             explore(pool, given, _proposals())
         if problem.vias:
             relayed = problem.with_relays
-            direct, pool = pool, Candidates(relayed, LaneMaker(relayed, room, search.state), search, pool.best)
+            direct, pool = pool, Candidates(relayed, LaneMaker(relayed, memory, search.state), search, pool.best)
             pool.found += direct.found
             explore(pool, ())
     finish(pool, synced=True)
@@ -63,10 +63,10 @@ def _proposals() -> Proposals | None:
     return partial(propose, prior) if prior is not even else None
 
 
-def exact(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+def exact(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Price every layout that could be faster than the best plan: proven, on a handful of devices and blocks."""
     relayed = problem.with_relays
-    lanes = LaneMaker(relayed, room, search.state)
+    lanes = LaneMaker(relayed, memory, search.state)
     first = Candidates(relayed, lanes, search, given[0] if given else None)
     with search.within(EXACT_FIRST_PART):
         explore(first, given, _proposals())
@@ -83,21 +83,21 @@ def exact(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Can
     return first.best if first.limit < pool.limit else pool.best
 
 
-def search(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+def search(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Search for who works with whom and at what pace, by a tree search that knows nothing beforehand."""
-    return _tree_search(problem, room, search, given, even)
+    return _tree_search(problem, memory, search, given, even)
 
 
-def learned(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+def learned(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Search like `search`, with a network that has seen many other problems."""
-    return _tree_search(problem, room, search, given, shipped_prior())
+    return _tree_search(problem, memory, search, given, shipped_prior())
 
 
 def _tree_search(
-    problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate], prior: Prior
+    problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate], prior: Prior
 ) -> Candidate | None:
     """Return the best plan so far, or a faster one that a tree search with this prior leads to."""
-    pool = Candidates(problem, LaneMaker(problem, room, search.state), search, given[0] if given else None)
+    pool = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
     with search.within(TREE_PART):
         SearchTree(pool, prior).grow()
     pool.rank()

@@ -47,9 +47,9 @@ __all__ = [
     "least_seconds",
     "measured",
     "round_trips",
-    "stage_facts",
     "stage_fits",
     "stage_needs",
+    "timed_replicas",
     "way_seconds",
 ]
 
@@ -79,10 +79,10 @@ def floor(problem: Problem, staged: Staged, borders: Sequence[int]) -> tuple[flo
     """Return the least seconds whatever is in flight, and the least seconds of one micro-batch's round trip."""
     slowest, quickest, counts = dict[_Timed, Floats](), dict[_Timed, Floats](), dict[_Timed, int]()
     for stage in staged.stages:
-        facts = stage_facts(problem, stage)
-        most = max(facts, key=lambda fact: problem.whole_seconds(*fact))
+        replicas = timed_replicas(problem, stage)
+        most = max(replicas, key=lambda replica: problem.whole_seconds(*replica))
         slowest[most], counts[most] = problem.both_seconds(*most), counts.get(most, 0) + 1
-        quickest.update((fact, problem.both_seconds(*fact)) for fact in facts if fact not in quickest)
+        quickest.update((replica, problem.both_seconds(*replica)) for replica in replicas if replica not in quickest)
     count, around = staged.micro_batches, 0.0
     seconds = max(count * divided_work(slowest, counts), _tied_ends(problem, staged))
     if problem.serial:
@@ -111,7 +111,7 @@ def _tied_ends(problem: Problem, staged: Staged) -> float:
     return least_ring(problem, [devices[0] for stage in edges for devices, _ in stage], whole).sending
 
 
-def stage_facts(problem: Problem, stage: Stage) -> list[_Timed]:
+def timed_replicas(problem: Problem, stage: Stage) -> list[_Timed]:
     """Return what distinguishes the stage's replicas, as far as time goes."""
     return list(dict.fromkeys((*problem.replica_kind(devices), share) for devices, share in stage))
 
@@ -139,11 +139,11 @@ def stage_needs(problem: Problem, staged: Staged) -> Iterator[list[Need]]:
         yield [Need(tuple(devices), degree, len(stage), share, flight) for (_, degree, share), devices in alike.items()]
 
 
-def stage_fits(room: MemoryFit, needs: Sequence[Need], way: StageOptions, allowed: Bools | None) -> Bools:
+def stage_fits(memory: MemoryFit, needs: Sequence[Need], way: StageOptions, allowed: Bools | None) -> Bools:
     """Return which runs of blocks all replicas of a stage can hold, of those that are allowed."""
-    fits = room.fits(needs[0], way)
+    fits = memory.fits(needs[0], way)
     for need in needs[1:]:
-        fits &= room.fits(need, way)
+        fits &= memory.fits(need, way)
     return fits if allowed is None else fits & allowed
 
 
@@ -162,7 +162,7 @@ def cut_times(
 
 
 def cut_bounds(
-    problem: Problem, room: MemoryFit, staged: Staged, held: StageOptions, firsts: npt.NDArray[np.intp]
+    problem: Problem, memory: MemoryFit, staged: Staged, held: StageOptions, firsts: npt.NDArray[np.intp]
 ) -> tuple[Floats, Bools, Floats]:
     """Return bounds for many cuts, [cuts, stages].
 
@@ -176,9 +176,9 @@ def cut_bounds(
     most, least = np.zeros(firsts.shape), np.zeros(firsts.shape)
     for s, (stage, needs) in enumerate(zip(staged.stages, stage_needs(problem, staged), strict=True)):
         a, b = firsts[:, s], ends[:, s]
-        plain, second = (stage_fits(room, needs, held._replace(recompute=r), None)[a, b] for r in (False, True))
+        plain, second = (stage_fits(memory, needs, held._replace(recompute=r), None)[a, b] for r in (False, True))
         again[:, s] = ~plain
-        rows = [problem.block_seconds(*fact) for fact in stage_facts(problem, stage)]
+        rows = [problem.block_seconds(*replica) for replica in timed_replicas(problem, stage)]
         times = [span_sums(row.sum(axis=0))[a, b] + again[:, s] * span_sums(row[0])[a, b] for row in rows]
         most[:, s], least[:, s] = np.max(times, axis=0), np.min(times, axis=0)
         most[~(plain | second), s] = np.inf
@@ -196,13 +196,13 @@ def cut_bounds(
 
 def measured(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[StageOptions]) -> Parts:
     """Return the seconds and bytes of every stage of a pipeline that is cut so."""
-    facts = [stage_facts(problem, stage) for stage in staged.stages]
-    rows = {fact: problem.block_seconds(*fact) for stage in facts for fact in stage}
-    forth = {fact: stage_sums(row[0], firsts) for fact, row in rows.items()}
+    replicas = [timed_replicas(problem, stage) for stage in staged.stages]
+    rows = {replica: problem.block_seconds(*replica) for stage in replicas for replica in stage}
+    forth = {replica: stage_sums(row[0], firsts) for replica, row in rows.items()}
     again = np.array([way.recompute for way in ways])
-    back = {fact: (stage_sums(row[1], firsts) + again * forth[fact]).tolist() for fact, row in rows.items()}
-    ahead = {fact: row.tolist() for fact, row in forth.items()}
-    pairs = [[(ahead[fact][s], back[fact][s]) for fact in stage] for s, stage in enumerate(facts)]
+    back = {replica: (stage_sums(row[1], firsts) + again * forth[replica]).tolist() for replica, row in rows.items()}
+    ahead = {replica: row.tolist() for replica, row in forth.items()}
+    pairs = [[(ahead[replica][s], back[replica][s]) for replica in stage] for s, stage in enumerate(replicas)]
     links = stage_links(np.array(firsts, np.int32), problem.table.tensors)
     return Parts(
         most=np.array([max([a + b for a, b in stage]) for stage in pairs]),
@@ -273,7 +273,7 @@ def _met(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
         return _Crossing(0.0, 0.0, 0.0)
     cluster, latency, message = problem.network, float("inf"), float("inf")
     load = dict[tuple[str, ...], float]()
-    room = dict[tuple[str, ...], float]()
+    capacity = dict[tuple[str, ...], float]()
     for a, b, samples in _meetings(senders, receivers):
         host, other = cluster.host_of(a), cluster.host_of(b)
         if host.name == other.name:
@@ -288,11 +288,11 @@ def _met(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
         passed["pair", host.name, other.name] = link.bandwidth
         if trunk is not None:
             passed["trunk", host.region, other.region] = trunk
-        room.update(passed)
+        capacity.update(passed)
         message = min(message, samples / min(passed.values()))
         for resource in passed:
             load[resource] = load.get(resource, 0.0) + samples
-    return _Crossing(latency, message, max((load[name] / room[name] for name in load), default=0.0))
+    return _Crossing(latency, message, max((load[name] / capacity[name] for name in load), default=0.0))
 
 
 def _meetings(senders: Stage, receivers: Stage) -> Iterator[tuple[str, str, int]]:

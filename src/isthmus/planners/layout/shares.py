@@ -34,9 +34,9 @@ def fair_shares(samples: int, times: Sequence[Callable[[int], float]], least: in
             low, shares = middle, tried
         else:
             high, most = middle, tried
-    left, room = samples - sum(shares), sum(most) - sum(shares)
+    left, spare = samples - sum(shares), sum(most) - sum(shares)
     if left > len(times):
-        shares = [share + (limit - share) * left // room for share, limit in zip(shares, most, strict=True)]
+        shares = [share + (limit - share) * left // spare for share, limit in zip(shares, most, strict=True)]
     done = [(time(shares[i] + 1), i) for i, time in enumerate(times)]
     heapq.heapify(done)
     for _ in range(samples - sum(shares)):

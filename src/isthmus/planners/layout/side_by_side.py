@@ -49,10 +49,10 @@ _NEAR = 0.1  # part of a lane's samples that may change without arranging its bu
 class LaneMaker:
     """Completes lanes of one problem; remembers what it has found. `state`: the search that counts its effort."""
 
-    def __init__(self, problem: Problem, room: MemoryFit, state: SearchState | None = None) -> None:
-        self.problem, self.room, self.state = problem, room, state or SearchState(problem)
+    def __init__(self, problem: Problem, memory: MemoryFit, state: SearchState | None = None) -> None:
+        self.problem, self.memory, self.state = problem, memory, state or SearchState(problem)
         self.sharing = Sharing(problem)
-        self.arranger = Arranger(problem, room, self.sharing, self.state)
+        self.arranger = Arranger(problem, memory, self.sharing, self.state)
         self._orders: dict[tuple[Bundle, ...], list[tuple[Bundle, ...]]] = {}
         self._best: dict[tuple[object, ...], Lane | None] = {}
         self._seconds: dict[tuple[object, ...], tuple[float, float]] = {}
@@ -97,7 +97,7 @@ class LaneMaker:
     def pipelines(self, part: tuple[Bundle, ...], samples: int, pace: LaneSettings, others: int = 0) -> list[Lane]:
         """Return pipelines of these bundles, one or two of each depth, with their best cuts.
 
-        The most promising first.
+        The most promising comes first.
         """
         fixed = samples, pace.micro_batches, pace.held, pace.ahead, others
         if part not in self._orders:

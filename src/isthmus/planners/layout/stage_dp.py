@@ -77,15 +77,15 @@ class Solved(NamedTuple):
 class Arranger:
     """Arranges bundles of one problem; remembers what it has looked up."""
 
-    def __init__(self, problem: Problem, room: MemoryFit, sharing: Sharing, state: SearchState | None = None) -> None:
-        self.problem, self.room, self.sharing, self.state = problem, room, sharing, state or SearchState(problem)
+    def __init__(self, problem: Problem, memory: MemoryFit, sharing: Sharing, state: SearchState | None = None) -> None:
+        self.problem, self.memory, self.sharing, self.state = problem, memory, sharing, state or SearchState(problem)
         table = problem.table
         width = table.width * (problem.kept or 1.0)
         self._weights = np.asarray(table.sums.elements) * width
         self._passed = crossing_bytes(problem)
         ends = {0, len(problem.graph.blocks) - 1}
         self._tied = width * sum(count for users, count in table.tied if ends <= set(users))
-        self.runs = StageTables(problem, room, sharing, _borders(problem, self._passed))
+        self.runs = StageTables(problem, memory, sharing, _borders(problem, self._passed))
         self.distances = Distances(problem)
         self._known: dict[tuple[object, ...], tuple[Ints, tuple[Floats, Floats, Floats]]] = {}
         self._rows: dict[tuple[object, ...], _Row] = {}
@@ -204,7 +204,7 @@ def _borders(problem: Problem, passed: Floats) -> npt.NDArray[np.int64]:
 
 @compiled
 def solve(
-    run: Ints, forward: Floats, backward: Floats, flights: Shorts, room: Ints, per_byte: Floats, waits: Floats,
+    run: Ints, forward: Floats, backward: Floats, flights: Shorts, kept: Ints, per_byte: Floats, waits: Floats,
     hosts: Ints, link: Floats, trunk: Floats, weights: Floats, passed: Floats, samples: float,
     micro_batches: int, ahead: int, deepest: int,
 ) -> tuple[Floats, Ints]:  # fmt: skip
@@ -225,7 +225,7 @@ def solve(
                 r = run[i, j]
                 if r < 0:
                     break
-                plain, second, after = flights[room[r], 0], flights[room[r], 1], rest[hosts[r], j]
+                plain, second, after = flights[kept[r], 0], flights[kept[r], 1], rest[hosts[r], j]
                 for a in range(blocks):
                     for b in range(a + 1, blocks + 1):
                         ahead_of, behind = forward[r, b] - forward[r, a], backward[r, b] - backward[r, a]

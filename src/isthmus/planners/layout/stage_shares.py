@@ -50,21 +50,21 @@ class Sharing:
 
     def stage(self, groups: Groups, samples: int) -> tuple[tuple[tuple[str, ...], int], ...]:
         """Return the replicas with their shares; one with nothing to do is left out."""
-        left = {fact: iter(shares) for fact, shares in self.of(groups, samples).shares.items()}
+        left = {kind: iter(shares) for kind, shares in self.of(groups, samples).shares.items()}
         pairs = ((group, next(left[self.problem.replica_kind(group)])) for group in groups)
         return tuple((group, share) for group, share in pairs if share)
 
     def _shared(self, counts: Counter[ReplicaKind], samples: int) -> StageShare:
-        facts = sorted(counts.elements(), key=repr)
+        kinds = sorted(counts.elements(), key=repr)
         if len(counts) == 1:
-            shares = even_shares(samples, len(facts))
+            shares = even_shares(samples, len(kinds))
         else:
-            times = {fact: partial(self.problem.whole_seconds, *fact) for fact in counts}
-            shares = fair_shares(samples, [times[fact] for fact in facts], least=0)
-        by_fact: dict[ReplicaKind, list[int]] = {}
-        for fact, share in zip(facts, shares, strict=True):
-            by_fact.setdefault(fact, []).append(share)
-        most = tuple((fact, max(own)) for fact, own in by_fact.items() if max(own))
-        rows = [self.problem.block_seconds(*fact, share) for fact, share in most]
+            times = {kind: partial(self.problem.whole_seconds, *kind) for kind in counts}
+            shares = fair_shares(samples, [times[kind] for kind in kinds], least=0)
+        by_kind: dict[ReplicaKind, list[int]] = {}
+        for kind, share in zip(kinds, shares, strict=True):
+            by_kind.setdefault(kind, []).append(share)
+        most = tuple((kind, max(own)) for kind, own in by_kind.items() if max(own))
+        rows = [self.problem.block_seconds(*kind, share) for kind, share in most]
         slowest = max(rows, key=lambda row: float(np.sum(row)))
-        return StageShare(by_fact, np.cumsum(np.pad(slowest, ((0, 0), (1, 0))), axis=1), most)
+        return StageShare(by_kind, np.cumsum(np.pad(slowest, ((0, 0), (1, 0))), axis=1), most)

@@ -30,8 +30,8 @@ _REGIONS = 2  # that a stage has bundles of, at most
 class StageTables:
     """The rows of one problem, at the borders that models are cut at."""
 
-    def __init__(self, problem: Problem, room: MemoryFit, sharing: Sharing, borders: npt.NDArray[np.int64]) -> None:
-        self.problem, self.room, self.sharing, self.borders = problem, room, sharing, borders
+    def __init__(self, problem: Problem, memory: MemoryFit, sharing: Sharing, borders: npt.NDArray[np.int64]) -> None:
+        self.problem, self.memory, self.sharing, self.borders = problem, memory, sharing, borders
         count = len(borders)
         self.forward: Floats = np.zeros((64, count))  # [rows, borders] seconds of all blocks before each, a micro-batch
         self.backward: Floats = np.zeros((64, count))
@@ -40,7 +40,7 @@ class StageTables:
         self.hosts: Ints = np.zeros(64, np.int32)  # [rows] that send at a time
         self.kept: Ints = np.zeros(64, np.int32)  # [rows] the row of `flights`
         self.flights: Shorts = np.zeros((8, 2, count - 1, count), np.int16)  # that fit, plain and recomputed
-        self._rows, self._rooms = 0, dict[int, int]()  # rows in use; rows of flights by what fits
+        self._rows, self._flight_rows = 0, dict[int, int]()  # rows in use; rows of flights by what fits
         self._numbers: dict[Bundle, int] = {}  # of bundles that were met
         self._known: dict[
             tuple[int, StageOptions, int], tuple[dict[tuple[int, ...], int], dict[frozenset[int], _Stand]]
@@ -83,14 +83,14 @@ class StageTables:
     def _stand(self, groups: Groups, samples: int, held: StageOptions, others: int) -> _Stand:
         shared = self.sharing.of(groups, samples)
         fits = self.fitting(groups, shared, held, others)
-        if id(fits) not in self._rooms:  # it stays, and so does its id
-            if len(self._rooms) == len(self.flights):
+        if id(fits) not in self._flight_rows:  # it stays, and so does its id
+            if len(self._flight_rows) == len(self.flights):
                 self.flights = _twice(self.flights)
-            self.flights[len(self._rooms)] = fits[:, self.borders[:-1, None], self.borders]
-            self._rooms[id(fits)] = len(self._rooms)
+            self.flights[len(self._flight_rows)] = fits[:, self.borders[:-1, None], self.borders]
+            self._flight_rows[id(fits)] = len(self._flight_rows)
         hosts = len({self.problem.cluster.devices[group[0]].host for group in groups})
         forward, backward = shared.seconds[:, self.borders]
-        return forward, backward, self._rooms[id(fits)], hosts
+        return forward, backward, self._flight_rows[id(fits)], hosts
 
     def fitting(self, groups: Groups, shared: StageShare, held: StageOptions, others: int) -> Shorts:
         """Return the micro-batches in flight that fit, for every run of blocks, plain and recomputed; 0 where places
@@ -103,8 +103,8 @@ class StageTables:
             both = []
             for way in (held._replace(recompute=again) for again in (False, True)):
                 needs = [Need((kind,), group[0], replicas, share, 1) for (kind, group), share in shared.most]
-                both.append(np.min([self.room.flights(need, way) for need in needs], axis=0))
-            found = np.where(self.room.allowed(places), both, 0) if places else np.array(both)
+                both.append(np.min([self.memory.flights(need, way) for need in needs], axis=0))
+            found = np.where(self.memory.allowed(places), both, 0) if places else np.array(both)
             self._fits[key] = found.astype(np.int16)
         return self._fits[key]
 

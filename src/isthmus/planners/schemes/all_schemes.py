@@ -36,14 +36,14 @@ Scheme = Callable[[Problem, MemoryFit, Fix], Iterator[Idea]]
 _WAYS = (StageOptions(), StageOptions(recompute=True))
 
 
-def pipeline(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
+def pipeline(problem: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """Propose one stage a device, in the order of the cluster file."""
     chains = [fastest(problem, devices, len(problem.graph.blocks)) for devices in device_sets(problem)]
     for chain in dict.fromkeys(chains):
         for count in micro_batch_counts(problem.job.batch, 1):
             staged = Staged(tuple((((device,), problem.job.batch // count),) for device in chain), count)
             cuts = [own_times(problem, staged.stages)]
-            yield from staged_ideas(problem, room, staged, cuts, _WAYS, range(len(chain) - 1))
+            yield from staged_ideas(problem, memory, staged, cuts, _WAYS, range(len(chain) - 1))
 
 
 SCHEMES: dict[str, Scheme] = {

@@ -61,7 +61,7 @@ class _Mix(NamedTuple):
     micro: int  # samples of a micro-batch on one replica
 
 
-def classes(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
+def classes(problem: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """Propose, for all classes that may work together, the mixes with the best bounds, in every order."""
     layers = _layers(problem)
     limits, sums = even_limits(layers), span_sums(layers)
@@ -70,16 +70,16 @@ def classes(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
         most = max(1, _MOST_IDEAS // len(orders))
         for mix in heapq.nsmallest(most, _mixes(problem, subset, layers, limits), key=lambda mix: mix.seconds):
             allowed = sums <= limits[sum(mix.stages) - 1] * (1 + 1e-9)
-            yield from (_idea(problem, room, mix, order, layers, allowed) for order in orders)
+            yield from (_idea(problem, memory, mix, order, layers, allowed) for order in orders)
 
 
-def _idea(problem: Problem, room: MemoryFit, mix: _Mix, order: Sequence[int], layers: Floats, allowed: Bools) -> Idea:
+def _idea(problem: Problem, memory: MemoryFit, mix: _Mix, order: Sequence[int], layers: Floats, allowed: Bools) -> Idea:
     stages = [stage for c in order for stage in _stages(mix, c)]
     staged = Staged(tuple(stages), problem.job.batch // (mix.replicas * mix.micro))
     borders = [end - 1 for end in accumulate(mix.stages[c] for c in order)][:-1]
     ways, cuts = ways_of(mix.replicas), [partial(_even, [layers] * len(stages))]
-    (idea,) = staged_ideas(problem, room, staged, cuts, ways, borders)
-    made = partial(versions, problem, room, staged, cuts, ways, allowed)
+    (idea,) = staged_ideas(problem, memory, staged, cuts, ways, borders)
+    made = partial(versions, problem, memory, staged, cuts, ways, allowed)
     return idea._replace(seconds=max(idea.seconds, mix.seconds), versions=made)
 
 
@@ -135,10 +135,10 @@ def _mixes(problem: Problem, subset: tuple[_Class, ...], layers: Floats, limits:
         caps = [len(member.groups[t]) // count for member, t in zip(subset, degrees, strict=True)]
         if not all(caps):
             continue
-        facts = [problem.replica_kind(member.groups[t][0]) for member, t in zip(subset, degrees, strict=True)]
+        kinds = [problem.replica_kind(member.groups[t][0]) for member, t in zip(subset, degrees, strict=True)]
         spreads = list(_spreads(problem, subset, caps, blocks))
         for micro in micro_sizes(problem, count):
-            rows = [problem.block_seconds(*fact, micro).sum(axis=0) for fact in facts]
+            rows = [problem.block_seconds(*kind, micro).sum(axis=0) for kind in kinds]
             per_weight = [float((row[counted] / layers[counted]).min()) for row in rows]
             around = float(np.min(rows, axis=0).sum()) + gap.travel if problem.serial else 0.0
             micro_batches = problem.job.batch // (count * micro)
@@ -193,18 +193,20 @@ def _busiest(per_weight: Sequence[float], weight: float, stages: Sequence[int], 
 
 
 def _spreads(problem: Problem, subset: Sequence[_Class], caps: Sequence[int], blocks: int) -> Iterator[tuple[int, ...]]:
-    """Yield how many stages each class has: all ways or, for usual depths, most for the quickest or the roomiest."""
+    """Yield how many stages each class has: all ways or, for usual depths, most for the fastest,
+    or for those with most memory.
+    """
     ways = prod(caps)
     if ways <= _ALL_SPREADS:
         yield from (way for way in product(*(range(1, cap + 1) for cap in caps)) if sum(way) <= blocks)
         return
     first = range(len(subset))
     quick = sorted(first, key=lambda i: -problem.speed(subset[i].lead))
-    roomy = sorted(first, key=lambda i: -problem.cluster.kind_of(subset[i].lead).memory)
+    large = sorted(first, key=lambda i: -problem.cluster.kind_of(subset[i].lead).memory)
     most = min(sum(caps), blocks)
     usual = {most, *range(1, 9), *(d for d in divisors(blocks)), *(2**i for i in range(most.bit_length()))}
     for depth in sorted(d for d in usual if len(subset) <= d <= most):
-        yield from dict.fromkeys(_filled(depth, caps, order) for order in (quick, roomy))
+        yield from dict.fromkeys(_filled(depth, caps, order) for order in (quick, large))
 
 
 def _filled(depth: int, caps: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:

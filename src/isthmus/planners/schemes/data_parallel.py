@@ -22,27 +22,27 @@ __all__ = ["data", "data_even", "replicated"]
 _WAYS = (StageOptions(), StageOptions(recompute=True))
 
 
-def data_even(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
+def data_even(problem: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """Propose equal shares on every device that holds the model."""
-    for devices in _holders(problem, room):
+    for devices in _holders(problem, memory):
         for count in micro_batch_counts(problem.job.batch, len(devices)):
             shares = even_shares(problem.job.batch // count, len(devices))
-            yield replicated(problem, room, devices, shares, count, "ring")
+            yield replicated(problem, memory, devices, shares, count, "ring")
 
 
-def data(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
+def data(problem: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """Propose shares by speed on every device that holds the model; a device with nothing to do is left out."""
     times = cache(partial(_whole_seconds, problem))
     per_kind = {kind: partial(times, kind) for kind in problem.cluster.kinds}
-    for devices in _holders(problem, room):
+    for devices in _holders(problem, memory):
         kinds = [problem.cluster.devices[device].kind for device in devices]
         for count in micro_batch_counts(problem.job.batch, len(devices)):
             shares = fair_shares(problem.job.batch // count, [per_kind[kind] for kind in kinds], least=0)
             busy = [(device, share) for device, share in zip(devices, shares, strict=True) if share]
             used, taken = tuple(device for device, _ in busy), [share for _, share in busy]
-            yield replicated(problem, room, used, taken, count, "ring")
+            yield replicated(problem, memory, used, taken, count, "ring")
             if len({problem.cluster.host_of(device).region for device in used}) > 1:
-                yield replicated(problem, room, used, taken, count, "tree")
+                yield replicated(problem, memory, used, taken, count, "tree")
 
 
 def _whole_seconds(problem: Problem, kind: str, samples: int) -> float:
@@ -50,7 +50,7 @@ def _whole_seconds(problem: Problem, kind: str, samples: int) -> float:
     return float(problem.table.seconds(kind, ALONE, samples)[:, -1].sum()) if samples else 0.0
 
 
-def _holders(problem: Problem, room: MemoryFit) -> list[tuple[str, ...]]:
+def _holders(problem: Problem, memory: MemoryFit) -> list[tuple[str, ...]]:
     """Return device sets without devices that cannot hold the model and one sample, or may not; no larger than the
     batch.
 
@@ -58,13 +58,13 @@ def _holders(problem: Problem, room: MemoryFit) -> list[tuple[str, ...]]:
     """
     may = [device for device in problem.usable if problem.allowed(device).all()]
     needs = {device: Need((device,), 1, 1, 1, 1) for device in may}
-    able = {device for device in may if room.fits(needs[device], StageOptions(recompute=True))[0, -1]} or set(may)
+    able = {device for device in may if memory.fits(needs[device], StageOptions(recompute=True))[0, -1]} or set(may)
     sets = [[device for device in devices if device in able] for devices in device_sets(problem)]
     return list(dict.fromkeys(fastest(problem, members, problem.job.batch) for members in sets if members))
 
 
 def replicated(
-    problem: Problem, room: MemoryFit, devices: tuple[str, ...], shares: Sequence[int], count: int, how: How
+    problem: Problem, memory: MemoryFit, devices: tuple[str, ...], shares: Sequence[int], count: int, how: How
 ) -> Idea:
     """Propose the whole model on every device."""
     kinds = [problem.cluster.devices[device].kind for device in devices]
@@ -87,11 +87,11 @@ def replicated(
 
     def versions() -> list[Version]:
         needs = [Need((device,), 1, len(devices), share, 1) for share, device in most.values()]
-        ways = [way for way in _WAYS if all(room.fits(need, way)[0, -1] for need in needs)]
+        ways = [way for way in _WAYS if all(memory.fits(need, way)[0, -1] for need in needs)]
         return [Version(seconds[way], partial(make, way)) for way in ways]
 
-    memory = sum(problem.cluster.kinds[kind].memory for kind in kinds)
-    return Idea(seconds[_WAYS[0]], memory, max(shares), versions, partial(make, _WAYS[-1]))
+    total = sum(problem.cluster.kinds[kind].memory for kind in kinds)
+    return Idea(seconds[_WAYS[0]], total, max(shares), versions, partial(make, _WAYS[-1]))
 
 
 def _least(rows: Sequence[Floats], count: int, way: StageOptions, ring: RingBound) -> float:

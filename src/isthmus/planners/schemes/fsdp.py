@@ -31,18 +31,18 @@ __all__ = ["fsdp"]
 _PARTS = (32, 8)  # units of the whole model, beside units as large as other schemes' buckets
 
 
-def fsdp(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
+def fsdp(problem: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """Propose every device set whose devices have memory for their part, with every size of units."""
     whole = problem.graph.elements * problem.table.width
     units = [BUCKET, *(whole / parts for parts in _PARTS)]  # bytes
-    for devices in _holders(problem, room):
+    for devices in _holders(problem, memory):
         for count in micro_batch_counts(problem.job.batch, len(devices)):
             for unit in units:
-                yield _sharded(problem, room, devices, count, "sharded-all", unit)
-            yield _sharded(problem, room, devices, count, "sharded-optimizer", BUCKET)
+                yield _sharded(problem, memory, devices, count, "sharded-all", unit)
+            yield _sharded(problem, memory, devices, count, "sharded-optimizer", BUCKET)
 
 
-def _holders(problem: Problem, room: MemoryFit) -> list[tuple[str, ...]]:
+def _holders(problem: Problem, memory: MemoryFit) -> list[tuple[str, ...]]:
     """Return device sets of two or more, without devices that cannot hold their part and one sample, or may not.
 
     Those that leave make the others' parts larger, so it is asked again. All that may hold it, if none can.
@@ -58,14 +58,14 @@ def _holders(problem: Problem, room: MemoryFit) -> list[tuple[str, ...]]:
         before: tuple[str, ...] = ()
         while len(able) > 1 and able != before:
             kinds = {problem.cluster.devices[device].kind: device for device in able}
-            fits = {k: room.fits(Need((d,), 1, len(able), 1, 1), way)[0, -1] for k, d in kinds.items()}
+            fits = {k: memory.fits(Need((d,), 1, len(able), 1, 1), way)[0, -1] for k, d in kinds.items()}
             able, before = tuple(d for d in able if fits[problem.cluster.devices[d].kind]), able
         found.append(able if len(able) > 1 else members)
     return list(dict.fromkeys(members for members in found if len(members) > 1))
 
 
 def _sharded(
-    problem: Problem, room: MemoryFit, devices: tuple[str, ...], count: int, state: Layout, unit: float
+    problem: Problem, memory: MemoryFit, devices: tuple[str, ...], count: int, state: Layout, unit: float
 ) -> Idea:
     """Propose one device set; nothing is faster than its slowest device, or than the bytes that must pass its slowest
     link.
@@ -85,7 +85,7 @@ def _sharded(
 
     def versions() -> list[Version]:
         needs = [Need((device,), 1, len(devices), share[device], 1) for device in kinds.values()]
-        fitting = [way for way in ways if all(room.fits(need, way)[0, -1] for need in needs)]
+        fitting = [way for way in ways if all(memory.fits(need, way)[0, -1] for need in needs)]
         return [Version(seconds[way], partial(_plan, problem, devices, shares, count, way, unit)) for way in fitting]
 
     return Idea(

@@ -37,7 +37,7 @@ class _Layout(NamedTuple):
     """Degrees with the groups that fill them, stage by stage."""
 
     groups: tuple[tuple[str, ...], ...]
-    facts: tuple[ReplicaKind, ...]  # kind and links of each group
+    kinds: tuple[ReplicaKind, ...]  # kind and links of each group
     tp: int
     pp: int
     dp: int
@@ -45,12 +45,12 @@ class _Layout(NamedTuple):
     micro_batches: int
 
 
-def grid(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
+def grid(problem: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """Propose every layout that the devices, the heads and the batch allow."""
-    return (_idea(problem, room, layout, fix) for layout in _layouts(problem, fix, _tensor_degrees(problem, fix)))
+    return (_idea(problem, memory, layout, fix) for layout in _layouts(problem, fix, _tensor_degrees(problem, fix)))
 
 
-def tensor(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
+def tensor(problem: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """Propose the model as one stage of tensor groups of any size, which may span hosts.
 
     Data parallel over the rest.
@@ -58,7 +58,7 @@ def tensor(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
     one = Fix(pp=1)
     most = max(Counter(problem.cluster.devices[device].kind for device in problem.usable).values())
     degrees = [tp for tp in range(2, most + 1) if divides_heads(problem, tp)]
-    return (_idea(problem, room, layout, one) for layout in _layouts(problem, one, degrees))
+    return (_idea(problem, memory, layout, one) for layout in _layouts(problem, one, degrees))
 
 
 def megatron_plan(problem: Problem, fix: Fix) -> Plan:
@@ -66,8 +66,8 @@ def megatron_plan(problem: Problem, fix: Fix) -> Plan:
     nothing recomputed.
     """
     layout = next(_layouts(problem, fix, _tensor_degrees(problem, fix)))
-    weights, room = _weights(problem, layout, fix)[0], MemoryFit(problem)
-    firsts = balanced_cut([weights] * layout.pp, [room.splits(layout.tp)] * layout.pp)
+    weights, memory = _weights(problem, layout, fix)[0], MemoryFit(problem)
+    firsts = balanced_cut([weights] * layout.pp, [memory.splits(layout.tp)] * layout.pp)
     if firsts is None:
         raise cannot_have(problem, fix)
     return staged_plan(problem, _staged(layout), firsts, StageOptions())
@@ -78,9 +78,9 @@ def _layouts(problem: Problem, fix: Fix, degrees: Sequence[int]) -> Iterator[_La
     for devices in device_sets(problem):
         for tp in degrees:
             groups = tensor_groups(problem, devices, tp)
-            facts = [problem.replica_kind(group) for group in groups]
+            kinds = [problem.replica_kind(group) for group in groups]
             for pp, dp in _degrees(problem, len(groups), tp, fix):
-                used, known = tuple(groups[: pp * dp]), tuple(facts[: pp * dp])
+                used, known = tuple(groups[: pp * dp]), tuple(kinds[: pp * dp])
                 if (used, pp) in seen:
                     continue
                 seen.add((used, pp))
@@ -111,21 +111,21 @@ def _degrees(problem: Problem, groups: int, tp: int, fix: Fix) -> Iterator[tuple
                 yield pp, dp
 
 
-def _idea(problem: Problem, room: MemoryFit, layout: _Layout, fix: Fix) -> Idea:
+def _idea(problem: Problem, memory: MemoryFit, layout: _Layout, fix: Fix) -> Idea:
     """Return the idea of a layout; no cut of it is faster than one whose stages grow so that all are busy to the end.
 
     With T seconds for the whole model, m micro-batches and p stages that is T / (1 - (1 - 1 / m)^p), or m T / p where
     stages need not wait for each other.
     """
-    blocks = [problem.block_seconds(*fact, layout.micro).sum(axis=0) for fact in dict.fromkeys(layout.facts)]
+    blocks = [problem.block_seconds(*kind, layout.micro).sum(axis=0) for kind in dict.fromkeys(layout.kinds)]
     whole = float(np.min(blocks, axis=0).sum())  # each block where it is quickest
     busy = 1.0 - (1.0 - 1.0 / layout.micro_batches) ** layout.pp if problem.serial else layout.pp / layout.micro_batches
     return Idea(
         seconds=max(whole / busy, _slow_links(problem, layout)),
-        memory=sum(problem.cluster.kinds[kind].memory for kind, _ in layout.facts) * layout.tp,
+        memory=sum(problem.cluster.kinds[kind].memory for kind, _ in layout.kinds) * layout.tp,
         samples=layout.micro,
-        versions=partial(_versions, problem, room, layout, fix),
-        nearest=lambda: nearest(problem, room, _staged(layout), ways_of(layout.dp)[-1]),
+        versions=partial(_versions, problem, memory, layout, fix),
+        nearest=lambda: nearest(problem, memory, _staged(layout), ways_of(layout.dp)[-1]),
         versions_effort=VERSIONS_EFFORT,
     )
 
@@ -146,17 +146,17 @@ def _staged(layout: _Layout) -> Staged:
     return Staged(stages, layout.micro_batches)
 
 
-def _versions(problem: Problem, room: MemoryFit, layout: _Layout, fix: Fix) -> list[Version]:
+def _versions(problem: Problem, memory: MemoryFit, layout: _Layout, fix: Fix) -> list[Version]:
     """Return each way to hold the state, with each cut that fits so."""
     rows = [[weights] * layout.pp for weights in _weights(problem, layout, fix)]
     cuts = [lambda _, row=row: row for row in rows]
-    return versions(problem, room, _staged(layout), cuts, ways_of(layout.dp))
+    return versions(problem, memory, _staged(layout), cuts, ways_of(layout.dp))
 
 
 def _weights(problem: Problem, layout: _Layout, fix: Fix) -> list[Floats]:
     """Return what stages should share evenly: layers, if there are any, as Megatron cuts; times too if all is free."""
     layers = even_layers(problem)
-    times = problem.block_seconds(*layout.facts[0], 1).sum(axis=0)
+    times = problem.block_seconds(*layout.kinds[0], 1).sum(axis=0)
     if not layers.any():
         return [times]
     return [layers] if fix != Fix() else [layers, times]

@@ -49,10 +49,10 @@ def everywhere(problem: Problem) -> Outcome | None:
 
 
 def _ideas(problem: Problem, devices: tuple[str, ...]) -> Iterator[Idea]:
-    room = MemoryFit(problem)
+    memory = MemoryFit(problem)
     for count in micro_batch_counts(problem.job.batch, len(devices)):
         shares = even_shares(problem.job.batch // count, len(devices))
-        yield replicated(problem, room, devices, shares, count, "ring")
+        yield replicated(problem, memory, devices, shares, count, "ring")
 
 
 def _plans(ideas: list[Idea]) -> Iterator[tuple[Plan, float]]:

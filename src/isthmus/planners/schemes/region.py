@@ -38,7 +38,7 @@ class _Rows(NamedTuple):
     stages: int  # 0: one a host; -1: one a group
 
 
-def region(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
+def region(problem: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
     """Propose every chain of regions with every way to stand that all of them share, or, if there are few, each with
     its own.
     """
@@ -54,7 +54,7 @@ def region(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
                 continue
             seen.add(rows)
             ends = list(accumulate(len(stages) for stages in stands))
-            yield from _ideas(problem, room, rows, [end - 1 for end in ends[:-1]])
+            yield from _ideas(problem, memory, rows, [end - 1 for end in ends[:-1]])
 
 
 def _chains(problem: Problem) -> Iterator[tuple[str, ...]]:
@@ -110,21 +110,21 @@ def _stand(problem: Problem, name: str, how: _Rows) -> tuple[Groups, ...]:
     return tuple(tuple(groups[end - size : end]) for size, end in zip(sizes, ends, strict=True))
 
 
-def _ideas(problem: Problem, room: MemoryFit, rows: Sequence[Groups], borders: Sequence[int]) -> Iterator[Idea]:
+def _ideas(problem: Problem, memory: MemoryFit, rows: Sequence[Groups], borders: Sequence[int]) -> Iterator[Idea]:
     """Yield ideas with several numbers of micro-batches, and of those that are let in to keep far regions busy."""
     for count in micro_batch_counts(problem.job.batch, 1):
         stages = tuple(_shared(problem, groups, problem.job.batch // count) for groups in rows)
         ways = ways_of(max(len(stage) for stage in stages))
         staged, cuts = Staged(stages, count), [own_times(problem, stages)]
-        yield from staged_ideas(problem, room, staged, cuts, ways, borders, _AHEAD if borders else (0,))
+        yield from staged_ideas(problem, memory, staged, cuts, ways, borders, _AHEAD if borders else (0,))
 
 
 def _shared(problem: Problem, groups: Groups, samples: int) -> Stage:
     """Return shares that make all groups finish together; a group with nothing to do is left out."""
-    facts = [problem.replica_kind(group) for group in groups]
-    if len(set(facts)) == 1:
+    kinds = [problem.replica_kind(group) for group in groups]
+    if len(set(kinds)) == 1:
         shares = even_shares(samples, len(groups))
     else:
-        times = {fact: partial(problem.whole_seconds, *fact) for fact in dict.fromkeys(facts)}
-        shares = fair_shares(samples, [times[fact] for fact in facts], least=0)
+        times = {kind: partial(problem.whole_seconds, *kind) for kind in dict.fromkeys(kinds)}
+        shares = fair_shares(samples, [times[kind] for kind in kinds], least=0)
     return tuple((group, share) for group, share in zip(groups, shares, strict=True) if share)

@@ -33,13 +33,13 @@ class SchemeSearch:
     """
 
     def __init__(
-        self, state: SearchState, room: MemoryFit, name: str, fix: Fix | None, before: SchemeSearch | None = None
+        self, state: SearchState, memory: MemoryFit, name: str, fix: Fix | None, before: SchemeSearch | None = None
     ) -> None:
         self.state, self.problem, self.name, self.before = state, state.problem, name, before
         self.ideas: list[Idea] = []  # all that were made
         self.best: Candidate | None = None
         fixed = fix if fix and name == "grid" else Fix()
-        self._coming: Iterator[Idea] | None = SCHEMES[name](self.problem, room, fixed)
+        self._coming: Iterator[Idea] | None = SCHEMES[name](self.problem, memory, fixed)
         self._left: list[Idea] = []  # the best bound first
         self._passed: list[Version] = []  # too many messages for what was left then
         self._tried = 0
@@ -171,8 +171,8 @@ def advance_all(schemes: Sequence[SchemeSearch], search: Search) -> None:
 
 def scheme_plans(problem: Problem, limits: Limits) -> list[Candidate]:
     """Return the best plan of each scheme that has one, the best first."""
-    state, room = SearchState(problem), MemoryFit(problem)
-    schemes = [SchemeSearch(state, room, name, None) for name in SCHEMES]
+    state, memory = SearchState(problem), MemoryFit(problem)
+    schemes = [SchemeSearch(state, memory, name, None) for name in SCHEMES]
     advance_all(schemes, Search(state, limits, None))
     found = [scheme.best for scheme in schemes if scheme.best is not None]
     return sorted(found, key=lambda candidate: candidate.price.step_seconds)

@@ -18,9 +18,9 @@ from isthmus.planners.layout.pipeline_bounds import (
     gathers_of,
     measured,
     round_trips,
-    stage_facts,
     stage_fits,
     stage_needs,
+    timed_replicas,
     way_seconds,
 )
 from isthmus.planners.layout.shares import micro_batch_counts
@@ -45,7 +45,7 @@ Cut = Callable[[StageOptions], Sequence[Floats]]  # what is to be even: for each
 
 def staged_ideas(
     problem: Problem,
-    room: MemoryFit,
+    memory: MemoryFit,
     staged: Staged,
     cuts: Sequence[Cut],
     ways: Sequence[StageOptions],
@@ -58,17 +58,17 @@ def staged_ideas(
     idea for each of them in place of `staged.ahead`.
     """
     devices = [device for stage in staged.stages for group, _ in stage for device in group]
-    memory = sum(problem.cluster.kind_of(device).memory for device in devices)
+    total = sum(problem.cluster.kind_of(device).memory for device in devices)
     samples = max(share for stage in staged.stages for _, share in stage)
     seconds, around = floor(problem, staged, borders)
     for ahead in aheads:
         one = staged._replace(ahead=ahead)
         yield Idea(
             seconds=max(seconds, round_trips(problem, one, around)),
-            memory=memory,
+            memory=total,
             samples=samples,
-            versions=partial(versions, problem, room, one, cuts, ways),
-            nearest=partial(nearest, problem, room, one, ways[-1]),
+            versions=partial(versions, problem, memory, one, cuts, ways),
+            nearest=partial(nearest, problem, memory, one, ways[-1]),
             effort=STAGED_IDEA_EFFORT,
             versions_effort=VERSIONS_EFFORT,
         )
@@ -76,7 +76,7 @@ def staged_ideas(
 
 def versions(
     problem: Problem,
-    room: MemoryFit,
+    memory: MemoryFit,
     staged: Staged,
     cuts: Sequence[Cut],
     ways: Sequence[StageOptions],
@@ -88,7 +88,7 @@ def versions(
     """
     needs, found = list(stage_needs(problem, staged)), dict[tuple[StageOptions, tuple[int, ...]], Version]()
     for way in ways:
-        fits = [stage_fits(room, stage, way, allowed) for stage in needs]
+        fits = [stage_fits(memory, stage, way, allowed) for stage in needs]
         if not all(matrix.any() for matrix in fits):
             continue
         for cut in cuts:
@@ -101,10 +101,10 @@ def versions(
     return sorted(found.values(), key=lambda version: version.seconds)
 
 
-def nearest(problem: Problem, room: MemoryFit, staged: Staged, way: StageOptions) -> Plan | None:
+def nearest(problem: Problem, memory: MemoryFit, staged: Staged, way: StageOptions) -> Plan | None:
     """Return the plan that comes closest to fitting where none fits."""
     firsts = best_cut(
-        np.max([room.filled(need, way) for need in stage], axis=0) for stage in stage_needs(problem, staged)
+        np.max([memory.filled(need, way) for need in stage], axis=0) for stage in stage_needs(problem, staged)
     )
     return None if firsts is None else staged_plan(problem, staged, firsts, way)
 
@@ -113,9 +113,9 @@ def own_times(problem: Problem, stages: Sequence[Stage]) -> Cut:
     """Return a function that weighs each block of a stage by its time on the stage's slowest replica."""
 
     def weights(way: StageOptions) -> list[Floats]:
-        facts = [stage_facts(problem, stage) for stage in stages]
-        rows = {fact: way_seconds(problem.block_seconds(*fact), way) for stage in facts for fact in stage}
-        return [rows[max(stage, key=lambda fact: float(rows[fact].sum()))] for stage in facts]
+        replicas = [timed_replicas(problem, stage) for stage in stages]
+        rows = {replica: way_seconds(problem.block_seconds(*replica), way) for stage in replicas for replica in stage}
+        return [rows[max(stage, key=lambda replica: float(rows[replica].sum()))] for stage in replicas]
 
     return weights
 

@@ -185,7 +185,7 @@ class _Branches:
             inner = list(combinations(range(1, len(self.problem.graph.blocks)), len(part) - 1))
             firsts = np.column_stack((np.zeros(len(inner), np.intp), np.array(inner, np.intp).reshape(len(inner), -1)))
             staged = Staged(stages, pace.micro_batches, pace.ahead)
-            seconds, again, quickest = cut_bounds(self.problem, lanes.room, staged, pace.held, firsts)
+            seconds, again, quickest = cut_bounds(self.problem, lanes.memory, staged, pace.held, firsts)
             order = np.argsort(seconds, kind="stable")
             self._bounds[key] = _Cuts((), firsts[order], again[order], seconds[order], quickest[order])
         return self._bounds[key]._replace(stages=stages)

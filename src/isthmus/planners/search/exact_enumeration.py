@@ -55,8 +55,8 @@ class Sorts:
         """Return for each sort the most samples a second on blocks a .. b - 1, indexed [a, b]."""
         batch, found = self.problem.job.batch, []
         for members in self.sorts:
-            fact = self.problem.replica_kind(members[0].groups[0])
-            seconds = span_sums(self.problem.block_seconds(*fact, batch).sum(axis=0) / batch)
+            kind = self.problem.replica_kind(members[0].groups[0])
+            seconds = span_sums(self.problem.block_seconds(*kind, batch).sum(axis=0) / batch)
             found.append(np.where(seconds > 0.0, 1.0 / np.maximum(seconds, 1e-30), np.inf))
         return found
 
@@ -136,8 +136,8 @@ def forms(sorts: Sorts, limit: float) -> Iterator[LayoutForm]:
             return
         for i in range(start, len(shapes)):
             shape, own, used = shapes[i]
-            if all(n <= room for n, room in zip(used, left, strict=True)):
-                rest = tuple(room - n for n, room in zip(used, left, strict=True))
+            if all(n <= free for n, free in zip(used, left, strict=True)):
+                rest = tuple(free - n for n, free in zip(used, left, strict=True))
                 yield from more(i, (*chosen, shape), speed + own, rest)
 
     yield from more(0, (), 0.0, sorts.counts)

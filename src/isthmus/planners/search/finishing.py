@@ -50,7 +50,7 @@ def duplicate_blocks(pool: Candidates) -> None:
 def _side_by_side(pool: Candidates) -> Iterator[Plan]:
     """Yield the whole model on every device, for each set of devices in the fewest micro-batches that may fit."""
     seen = set[frozenset[str]]()
-    for idea in data(pool.problem, pool.lanes.room, Fix()) if could_duplicate(pool.problem) else ():
+    for idea in data(pool.problem, pool.lanes.memory, Fix()) if could_duplicate(pool.problem) else ():
         if pool.search.spent():
             return
         version = next(iter(idea.versions()), None)

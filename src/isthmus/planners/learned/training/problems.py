@@ -1,6 +1,6 @@
 """Random problems that look like real ones: what the network is trained on.
 
-Clusters are drawn in three kinds: a *lab* (hosts of unequal years in one room), a *campus* (two or three rooms joined
+Clusters are drawn in three kinds: a *lab* (hosts of unequal years in one memory), a *campus* (two or three rooms joined
 by good links) and a *wan* (two to five cities, every pair linked, now and then by a trunk that all pairs share). Models
 are variants of four families: GPT and BERT of several depths and widths, vision transformers, residual networks. A
 problem is given by its seed alone. Left out, so that what was learned can be judged on what was never seen: all other
