@@ -1,4 +1,4 @@
-"""What binds a plan: where its seconds go, what would help, and by how much, found by trying it in the simulator.
+"""The limits of a plan: its seconds by place, and changes that would help, found by trying them in the simulator.
 
 The step is the chain of `cost.critical`; its legs are added up by place. What binds is the place with most seconds, or
 memory, where a way to do the same that needs more of it would bring more than any one faster device or link. What would
@@ -50,7 +50,7 @@ class TimePart(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """What binds. `sort`: memory, or the sort of a place."""
+    """The limit of a plan. `sort`: memory, or the sort of a place."""
 
     sort: str
     name: str
@@ -69,7 +69,7 @@ class WhatIf(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """All of it; `what_if` has the change that saves most first."""
+    """The whole explanation; `what_if` has the change that saves most first."""
 
     step_seconds: float
     parts: tuple[TimePart, ...]

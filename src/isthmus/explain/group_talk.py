@@ -1,4 +1,4 @@
-"""What tensor groups talk while they compute: those all-reduces are inside the seconds of their blocks.
+"""The messages of tensor groups while they compute: those all-reduces are inside the seconds of their blocks.
 
 With T(n, rate, latency) what the blocks of a group of n devices take on links of that rate and latency, the part of
 its computing that is sending is (T(n, rate, 0) - T(n, inf, 0)) / T, and latency (T - T(n, rate, 0)) / T.

@@ -1,4 +1,4 @@
-"""Why devices are unused, and which links would make them useful, found by planning anew with better links.
+"""Reasons why devices are unused, and links that would make them useful, found by planning anew with better links.
 
 For each group of unused devices more bandwidth is tried and then, where that does not help, more bandwidth with less
 latency; for hosts that cannot be reached, a new link. The largest change comes first. Where even that brings no faster
@@ -42,7 +42,7 @@ class Useful(NamedTuple):
 
 
 class WhyUnused(NamedTuple):
-    """Why devices are unused. `with_them`: seconds of the fastest plan with them that was found.
+    """The reason why devices are unused. `with_them`: seconds of the fastest plan with them that was found.
 
     `tried`: the largest change of links that was tried, in words; empty where none was.
     """

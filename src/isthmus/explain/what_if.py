@@ -30,7 +30,7 @@ Sort = Literal["device", "processor", "link", "trunk", "nic", "bus", "inside"]
 
 
 class Culprit(NamedTuple):
-    """Something of a cluster that can hold a step up: a device, or what one line of the cluster file gives.
+    """A part of a cluster that can hold a step up: a device, or what one line of the cluster file gives.
 
     `names`: the devices (several where equal ones take turns), the host, or the two ends of the link.
     """
@@ -68,7 +68,7 @@ class PricedPlan(NamedTuple):
 
 
 class Alternative(NamedTuple):
-    """Something else, in words, and how to make it."""
+    """A change in words, and how to make it."""
 
     words: str
     made: Callable[[], PricedPlan]

@@ -1,4 +1,4 @@
-"""Which devices of a cluster a plan does not use, and why, as far as that is known without another search."""
+"""The devices that a plan does not use, and why, as far as that is known without another search."""
 
 from __future__ import annotations
 

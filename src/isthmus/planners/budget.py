@@ -1,4 +1,4 @@
-"""What a search may spend, what it has spent, and the best it has found."""
+"""The budget of one search: its limits, what it has spent, and the best plan it has found."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Progress = Callable[[str, int], None]  # what is being tried, plans priced so fa
 
 
 class Limits(NamedTuple):
-    """What may be spent; None: as much as it takes."""
+    """Limits of a search; None: as much as it takes."""
 
     seconds: float | None = None
     calls: int | None = None
@@ -69,7 +69,7 @@ class Search:
         self.crowded = 0  # the largest ring that was too much to play
         self.played = 0  # messages of the present scheme's plans
         self.best: Candidate | None = None  # of the present planner's plans
-        self.interrupted = self.stopped = False  # by somebody; by the state's stop
+        self.interrupted = self.stopped = False  # by the user; by the state's stop
         self.cut_short = False  # some part of the search was ended by its part of the budget
 
     def ended(self, find: Callable[[], Candidate | None]) -> Candidate | None:

@@ -38,7 +38,7 @@ _PRECISE = 1e-6  # part of the bound by which it may be too low
 
 
 class Worth(NamedTuple):
-    """What a sample of the whole model earns, and each kind in a second."""
+    """The worth of a sample of the whole model, and of a second of each kind."""
 
     sample: float
     kinds: dict[str, float]
@@ -162,7 +162,7 @@ def _border(problem: Problem, own: Iterable[str], others: Iterable[str]) -> tupl
 
 
 class Borders:
-    """What gradients need to pass between hosts and between regions, going around rings or along trees.
+    """The seconds in which gradients pass between hosts and between regions, around rings or along trees.
 
     Blocks that a host has are the bits of a number.
     """

@@ -1,4 +1,4 @@
-"""What a user should know of a plan that was found, or of why none was."""
+"""Notes for the user on a plan that was found, or on why there is none."""
 
 from __future__ import annotations
 

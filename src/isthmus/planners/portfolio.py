@@ -1,4 +1,4 @@
-"""How a plan is found: every planner proposes, the simulator judges, the fastest plan that fits wins.
+"""Choose a plan: every planner proposes, the simulator judges, the fastest plan that fits wins.
 
 The search itself goes in rounds (`rounds`). Clusters of very many devices are planned as copies of a small one.
 """
@@ -51,7 +51,7 @@ class Choice(NamedTuple):
     calls: int  # plans priced
     notes: tuple[str, ...]
     everywhere: Outcome | None = None  # data parallelism over all devices with even shares, where it was priced
-    interrupted: bool = False  # somebody ended the search (Ctrl-C): this is the best so far
+    interrupted: bool = False  # the user ended the search (Ctrl-C): this is the best so far
 
     @property
     def schemes(self) -> dict[str, float | None]:

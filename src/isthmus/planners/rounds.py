@@ -49,12 +49,12 @@ _USUAL = ("auto", "split", "search", "learned")  # planners that the usual effor
 
 
 class Asked(NamedTuple):
-    """What somebody wants planned."""
+    """The request for a plan."""
 
     planner: str
     fix: Fix | None
     beside: bool  # schemes that are no answer are searched too
-    limited: bool  # somebody said where the search ends
+    limited: bool  # the user gave a budget
     progress: Progress | None
 
     @property

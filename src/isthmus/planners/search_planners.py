@@ -1,4 +1,4 @@
-"""Planners that go beyond the usual schemes: each takes the schemes' plans and gives the best back, or a faster one.
+"""Planners that go beyond the usual schemes: each takes the schemes' plans and returns the best, or a faster one.
 
 To add a planner, write a function like these in a file of its own, and give it a line in `BEYOND`.
 """

@@ -190,7 +190,7 @@ def more_slices(problem: Problem, plan: Plan, number: int) -> Plan | None:
 
 
 class RingBound(NamedTuple):
-    """What a ring of gradients needs at least."""
+    """The least times of a ring of gradients."""
 
     sending: float  # seconds in which its slowest member passes on all that it has to
     travel: float  # seconds in which the last part goes around, to be summed up and to be spread

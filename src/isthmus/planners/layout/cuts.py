@@ -1,4 +1,4 @@
-"""How blocks are cut into stages."""
+"""Cuts of blocks into stages, and the seconds of pipelines that are cut."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def stage_sums(row: Floats, firsts: Sequence[int]) -> Floats:
 
 
 class Parts(NamedTuple):
-    """Of a cut pipeline: seconds and bytes of each stage, and of what passes between it and the next."""
+    """A cut pipeline: seconds and bytes of each stage, and of what passes between it and the next."""
 
     most: Floats  # of the slowest replica, both ways
     least: Floats  # of the quickest replica, both ways

@@ -1,4 +1,4 @@
-"""What a plan is put together from: bundles of devices, and the orders in which they may follow each other.
+"""Tensor groups, bundles of devices, and the orders in which bundles may follow each other.
 
 A *bundle* is one or more replicas (tensor groups, or single devices) that always stand in the same stage. On a small
 cluster every replica is a bundle of its own; on a large one the equal replicas of a host, or of several hosts, are

@@ -14,7 +14,7 @@ Stage = tuple[tuple[tuple[str, ...], int], ...]  # devices and share of each rep
 
 
 class StageOptions(NamedTuple):
-    """How a stage is held: what changes its memory and not its blocks."""
+    """Options of a stage that change its memory and not its blocks."""
 
     recompute: bool = False
     state: State = "replicated"
@@ -48,7 +48,7 @@ class Bundle(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """Who computes each stage, and how many samples of a micro-batch."""
+    """The replicas of each stage with their samples, and the number of micro-batches."""
 
     stages: tuple[Stage, ...]
     micro_batches: int
@@ -56,7 +56,7 @@ class Staged(NamedTuple):
 
 
 class LaneSettings(NamedTuple):
-    """What all lanes have in common."""
+    """Settings that all lanes of a plan have in common."""
 
     micro_batches: int
     ahead: int = 0

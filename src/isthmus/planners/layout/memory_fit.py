@@ -1,4 +1,4 @@
-"""How much memory a stage needs, whatever blocks it has: what lets a cut know which stages fit where.
+"""The memory that a stage needs with any blocks, so that a cut knows which stages fit where.
 
 For blocks a .. b - 1 on a replica of a stage, on each of its devices, in bytes (`cost.memory` says why):
 

@@ -57,7 +57,7 @@ _Timed = tuple[str, Group, int]  # kind and links of a replica, and its share
 
 
 class _Crossing(NamedTuple):
-    """What messages between two stages meet, for one byte a sample."""
+    """The times of messages between two stages, for one byte a sample."""
 
     latency: float  # least of all pairs that talk
     message: float  # seconds of the shortest message

@@ -1,4 +1,4 @@
-"""How samples are shared out: among replicas, and into micro-batches."""
+"""Shares of samples: among replicas, and in micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How bundles that follow each other are made stages, and blocks given to them: exact, by dynamic programming.
+"""Stages made of bundles that follow each other, with their blocks: exact, by dynamic programming.
 
 For k bundles in a given order and m micro-batches of n samples, a stage takes some bundles in a row, which are its
 replicas and share its samples, and some blocks in a row; bundles between two stages stay idle. With V[d][i, a] the
@@ -56,7 +56,7 @@ class Arranged(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """What the dynamic programme found for bundles in an order."""
+    """The result of the dynamic programme for bundles in an order."""
 
     bundles: Sequence[Bundle]
     table: Ints  # of `StageTables`

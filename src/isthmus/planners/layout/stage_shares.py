@@ -1,4 +1,4 @@
-"""How the samples of a micro-batch are shared among the replicas of a stage, and what the stage then takes.
+"""Shares of a micro-batch among the replicas of a stage, and the time that the stage then takes.
 
 Shares are exact (`shares.fair_shares`) for the whole model's times, and depend on how many replicas of which sort there
 are, not on which: equal sorts are looked up, not computed again.
@@ -22,7 +22,7 @@ Groups = Sequence[tuple[str, ...]]
 
 
 class StageShare(NamedTuple):
-    """What replicas of some sorts do with a micro-batch."""
+    """The shares of replicas of some sorts, and their times."""
 
     shares: dict[ReplicaKind, list[int]]  # of the replicas of each sort
     seconds: Floats  # [2, blocks + 1] of the slowest replica: forward and backward of all blocks before each

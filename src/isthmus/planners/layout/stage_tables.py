@@ -116,7 +116,7 @@ class StageTables:
 
 
 class Distances:
-    """Between hosts: latency, and seconds a byte of one pair and of all pairs of their regions together."""
+    """Latency between hosts, and seconds a byte of one pair and of all pairs of their regions together."""
 
     def __init__(self, problem: Problem) -> None:
         self.cluster = problem.network

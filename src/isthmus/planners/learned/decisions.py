@@ -73,7 +73,7 @@ class Draft(NamedTuple):
 
 
 class Drafts:
-    """What can be chosen for one problem, and what becomes of it."""
+    """The choices that one problem offers, and the settings that they lead to."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

@@ -1,4 +1,4 @@
-"""What the network of `learned` sees of a problem: block groups and sorts of devices, in numbers without unit.
+"""The features that the network of `learned` sees of a problem: block groups and sorts of devices, in numbers without unit.
 
 Times are parts of the step that all devices could do together if nothing but computing counted; bytes are times over
 the link, bus or nic that would carry them; memory is in parts of the model's state. So all sizes look alike.
@@ -103,7 +103,7 @@ _FARTHEST = slice(_Choice.FARTHEST, _Choice.FARTHEST + 2)
 
 
 class Feedback(msgspec.Struct, frozen=True, array_like=True):
-    """What the simulator says of a plan."""
+    """The simulator's times and memory of a plan."""
 
     seconds: float
     micro_batches: int
@@ -141,7 +141,7 @@ def feedback_of(problem: Problem, candidate: Candidate) -> Feedback | None:
 
 
 class Scene(NamedTuple):
-    """What does not change while a search goes on; [...] features."""
+    """The features that do not change while a search goes on."""
 
     blocks: Array  # [groups, BLOCK]
     sorts: Array  # [sorts, SORT]

@@ -76,7 +76,7 @@ class _Node:
 
 
 class Leaves:
-    """What whole drafts take, by the exact pieces and the simulator; each is priced once."""
+    """The seconds of whole drafts, by the exact pieces and the simulator; each is priced once."""
 
     def __init__(self, pool: Candidates, drafts: Drafts) -> None:
         self.pool, self.drafts = pool, drafts

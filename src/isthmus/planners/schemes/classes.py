@@ -51,7 +51,7 @@ class _Class(NamedTuple):
 
 
 class _Mix(NamedTuple):
-    """How many stages of each class of a subset, with which replicas."""
+    """A number of stages for each class of a subset, with their replicas."""
 
     seconds: float  # no plan of it is faster
     subset: tuple[_Class, ...]
@@ -150,7 +150,7 @@ def _mixes(problem: Problem, subset: tuple[_Class, ...], layers: Floats, limits:
 
 
 class _Gap(NamedTuple):
-    """What must pass between the regions of a subset at least, in seconds."""
+    """The least seconds of messages between the regions of a subset."""
 
     travel: float  # of one micro-batch, to the last region and back
     single: float  # of all samples, between two hosts

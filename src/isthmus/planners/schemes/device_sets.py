@@ -1,4 +1,4 @@
-"""Which devices a plan may use: the sets that a user would try, and the tensor groups among them."""
+"""The sets of devices that a user would try."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _MOST_MIXES = 64  # ways to give each region of a chain rows of its own
 
 
 class _Rows(NamedTuple):
-    """How the devices of a region stand: tensor groups of a degree, in so many stages."""
+    """The layout of a region: tensor groups of a degree, in so many stages."""
 
     strongest: bool  # only devices of the kind that computes most
     degree: int

@@ -1,4 +1,4 @@
-"""What a search has tried, and the best of it."""
+"""The plans that a search has tried, and the best of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Tried(NamedTuple):
 
 
 class Candidates:
-    """What was tried, and the best of it."""
+    """The plans that were tried, and the best of them."""
 
     def __init__(self, problem: Problem, lanes: LaneMaker, search: Search, best: Candidate | None) -> None:
         self.problem, self.lanes, self.search, self.best = problem, lanes, search, best

@@ -1,4 +1,4 @@
-"""What a layout leaves open: how each bucket is synced, what all replicas compute alike, and slices.
+"""Settle the details that a layout leaves open: syncs, blocks that all replicas compute alike, and slices.
 
 Duplicates and slices come when the search has ended: bounds of layouts know nothing of them, so that a plan which has
 them would rule out too much.

@@ -39,7 +39,7 @@ _MOST_MERGES = 40  # pairs of lanes
 
 
 class Grouping(NamedTuple):
-    """Which bundles form which lane. A bundle in none stays idle."""
+    """A setting: the bundles of each lane, and the pace. A bundle in no lane stays idle."""
 
     parts: tuple[Part, ...]
     pace: LaneSettings

@@ -1,4 +1,4 @@
-"""In which order a ring of devices crosses slow links least."""
+"""The order in which a ring of devices crosses slow links least."""
 
 from __future__ import annotations
 

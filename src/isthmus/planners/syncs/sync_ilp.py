@@ -1,4 +1,4 @@
-"""Which bucket is synced in which way: an integer programme, judged by the simulator.
+"""The choice of how each bucket is synced: an integer programme, judged by the simulator.
 
 x[b, o] = 1 if bucket b is synced in way o (`sync_options`); load[b, o, r] are the seconds that this takes of resource r
 (a nic, a pair of hosts, a trunk, each way; the way out of or into a device; a device's sending, its computing), and
@@ -54,7 +54,7 @@ _PARTS = (8, 32)  # of all gradients, as large as a bucket: where a model is sma
 
 
 class Solution(NamedTuple):
-    """What a programme gives: a choice for each bucket."""
+    """The solution of a programme: a choice for each bucket."""
 
     chosen: tuple[int, ...]
     finish: float  # T

@@ -1,4 +1,4 @@
-"""What every way to sync a bucket asks of links and devices, and when: read off plays of the plan.
+"""The loads of every way to sync a bucket on links and devices, and when: read off simulated steps.
 
 The simulator writes each sync as the messages that the runtime sends. So the plan is played once for each way, with all
 buckets that have it synced that way, and the tasks of each bucket are added up: bytes over capacity for everything that

@@ -200,7 +200,7 @@ def _ways(problem: Problem, part: Pipeline, sync: Sync, star: _Ways) -> dict[str
 
 
 class _Ways:
-    """What participants can do with each other: routes, loads, orders."""
+    """The routes, loads and orders that participants of a sync can use."""
 
     def __init__(self, net: Fabric, members: tuple[str, ...], size: float, buckets: int) -> None:
         """Take the members of a sync. `size`: bytes that they sync in all; `buckets`: of all participants."""

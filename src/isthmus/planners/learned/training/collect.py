@@ -1,4 +1,4 @@
-"""What a long search finds out about a problem: which drafts are how fast.
+"""The results of a long search for one problem: drafts and their times.
 
 A problem is planned as `auto` plans it without a network; all settings that it priced and that a draft can say become
 leaves. Then a tree search adds others: without a network at first, later guided by the network of the moment (self-

@@ -24,11 +24,11 @@ from isthmus.planners.learned.training.record import Record
 
 __all__ = ["Recipe", "fit"]
 
-_HELD = 10  # every so manieth problem judges and does not teach
+_HELD = 10  # one problem in so many is kept to judge, and does not teach
 
 
 class Recipe(NamedTuple):
-    """How long, how large, on what."""
+    """The length of the training, the size of the network, and the device."""
 
     epochs: int = 30
     samples: int = 48  # of each record in an epoch

@@ -1,4 +1,4 @@
-"""From records to what the network learns: at each draft, how likely each action is the best one.
+"""The lessons of a record: for each draft, how likely each action is the best one.
 
 Below action a of a draft the fastest leaf takes t(a), the fastest of all t. The action's part of the target is
 

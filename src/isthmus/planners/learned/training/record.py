@@ -1,4 +1,4 @@
-"""What is kept of a search for training."""
+"""The record of a search, which is kept for training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Leaf(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What was found out about one problem."""
+    """The feedback and the leaves that a search of one problem found."""
 
     seed: int
     feedback: list[Feedback]  # of the best plan before the search, and of better ones
