@@ -37,12 +37,13 @@ from _rows import rows_of
 from isthmus.planners.budget import Limits, Search
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.side_by_side import LaneMaker
-from isthmus.planners.learned.decisions import Decision, Draft, Drafts, Leaves, path_to
+from isthmus.planners.learned.decisions import Decision, Draft, Drafts, even, path_to
 from isthmus.planners.learned.prior import shipped_prior
-from isthmus.planners.learned.tree_search import SearchTree, even
-from isthmus.planners.portfolio import scheme_plans
+from isthmus.planners.learned.tree_search import Leaves, SearchTree
+from isthmus.planners.schemes.scheme_search import scheme_plans
 from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search.local_search import explore
+from isthmus.planners.search_state import SearchState
 
 CALLS = (50, 200, 800)
 NEAR = 1.02  # times the best known
@@ -116,8 +117,8 @@ def trace(name: str, method: Method, calls: int, chance: str, seed: int) -> Step
     """(calls so far, seconds of the best draft so far), each time that it gets better."""
     problem = problem_of(case_named("held", name), seed)
     given = scheme_plans(problem, SCHEMES)
-    search = Search(problem, Limits(calls=calls), None)
-    candidates = Candidates(problem, LaneMaker(problem, MemoryFit(problem)), search, given[0])
+    search = Search(SearchState(problem), Limits(calls=calls), None)
+    candidates = Candidates(problem, LaneMaker(problem, MemoryFit(problem), search.state), search, given[0])
     steps: Steps = []
 
     def told(_: Draft, seconds: float) -> None:
@@ -135,9 +136,8 @@ def known_of(name: str, seed: int) -> Row:
     """
     problem = problem_of(case_named("held", name), seed)
     given = scheme_plans(problem, SCHEMES)
-    candidates = Candidates(
-        problem, LaneMaker(problem, MemoryFit(problem)), Search(problem, Limits(effort=10.0), None), given[0]
-    )
+    search = Search(SearchState(problem), Limits(effort=10.0), None)
+    candidates = Candidates(problem, LaneMaker(problem, MemoryFit(problem), search.state), search, given[0])
     explore(candidates, given)
     drafts = Drafts(problem)
     leaves = Leaves(candidates, drafts)

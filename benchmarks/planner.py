@@ -281,7 +281,7 @@ def sync_row(name: str, seed: int) -> Row:
     from _sync_rows import sync_rows
 
     from isthmus.planners.layout.build_plan import build_stages, make_plan
-    from isthmus.planners.layout.memory_fit import StageOptions
+    from isthmus.planners.layout.layout_types import StageOptions
     from isthmus.planners.layout.shares import even_shares
     from isthmus.planners.schemes.device_sets import fastest
 

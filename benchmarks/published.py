@@ -47,7 +47,8 @@ from isthmus.model.job import Job
 from isthmus.model.zoo import gpt
 from isthmus.plan.types import Pipeline, Plan, Stage, Sync
 from isthmus.planners.problem import build_problem
-from isthmus.planners.schemes.grid import Fix, megatron_plan
+from isthmus.planners.schemes.fix import Fix
+from isthmus.planners.schemes.grid import megatron_plan
 
 DATA = ROOT.parent / "shared" / "data"
 KIND = "A100-80GB"

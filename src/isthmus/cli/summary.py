@@ -12,7 +12,7 @@ from isthmus.explain.link_trials import WhyUnused, explain_unused
 from isthmus.model.job import Job
 from isthmus.plan.file import PlanFile
 from isthmus.plan.types import Pipeline, Plan
-from isthmus.planners.problem import Problem
+from isthmus.planners.problem import make_problem
 from isthmus.report.plan_text import precisions
 from isthmus.report.remarks import Remark, remarks
 from isthmus.report.times import times_facts
@@ -36,7 +36,7 @@ def unused_in(file: PlanFile, result: Simulated, progress: Progress) -> tuple[Wh
     if len(jobs) != 1 or len(parts) != 1 or not isinstance(parts[0], Pipeline):
         return ()
     (job,), precision = jobs, parts[0].precision
-    problem = Problem(result.cluster, job, result.models[job.name], precision, file.seed, result.profile)
+    problem = make_problem(result.cluster, job, result.models[job.name], precision, file.seed, result.profile)
     return explain_unused(problem, result.price, progress.detail)
 
 

@@ -12,8 +12,9 @@ from isthmus.model.graph import Block, BlockGraph, Parameter
 from isthmus.model.job import Job
 from isthmus.planners.layout.cuts import balanced_cut, pipelines_seconds
 from isthmus.planners.layout.device_groups import all_bundles
+from isthmus.planners.layout.layout_types import LaneSettings
 from isthmus.planners.layout.memory_fit import MemoryFit
-from isthmus.planners.layout.side_by_side import LaneMaker, LaneSettings, lanes_plan
+from isthmus.planners.layout.side_by_side import LaneMaker, lanes_plan
 from isthmus.planners.problem import Problem, build_problem
 
 __all__ = ["warm_up"]
