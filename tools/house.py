@@ -42,7 +42,7 @@ for found in pkgutil.walk_packages(isthmus.__path__, "isthmus."):  # importing i
 root, seen, order = sys.argv.pop(1) + os.sep, set(), []
 def visit(frame, event, _):
     code = frame.f_code
-    if event == "call" and code.co_filename.startswith(root) and code not in seen and code.co_name != "<module>":
+    if event == "call" and code.co_filename.startswith(root) and code not in seen and not code.co_name.startswith("<"):
         seen.add(code)
         order.append(os.path.relpath(code.co_filename, root))
 out = sys.argv.pop(1)

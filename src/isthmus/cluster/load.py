@@ -33,13 +33,12 @@ from isthmus.files import (
     NAME_RULE,
     Document,
     ValuePath,
-    build_or_every_fault,
+    build_document,
     close_name,
     encode_json,
-    expecting,
     is_name,
+    load_yaml,
     parse_yaml,
-    read_yaml,
     show_path,
 )
 from isthmus.units import (
@@ -134,13 +133,12 @@ _RATE = _Measure(parse_bandwidth, 125.0, 1e15, format_bandwidth)  # every other 
 
 def load_cluster(path: str | Path) -> Cluster:
     """Load the cluster that a file describes."""
-    with expecting(path, "cluster", error=ClusterError):
-        return _cluster(read_yaml(path, error=ClusterError))
+    return load_yaml(path, {"cluster": _built}, error=ClusterError)
 
 
 def parse_cluster(text: str, where: str = "cluster.yaml") -> Cluster:
     """Return the cluster that the text of a file describes; errors name the file `where`."""
-    return _cluster(parse_yaml(text, name=where, error=ClusterError))
+    return build_document(parse_yaml(text, name=where, error=ClusterError), {"cluster": _built})
 
 
 def build_cluster(value: Mapping[str, Any], where: str) -> Cluster:
@@ -148,17 +146,13 @@ def build_cluster(value: Mapping[str, Any], where: str) -> Cluster:
 
     Errors name the file `where`.
     """
-    return _cluster(Document(name=where, value={"kind": "cluster", "version": 1} | dict(value), error=ClusterError))
+    plain = {"kind": "cluster", "version": 1} | dict(value)
+    return build_document(Document(name=where, value=plain, error=ClusterError), {"cluster": _built})
 
 
 def cluster_digest(cluster: Cluster) -> str:
     """Return the sha256 of the cluster's JSON: fields in order, hosts in order, sets sorted."""
     return hashlib.sha256(encode_json(cluster)).hexdigest()
-
-
-def _cluster(document: Document) -> Cluster:
-    document.check("cluster")
-    return build_or_every_fault(document, _built)
 
 
 def _built(document: Document) -> Cluster:

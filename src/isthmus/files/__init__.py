@@ -10,6 +10,7 @@ The files in reading order:
 - `strict_json.py`: parses JSON into a document, and writes files that readers see whole or not at all.
 - `fault_words.py`: turns msgspec's error messages into errors with found, expected and next step.
 - `every_fault.py`: finds all faults of a file in one reading.
+- `load_yaml.py`: loads a YAML file of a given kind, in one call.
 - `kinds.py`: recognises a file of the wrong kind, and says what takes it.
 - `cache_folder.py`: the folder for results that can be computed again.
 
@@ -19,9 +20,9 @@ To add a kind of file, add it to `KINDS` in `kinds.py`; if it states its `kind`,
 
 from isthmus.files.cache_folder import cache_folder
 from isthmus.files.document import NAME_RULE, Document, is_name, open_file
-from isthmus.files.every_fault import build_or_every_fault
 from isthmus.files.fault_words import ValuePath, close_name, show_path, show_value
 from isthmus.files.kinds import expecting, wrong_kind
+from isthmus.files.load_yaml import build_document, load_yaml
 from isthmus.files.strict_json import encode_json, parse_json, plain_target, read_json, write_json, write_whole
 from isthmus.files.strict_yaml import parse_yaml, read_yaml
 
@@ -29,12 +30,13 @@ __all__ = [
     "NAME_RULE",
     "Document",
     "ValuePath",
-    "build_or_every_fault",
+    "build_document",
     "cache_folder",
     "close_name",
     "encode_json",
     "expecting",
     "is_name",
+    "load_yaml",
     "open_file",
     "parse_json",
     "parse_yaml",

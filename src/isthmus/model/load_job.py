@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,11 +12,10 @@ from isthmus.files import (
     NAME_RULE,
     Document,
     ValuePath,
-    build_or_every_fault,
-    expecting,
+    build_document,
     is_name,
+    load_yaml,
     parse_yaml,
-    read_yaml,
     show_path,
 )
 from isthmus.model.job import Job, Optimizer, Workload
@@ -41,29 +40,22 @@ class _Broken(NamedTuple):
 
 def load_job(path: str | Path) -> Job:
     """Load the job that a file describes."""
-    with expecting(path, "job", error=JobError):
-        document = read_yaml(path, error=JobError)
-        document.check("job")
-        return build_or_every_fault(document, _job)
+    return load_yaml(path, {"job": _job}, error=JobError)
 
 
 def load_workload(path: str | Path) -> Workload:
     """Load the workload that a file describes."""
-    with expecting(path, "workload", error=JobError):
-        document = read_yaml(path, error=JobError)
-        document.check("workload")
-        return build_or_every_fault(document, _workload)
+    return load_yaml(path, {"workload": _workload}, error=JobError)
 
 
 def load_jobs(path: str | Path) -> Job | Workload:
     """Load the job or the workload that a file describes, whichever kind the file states."""
-    with expecting(path, "job", "workload", error=JobError):
-        return _either(read_yaml(path, error=JobError))
+    return load_yaml(path, _EITHER, error=JobError)
 
 
 def parse_jobs(text: str, where: str = "job.yaml") -> Job | Workload:
     """Return the job or the workload that the text of a file describes; errors name the file `where`."""
-    return _either(parse_yaml(text, name=where, error=JobError))
+    return build_document(parse_yaml(text, name=where, error=JobError), _EITHER)
 
 
 def check_job(job: Job, where: str | None = None) -> Job:
@@ -82,11 +74,6 @@ def named_code(job: Job) -> tuple[str, ...]:
     given = ((job.model, ("zoo:", "hf:")), (job.data, ("text:",)), (job.loss, ()))
     named = [text for text, others in given if re.fullmatch(_FUNCTION, text, re.ASCII) and not text.startswith(others)]
     return tuple(dict.fromkeys(named))
-
-
-def _either(document: Document) -> Job | Workload:
-    kind = document.check("job", "workload")
-    return build_or_every_fault(document, _job) if kind == "job" else build_or_every_fault(document, _workload)
 
 
 def _job(document: Document) -> Job:
@@ -109,6 +96,9 @@ def _workload(document: Document) -> Workload:
             found = f"it at {document.where(('jobs', first, 'name'))} as well"
             raise document.fault(("jobs", index, "name"), f"two jobs are named {job.name!r}", found=found)
     return workload
+
+
+_EITHER: dict[str, Callable[[Document], Job | Workload]] = {"job": _job, "workload": _workload}
 
 
 def _check(document: Document, job: Job, base: ValuePath) -> None:

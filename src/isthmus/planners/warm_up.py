@@ -10,6 +10,7 @@ from isthmus.cluster.load import parse_cluster
 from isthmus.compiled import telling
 from isthmus.model.graph import Block, BlockGraph, Parameter
 from isthmus.model.job import Job
+from isthmus.plan.types import Pipeline, Plan, Replica, Stage, Sync
 from isthmus.planners.layout.cuts import balanced_cut, pipelines_seconds
 from isthmus.planners.layout.device_groups import all_bundles
 from isthmus.planners.layout.layout_types import LaneSettings
@@ -28,16 +29,20 @@ def warm_up(compiling: Callable[[], None] = lambda: None) -> None:
     """
     with telling(compiling):
         problem = _toy()
+        plan = _toy_plan(problem.job)
+        problem.simulator.price(plan)
+        problem.simulator.play(plan)
         lanes = LaneMaker(problem, MemoryFit(problem))
         layout = lanes.complete([(bundle,) for bundle in all_bundles(problem)], LaneSettings(1))
         assert layout is not None
-        problem.simulator.play(problem.price(lanes_plan(problem, layout)).plan)
+        problem.price(lanes_plan(problem, layout))
         balanced_cut([np.ones(1)])
         pipelines_seconds(np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 0)), np.ones(1, np.int64), 1)
         lanes.settled(((("a/CPU/0",),),), 1, LaneSettings(1), 0)
 
 
 def _toy() -> Problem:
+    """Return the problem of training one block with one weight on two devices."""
     cluster = parse_cluster("{kind: cluster, version: 1, name: one, hosts: {a: {region: r, devices: {CPU: 2}}}}")
     block = Block(
         name="b", digest="", parameters=("w",), forward_flops=1.0, backward_flops=2.0, saved=1.0, moved=1.0,
@@ -46,3 +51,12 @@ def _toy() -> Problem:
     weight = Parameter(name="w", elements=1, shape=(1,))
     graph = BlockGraph(name="one", blocks=(block,), tensors=(), parameters=(weight,))
     return build_problem(cluster, (Job(name="one", model="one.json", batch=2),), {"one": graph})
+
+
+def _toy_plan(job: Job) -> Plan:
+    """Return data parallelism over both devices, with a ring."""
+    devices = ("a/CPU/0", "a/CPU/1")
+    stage = Stage(first="b", last="b", replicas=tuple(Replica(devices=(device,), share=1) for device in devices))
+    ring = Sync(bucket="b", how="ring", parameters=("[b]",), participants=devices)
+    part = Pipeline(job=job, model_digest="", precision="fp32", micro_batches=1, stages=(stage,), syncs=(ring,))
+    return Plan(cluster="one", parts=(part,))
