@@ -1,4 +1,4 @@
-"""The features that the network of `learned` sees of a problem: block groups and sorts of devices, in numbers without unit.
+"""The features that the network of `learned` sees of a problem: block groups and sorts of devices, without units.
 
 Times are parts of the step that all devices could do together if nothing but computing counted; bytes are times over
 the link, bus or nic that would carry them; memory is in parts of the model's state. So all sizes look alike.
