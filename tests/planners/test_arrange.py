@@ -104,6 +104,12 @@ def rows_of_stages(bundles: Sequence[Bundle], depth: int) -> Iterator[list[Group
             yield [[group for bundle in run for group in bundle.groups] for run in runs]
 
 
+def every_depth(arranger: Arranger, bundles: Sequence[Bundle], *fixed: Any) -> list[Arranged]:
+    """The best arrangement of each depth that is possible."""
+    solved = arranger.solved(bundles, *fixed)
+    return [arranger.traced(solved, depth) for depth in np.flatnonzero(solved.slowest < np.inf).tolist() if depth]
+
+
 def cuts(blocks: int, depth: int) -> list[tuple[int, ...]]:
     return [(0, *inner) for inner in combinations(range(1, blocks), depth - 1)]
 
@@ -135,7 +141,7 @@ def test_the_best_of_all_stages_and_cuts(cluster: Cluster, graph: BlockGraph, se
     held = StageOptions(False, state, random.random() < 0.3)
     arranger = Arranger(task, MemoryFit(task), Sharing(task))
     fixed = 24 // count, count, held, ahead
-    found = {len(one.stages): one for one in arranger.arrange(bundles, *fixed)}
+    found = {len(one.stages): one for one in every_depth(arranger, bundles, *fixed)}
     plain, blocks = Plain(task, *fixed), len(graph.blocks)
     for depth in range(1, min(len(bundles), blocks) + 1):
         options = [
@@ -156,7 +162,7 @@ def cuts_again(plain: Plain, fixed: Any, bundles: Sequence[Bundle], random: Rand
     arranger, blocks = Arranger(plain.task, plain.memory, plain.sharing), len(plain.task.graph.blocks)
     fewer = np.delete(arranger.borders, random.randrange(1, blocks))
     arranger.runs = StageTables(plain.task, plain.memory, plain.sharing, fewer)
-    for one in arranger.arrange(bundles, *fixed):
+    for one in every_depth(arranger, bundles, *fixed):
         recut, depth = arranger.recut(one, *fixed), len(one.stages)
         holds_as_it_says(plain, recut)
         assert recut.stages == one.stages and set(one.firsts) <= set(arranger.borders.tolist())
@@ -176,7 +182,7 @@ def test_models_of_many_blocks_are_cut_at_some_borders_first() -> None:
     arranger = Arranger(task, MemoryFit(task), Sharing(task))
     assert arranger.borders[0] == 0 and arranger.borders[-1] == 60 and len(arranger.borders) <= 30
     plain, fixed = Plain(task, 2, 12, StageOptions(), 0), (2, 12, StageOptions(), 0)
-    for one in arranger.arrange(all_bundles(task), *fixed):
+    for one in every_depth(arranger, all_bundles(task), *fixed):
         assert set(one.firsts) <= set(arranger.borders.tolist())
         recut = arranger.recut(one, *fixed)
         before, after = (plain.slowest(a.stages, a.firsts, passes=False) for a in (one, recut))

@@ -24,7 +24,7 @@ from isthmus.planners.problem import Problem
 from isthmus.planners.schemes.all_schemes import SCHEMES
 from isthmus.units import format_bytes, format_seconds
 
-__all__ = ["Binding", "Explanation", "SchemeBinding", "TimePart", "WhatIf", "explain", "explain_schemes", "place_of"]
+__all__ = ["Binding", "Explanation", "SchemeBinding", "TimePart", "WhatIf", "explain", "explain_schemes"]
 
 Listener = Callable[[str], None]  # what is being tried
 
@@ -123,7 +123,7 @@ def _scheme(problem: Problem, name: str, budget: float | None, listen: Listener)
     return SchemeBinding(choice.outcomes[name], binding, _why(parts, choice.price.step_seconds))
 
 
-def place_of(cluster: Cluster, where: str) -> Culprit:
+def _place_of(cluster: Cluster, where: str) -> Culprit:
     """Return the place of a leg of the chain: `where` is a device, a host, or a resource of the fabric."""
     if where in cluster.devices:
         return Culprit("device", (where,))
@@ -153,7 +153,7 @@ def _parts(given: PricedPlan, played: Played) -> tuple[TimePart, ...]:
         found[what, place][kind] += seconds
 
     for leg in critical_path(played):
-        add(leg.what, place_of(given.cluster, leg.where), leg.kind, leg.seconds)
+        add(leg.what, _place_of(given.cluster, leg.where), leg.kind, leg.seconds)
     grouped = {played.fabric.devices[first] for first in played.groups}
     for (what, place), kinds in list(found.items()):
         if what == "computing" and place.names[0] in grouped and (talk := talk_of(given, place.names[0])):
@@ -244,7 +244,7 @@ def _percent(part: float) -> str:
 
 def _use(cluster: Cluster, place: Culprit, links: Sequence[LinkUse]) -> float:
     """Return the bytes a step that pass a place, both ways."""
-    return sum(link.bytes for link in links if place_of(cluster, link.name) == place)
+    return sum(link.bytes for link in links if _place_of(cluster, link.name) == place)
 
 
 def _short_of(shortages: Sequence[Shortage], saves: float, why: str) -> Binding:

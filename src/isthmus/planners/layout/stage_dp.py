@@ -68,11 +68,6 @@ class Solved(NamedTuple):
     micro_batches: int
     ahead: int
 
-    @property
-    def depths(self) -> list[int]:
-        """Return the depths at which an arrangement is possible."""
-        return [depth for depth in range(1, len(self.slowest)) if self.slowest[depth] < np.inf]
-
 
 class Arranger:
     """Arranges bundles of one problem; remembers what it has looked up."""
@@ -95,21 +90,6 @@ class Arranger:
         """Return the borders at which the model is cut while stages are not settled."""
         return self.runs.borders
 
-    def arrange(
-        self,
-        bundles: Sequence[Bundle],
-        samples: int,
-        micro_batches: int,
-        held: StageOptions,
-        ahead: int = 0,
-        others: int = 0,
-    ) -> list[Arranged]:
-        """Return the best arrangement of each depth that is possible. `held`: how state is; `others`: replicas beside
-        it.
-        """
-        solved = self.solved(bundles, samples, micro_batches, held, ahead, others)
-        return [self.traced(solved, depth) for depth in solved.depths]
-
     def solved(
         self,
         bundles: Sequence[Bundle],
@@ -119,7 +99,10 @@ class Arranger:
         ahead: int = 0,
         others: int = 0,
     ) -> Solved:
-        """Find the seconds of the slowest stage of each depth; `traced` gives the stages."""
+        """Find the seconds of the slowest stage of each depth; `traced` gives the stages.
+
+        `held`: how the stages hold state; `others`: replicas beside these.
+        """
         others = others if held.state != "replicated" else min(others, 1)
         key = (tuple(bundles), samples, held, others)
         if key not in self._known:
