@@ -104,13 +104,13 @@ def test_hosts_meet(isthmus: Isthmus, file: Path, tmp_path: Path, monkeypatch: p
         done = isthmus(*common, *own, "--among", "h1,h2", "--among", "h3,h2")
         out, err = other.communicate(timeout=PATIENCE)
         _, refused = stranger.communicate(timeout=PATIENCE)
-    assert stranger.returncode == 1 and "the meeting point refuses: the token is not the one" in refused
+    assert stranger.returncode == 1 and "the meeting point refuses: the token differs" in refused
     assert "Refused a connection: it does not know the token" in done.err
     assert other.returncode == 0 and '"file": null' in out and "takes part in the probe that h1 leads" in err
     assert (
         done.code == 1
         and "not everything was measured: h3 did not come" in done.err
-        and "h2 is here: 2 of 3" in done.err
+        and "h2 has joined: 2 of 3" in done.err
     )
     assert [(pair["a"], pair["b"]) for pair in done.values["pairs"]] == [("h1", "h2")]
     assert load_cluster(output).link("h1", "h2") != load_cluster(file).link("h1", "h2")
@@ -160,7 +160,7 @@ def test_links_are_kept_when_all_reduces_are_interrupted(
         (("--host", "h11", "--meet", "127.0.0.1:1"), "no host of the cluster is named 'h11'. Did you mean 'h1'?"),
         (("--host", "h1", "--meet", "127.0.0.1"), "Expected an address and a port"),
         (("--host", "h1", "--meet", "127.0.0.1:70000"), "Expected an address and a port"),
-        (("--host", "h2", "--meet", "127.0.0.1:1"), "a token is needed"),
+        (("--host", "h2", "--meet", "127.0.0.1:1"), "the probe needs a token"),
         (("--host", "h3", "--meet", "0.0.0.0:29400"), "--meet names no address that others could reach"),
         (("--emulate", "--seconds", "0"), "Expected 0.1 to 60"),
         (("--emulate", "--second", "1"), "Did you mean '--seconds'?"),

@@ -163,7 +163,7 @@ def test_code_that_ends_the_program_is_no_success(isthmus: Isthmus, monkeypatch:
     monkeypatch.setitem(sys.modules, "isthmus.cli.doctor", failing(SystemExit(0)))
     done = isthmus("doctor")
     assert done.code == 1 and not done.out
-    assert "code that the command ran has ended it" in done.err and "Found sys.exit(0)" in done.err
+    assert "code that the command called has ended the program" in done.err and "Found sys.exit(0)" in done.err
 
 
 def test_interrupted(isthmus: Isthmus) -> None:

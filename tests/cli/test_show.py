@@ -63,7 +63,7 @@ def test_every_imputed_value_is_marked(isthmus: Isthmus, root: Path) -> None:
     plain, values = isthmus("cluster", "show", file).out, isthmus("cluster", "show", file, "--json").values
     table, _, legend = plain.partition("\nmap")
     assert table.count("~") == sum(len(fields) for fields in values["imputed"].values()) == 3 + 3 + 6
-    assert "~ not in the file" in legend
+    assert "~ marks values that are not in the file" in legend
 
 
 def test_a_column_has_one_unit(isthmus: Isthmus, tmp_path: Path) -> None:

@@ -441,7 +441,11 @@ def test_hosts_meet_and_strangers_stay_out() -> None:
     assert "host 'h2' has joined already" in str(comers["second"].error)
     assert "no host of the cluster is named 'h9'" in str(comers["unknown"].error)
     assert "the token differs" in str(comers["false"].error)
-    assert [text.partition(":")[0] for text in news] == ["h2 is here", *["Somebody was refused"] * 3, "h3 is here"]
+    assert [text.partition(":")[0] for text in news] == [
+        "h2 has joined",
+        *["Refused a connection"] * 3,
+        "h3 has joined",
+    ]
 
 
 @pytest.mark.parametrize("most", [2, 32])

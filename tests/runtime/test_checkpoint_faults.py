@@ -128,7 +128,7 @@ def test_a_full_disk_at_any_call_loses_nothing(call: str, folder: Path, monkeypa
                 failed = False
             except CheckpointError as error:
                 failed = True
-                assert "No space left" in error.what and error.where and "Make room" in (error.next or "")
+                assert "No space left" in error.what and error.where and "Free some space" in (error.next or "")
         newest = latest(folder)
         assert newest is not None
         assert_holds(open_checkpoint(newest, verify=True), state_of(1 if newest.name == "step-00000001" else 2))
