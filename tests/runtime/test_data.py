@@ -295,6 +295,27 @@ def test_samples_by_the_batch_and_by_name() -> None:
     assert own(Pairs("nan")).get([1])[0].args[0].isnan().all()
 
 
+class Normed:
+    """Samples less the mean of those that are taken together, or made as long as the longest of them."""
+
+    count = 10
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def get(self, numbers: list[int]) -> tuple[Tensor, Tensor]:
+        x = torch.stack([torch.arange(4.0) + number for number in numbers])
+        x = x - x.mean(0) if self.how == "normed" else F.pad(x, (0, len(numbers)))
+        return x, torch.tensor(numbers) % 3
+
+
+@pytest.mark.parametrize("how", ["normed", "padded"])
+@pytest.mark.parametrize("numbers", [[6, 7], [9]])
+def test_samples_that_depend_on_those_beside_them_are_refused(how: str, numbers: list[int]) -> None:
+    with pytest.raises(DataError, match="a sample is another one when others are taken with it"):
+        own(Normed(how)).get(numbers)
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [

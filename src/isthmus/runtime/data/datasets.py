@@ -36,7 +36,7 @@ class Dataset:
         self.count: int | None = self._counted()
 
     def get(self, numbers: Sequence[int]) -> tuple[Example, Tensor | None]:
-        """Return these samples; the first call reads one of them twice, and refuses it if it differs."""
+        """Return these samples; the first call also reads one of them alone and with another, and compares."""
         if not self._proven:
             first, again = (pytree.tree_leaves(self._got(numbers[:1])) for _ in range(2))
             if not all(_same(a, b) for a, b in zip(first, again, strict=True)):
@@ -47,9 +47,25 @@ class Dataset:
                     expected="a sample that depends on its number alone",
                     next="Seed what is random in it (augmentation) with the sample's number",
                 )
+            if self._batches:
+                self._prove_alone(numbers, first)
             self._proven = True
         inputs, target = self._got(numbers)
         return self._fitted(inputs, len(numbers)), target
+
+    def _prove_alone(self, numbers: Sequence[int], alone: Sequence[Any]) -> None:
+        """Raise DataError if a sample that is taken with another is not what it is alone, up to rounding."""
+        other = numbers[0] + 1 if self.count is None else (numbers[0] + 1) % self.count
+        together = [*numbers, other] if len(numbers) == 1 else list(numbers)
+        leaves = pytree.tree_leaves(self._got(together))
+        if not all(_close(a, b[:1] if isinstance(b, Tensor) else b) for a, b in zip(alone, leaves, strict=True)):
+            raise DataError(
+                "a sample is another one when others are taken with it",
+                where=self._where,
+                found=f"two different samples {numbers[0]}, alone and as the first of {len(together)}",
+                expected="a sample that depends on its number alone, as a plan splits the batch",
+                next="Normalise and pad each sample by itself, or by figures of the whole data",
+            )
 
     def _counted(self) -> int | None:
         try:
@@ -156,6 +172,12 @@ def _same(a: Any, b: Any) -> bool:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
         return a is b
     return bool(((a == b) | ((a != a) & (b != b))).all())  # NaN counts as equal to NaN
+
+
+def _close(a: Any, b: Any) -> bool:
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_floating_point() and a.shape == b.shape):
+        return _same(a, b)
+    return torch.allclose(a, b, 1e-4, 1e-6, equal_nan=True)
 
 
 def _input_names(module: nn.Module, form: Example) -> list[str]:
