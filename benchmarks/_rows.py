@@ -15,7 +15,7 @@ from typing import Any
 
 from _results import ROOT, cores
 
-from isthmus.api import prepare_simulator
+from isthmus.planners.warm_up import warm_up
 
 __all__ = ["rows_of"]
 
@@ -33,7 +33,7 @@ def rows_of(
 
     A key says all that changes a row, beside code, cases and `inputs`: where one of these changes, rows are made anew.
     """
-    prepare_simulator()
+    warm_up()
     file, code = ROOT / "build" / "benchmarks" / f"{name}-rows.jsonl", _code(inputs)
     made = {tuple(row["key"]): row["row"] for row in _kept(file) if row["code"] == code and tuple(row["key"]) in keys}
     file.parent.mkdir(parents=True, exist_ok=True)

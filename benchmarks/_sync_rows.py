@@ -8,6 +8,7 @@ from typing import Any
 from isthmus.plan.types import Plan
 from isthmus.planners.layout.build_plan import only_pipeline
 from isthmus.planners.problem import Problem
+from isthmus.planners.search_state import SearchState
 from isthmus.planners.syncs.sync_ilp import best_syncs, greedy, solve
 from isthmus.planners.syncs.sync_loads import make_programme
 from isthmus.planners.syncs.sync_options import GIVEN, make_offers
@@ -24,7 +25,7 @@ def sync_rows(problem: Problem, plan: Plan, *, seconds: float = 0.5) -> dict[str
     the last.
     """
     offers = make_offers(problem, plan)
-    programme = make_programme(problem, offers)
+    programme = make_programme(SearchState(problem), offers)
     count = len(offers.offers)
     rows: dict[str, Any] = {"ring": problem.price(plan).price.step_seconds}
     for way in offers.ways:
@@ -35,7 +36,7 @@ def sync_rows(problem: Problem, plan: Plan, *, seconds: float = 0.5) -> dict[str
         for name, chosen in (("greedy", greedy(programme)), ("programme", solve(programme, seconds).chosen)):
             ways = [programme.ways[c] for c in chosen]
             rows[name] = problem.price(offers.planned(ways)).price.step_seconds
-    best = best_syncs(problem, plan, seconds=seconds)
+    best = best_syncs(SearchState(problem), plan, seconds=seconds)
     rows |= {"ilp": best.price.step_seconds, "gap": best.gap, "stopped": best.stopped}
     return rows | {"by_factors": _by_factors(problem, best.plan), "ways": _ways(best.plan)}
 

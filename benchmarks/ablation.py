@@ -44,11 +44,11 @@ def claims(rows: Sequence[Row], curves: Mapping[str, Sequence[Row]]) -> list[Cla
     for whole in (name for name in curves if not blind(name)):
         twins = [name for name in curves if blind(name) and name.rpartition("-")[0] == whole]
         for what, of in (
-            ("held-out loss", lambda name: curves[name][-1]["held_loss"]),
-            ("calls to come near", lambda name: mean_calls(rows, CALLS, name)),
+            ("Lowest held-out loss", lambda name: curves[name][-1]["held_loss"]),
+            ("Fewest calls to come within 2 % of the best plan", lambda name: mean_calls(rows, CALLS, name)),
         ):
             if twins:
-                name = f"{what} of the best network that sees less, over {whole}'s"
+                name = f"{what} with part of the input hidden, relative to {whole}"
                 made.append(at_least(name, min(map(of, twins)) / of(whole), 1.0))
     return made
 
@@ -78,8 +78,8 @@ def by_network(file: Path) -> Method:
     if weights is None:
         raise SystemExit(f"{file.name} was trained for other features or another cost model. Train it anew.")
 
-    def run(pool: Candidates, told: Told, _: random.Random) -> None:
-        SearchTree(pool, NetworkPrior(weights, blind(file.stem)), told).grow()
+    def run(candidates: Candidates, told: Told, _: random.Random) -> None:
+        SearchTree(candidates, NetworkPrior(weights, blind(file.stem)), told).grow()
 
     return run
 

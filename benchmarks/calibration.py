@@ -121,8 +121,8 @@ def main() -> int:
     together = {kind: np.concatenate([errors[kind] for errors in every]) for kind in every[0]}
     rows.append(row_of("all", None, together))
     claims = [
-        at_most("median relative error above 1 MB", float(np.median(together["fit"])), 0.05),
-        at_most("worst relative error above 1 MB", float(together["fit"].max()), 0.15),
+        at_most("Median error of a fitted link, transfers above 1 MB", float(np.median(together["fit"])), 0.05),
+        at_most("Worst error of a fitted link, transfers above 1 MB", float(together["fit"].max()), 0.15),
     ]
     return finish(called, rows, claims)
 

@@ -46,11 +46,23 @@ def main() -> int:
 
 def claims(links: Sequence[Row], rings: Sequence[Row], shared: Sequence[Row], beside: Row) -> list[Claim]:
     return [
-        at_most("round trip, worst error of what 0.5 ms + 2 % allow", max(row["trip_error"] for row in links), 1.0),
-        at_most("TCP throughput, worst error against 97.3 % of the rate", max(row["error"] for row in links), 0.03),
-        at_most("eight hosts in a ring, worst error of a flow", max(row["error"] for row in rings), 0.03),
-        at_most("two flows on a trunk or a nic, worst error of a half", max(row["error"] for row in shared), 0.03),
-        at_most("small message beside bulk, ms more than alone", beside["trip_ms"] - beside["alone_ms"], 2.5),
+        at_most(
+            "Worst round-trip error, as a fraction of the allowed 0.5 ms + 2 %",
+            max(row["trip_error"] for row in links),
+            1.0,
+        ),
+        at_most(
+            "Worst error of TCP throughput against 97.3 % of the link rate", max(row["error"] for row in links), 0.03
+        ),
+        at_most("Worst throughput error of a flow in a ring of eight hosts", max(row["error"] for row in rings), 0.03),
+        at_most(
+            "Worst deviation from an equal split of two flows on one trunk or nic",
+            max(row["error"] for row in shared),
+            0.03,
+        ),
+        at_most(
+            "Extra delay of a small message beside bulk traffic, in ms", beside["trip_ms"] - beside["alone_ms"], 2.5
+        ),
     ]
 
 

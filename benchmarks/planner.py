@@ -37,13 +37,13 @@ from _planner_cases import GROUPS, SCALES, Case, Scale, case_named, cases, probl
 from _results import Claim, Options, at_least, at_most, finish, options
 from _rows import rows_of
 
-from isthmus.api import prepare_simulator
 from isthmus.cluster.write import cluster_yaml
 from isthmus.errors import NoPlanError
 from isthmus.model.source import load_graph
 from isthmus.plan.types import Outcome
 from isthmus.planners.portfolio import Choice, choose_plan
 from isthmus.planners.schemes.all_schemes import SCHEMES
+from isthmus.planners.warm_up import warm_up
 
 JUDGED = tuple(group for group in GROUPS if group not in ("small", "held"))
 PARTS = ("scale", *JUDGED, "sync")  # scale first: a new process counts what its parent holds as its own
@@ -69,7 +69,7 @@ Row = dict[str, Any]
 
 def main() -> int:
     given = options("planner", __doc__, parts=PARTS, jobs=True)
-    prepare_simulator()
+    warm_up()
     others: Row = {}
     claims: list[Claim] = []
     if "scale" in given.parts:
@@ -196,19 +196,21 @@ def speed_claims(rows: Sequence[Row]) -> list[Claim]:
     every = [other / auto if auto else 0.0 for other, auto in best if other is not None]  # 0: only auto found nothing
     claims = []
     if usual := distant["auto over the best usual scheme"]:
-        name = "auto over the best usual scheme of each unequal and geo case, geometric mean"
+        name = "Geometric mean speed-up of auto over the best scheme, unequal and multi-region cases"
         claims.append(at_least(name, statistics.geometric_mean(usual), 1.3))
     if classes := distant["auto over classes"]:
-        name = "auto over classes on unequal and geo cases, geometric mean"
+        name = "Geometric mean speed-up of auto over the scheme classes, unequal and multi-region cases"
         claims.append(at_least(name, statistics.geometric_mean(classes), 1.15))
     if network := speedups(rows)["auto over auto without the network"]:
-        claims.append(at_least("auto over auto without the network, least of all cases", min(network), 1.0))
-        name = "auto over auto without the network, geometric mean of all cases"
+        claims.append(at_least("Worst-case speed-up of auto by its neural network, all cases", min(network), 1.0))
+        name = "Geometric mean speed-up of auto by its neural network, all cases"
         claims.append(at_least(name, statistics.geometric_mean(network), 1.0))
     if every:
-        claims.append(at_least("auto over the best of all others, least of all cases", min(every), 1.0))
+        claims.append(at_least("Worst-case speed-up of auto over its best rival, all cases", min(every), 1.0))
     if tag:
-        claims.append(at_least("auto over data-even, best of TAG's models on its testbed", max(tag), 4.56))
+        claims.append(
+            at_least("Best-case speed-up of auto over data-even, TAG's models on TAG's testbed", max(tag), 4.56)
+        )
     return claims
 
 
@@ -257,17 +259,20 @@ def scale_claims(rows: Sequence[Row], within: Sequence[Row]) -> list[Claim]:
     claims = []
     for row in within:
         devices, limit = row["devices"], SCALE_LIMITS[row["devices"]]
-        of = f"{devices:,} devices of three kinds in five regions"
-        claims.append(at_most(f"seconds to plan {of}, no budget given", spent[devices], limit))
-        claims.append(at_most(f"seconds to plan {of}, --budget {_SPENT * limit:g}", row["planning"], limit))
+        of, budget = f"{devices:,} devices of three kinds in five regions", f"{_SPENT * limit:g}"
+        claims.append(at_most(f"Seconds to plan {of}, without a budget", spent[devices], limit))
+        claims.append(at_most(f"Seconds to plan {of}, with --budget {budget}", row["planning"], limit))
         if row["step"] and steps[devices]:
-            claims.append(at_most(f"its step over that without, {of}", row["step"] / steps[devices], 1.1))
-    claims.append(at_most("bytes of the largest planning process", max(row["memory"] for row in rows), 4e9))
+            name = f"Step time with --budget {budget} relative to no budget, {of}"
+            claims.append(at_most(name, row["step"] / steps[devices], 1.1))
+    claims.append(
+        at_most("Peak memory of the largest planning process, in bytes", max(row["memory"] for row in rows), 4e9)
+    )
     if 10_000 in spent:
         power = math.log(spent[10_000] / spent[128]) / math.log(10_000 / 128)
-        claims.append(at_most("planning seconds from 128 to 10,000 devices, power of the devices", power, 1.1))
+        claims.append(at_most("Exponent by which planning time grows with devices, from 128 to 10,000", power, 1.1))
         most = max(row["planning"] for row in rows if row["devices"] == 128)
-        claims.append(at_most("seconds to plan 128 devices, most of 1-6 kinds and 1-8 regions", most, 2.0))
+        claims.append(at_most("Longest time to plan 128 devices of 1-6 kinds in 1-8 regions, in seconds", most, 2.0))
     return claims
 
 
@@ -276,7 +281,7 @@ def sync_row(name: str, seed: int) -> Row:
     from _sync_rows import sync_rows
 
     from isthmus.planners.layout.build_plan import build_stages, make_plan
-    from isthmus.planners.layout.memory_fit import StageOptions
+    from isthmus.planners.layout.layout_types import StageOptions
     from isthmus.planners.layout.shares import even_shares
     from isthmus.planners.schemes.device_sets import fastest
 
@@ -295,14 +300,14 @@ def sync_claims(rows: Mapping[str, Row]) -> list[Claim]:
     """The programme against simpler choices; factors where and only where they pay."""
     ratios = [min(row["ring"], row.get("greedy", row["ring"])) / row["ilp"] for row in rows.values()]
     return [
-        at_least("syncs chosen together over all-ring and greedy, least of all sync cases", min(ratios), 1.0),
+        at_least("Worst-case speed-up of syncs chosen together over all rings and a greedy choice", min(ratios), 1.0),
         at_least(
-            "part by factors where rows are few and links slow, least",
+            "Smallest fraction of gradients sent as factors where factors pay (few rows, slow links)",
             min(rows[n]["by_factors"] for n in FACTORS_PAY),
             0.01,
         ),
         at_most(
-            "part by factors where rows are many or links fast, most",
+            "Largest fraction of gradients sent as factors where factors do not pay (many rows or fast links)",
             max(rows[n]["by_factors"] for n in FACTORS_DO_NOT),
             0.0,
         ),

@@ -78,11 +78,19 @@ def claims(judged: Sequence[dict[str, Any]], quick: bool) -> list[Claim]:
     errors = np.abs([row["error"] for row in judged])
     most, least = (np.array([row[which] for row in judged]) for which in ("memory_most", "memory_least"))
     return [
-        at_most("median error of the step time", float(np.median(errors)), 0.05),
-        at_most("90th percentile of the error", float(np.quantile(errors, 0.9)), 0.12),
-        at_most("largest error of peak memory", float(np.max(np.maximum(most, -least))), 0.10),
-        at_least("peak memory predicted, least over measured", float(1 + np.min(least)), 0.97),
-        at_least("combinations", len(judged), 4 if quick else 40),
+        at_most("Median error of predicted step times in emulated worlds", float(np.median(errors)), 0.05),
+        at_most(
+            "90th percentile of the error of predicted step times in emulated worlds",
+            float(np.quantile(errors, 0.9)),
+            0.12,
+        ),
+        at_most(
+            "Largest error of predicted peak memory in emulated worlds", float(np.max(np.maximum(most, -least))), 0.10
+        ),
+        at_least(
+            "Lowest predicted peak memory relative to the measured one, emulated worlds", float(1 + np.min(least)), 0.97
+        ),
+        at_least("Plans trained and compared with their prediction", len(judged), 4 if quick else 40),
     ]
 
 

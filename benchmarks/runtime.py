@@ -441,9 +441,9 @@ def main() -> int:
     claims = []
     for shape, name in SHAPES.items():
         worst = max(row["ratio"] for pair, row in zip(pairs, rows, strict=True) if pair.shape == shape)
-        claims.append(at_most(f"step time against {name}, the worse model", worst, 1.05))
+        claims.append(at_most(f"Worst-case step time of the runtime relative to torch {name}", worst, 1.05))
     apart = max(row["losses_apart"] for row in rows)
-    claims.append(at_most("losses of both: largest relative difference", apart, 1e-4))
+    claims.append(at_most("Largest relative difference from the losses of torch", apart, 1e-4))
     return finish(called, rows, claims, others={"rounds": rounds, "steps_a_turn": steps})
 
 

@@ -4,7 +4,7 @@
 2. The best of the usual schemes, each searched to its end; the table names it.
 3. The plan that Isthmus finds.
 
-The two regions are acted out on this machine: every host is a network namespace, a router keeps the links' bandwidth
+The two regions are emulated on this machine: every host is a network namespace, a router keeps the links' bandwidth
 and latency, and processors are slowed down to the proportions of the cluster file. Without root the links stay as they
 are, and the demonstration says so. It runs just the commands that it prints.
 
@@ -98,7 +98,7 @@ def tell(labels: dict[str, str], results: dict[str, dict[str, Any]], page: str) 
         predicted = results[name]["predicted_step_seconds"] / ours["predicted_step_seconds"]
         print(f"Speed-up over {labels[name]}: {measured:.2f} x measured, {predicted:.2f} x predicted.")
     if not ours["shaped"]:
-        print("Links were not shaped, which needs Linux and root: on the cluster's own the prediction holds.")
+        print("Links were not emulated, which needs Linux and root: on the cluster's own the prediction holds.")
     print(f"The plan and the run as a page: {page}")
 
 

@@ -1,6 +1,6 @@
 """Imports go downwards or sideways only, and no module grows past reading.
 
-0  errors units files       4  runtime
+0  errors units files progress compiled       4  runtime
 1  cluster model plan       5  deploy
 2  cost                     6  report
 3  planners explain         7  api cli
@@ -18,7 +18,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "isthmus"
 MODULES = sorted(SOURCE.rglob("*.py"))
 LAYERS = (
-    ("errors", "units", "files", "compiled"),
+    ("errors", "units", "files", "compiled", "progress"),
     ("cluster", "model", "plan"),
     ("cost",),
     ("planners", "explain"),

@@ -5,7 +5,7 @@
 >>> isthmus.simulate(choice.plan, cluster).price.step_seconds
 >>> isthmus.train(choice.plan, cluster, steps=100).loss
 
-Everything here is imported when it is first used.
+A name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _HOME = {
     "capture": "isthmus.api",
     "join": "isthmus.api",
     "load_cluster": "isthmus.cluster.load",
-    "load_profile": "isthmus.model.profile",
+    "load_profile": "isthmus.model.load_profile",
     "simulate": "isthmus.api",
     "train": "isthmus.api",
 }
@@ -79,18 +79,18 @@ class _Plan(ModuleType):
     # `isthmus.plan` is a package (what a plan is) and a verb (find one), whichever is imported first.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Choice:
-        """Finds a plan."""
+        """Find a plan."""
         choice: Choice = _verb()(*args, **kwargs)
         return choice
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """The verb's: what `inspect` and notebooks show."""
+        """Return the verb's signature, which `inspect` and notebooks show."""
         return inspect.signature(_verb())
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]
-        """The verb's text below its signature: what `help` shows."""
+        """Return the verb's docstring below its signature, which `help` shows."""
         first, _, rest = (inspect.getdoc(_verb()) or "").partition("\n")
         signature = inspect.signature(_verb())
         taken = [f"    {text}," for text in _written(signature)]
@@ -99,7 +99,7 @@ class _Plan(ModuleType):
 
 
 def _written(signature: inspect.Signature) -> list[str]:
-    """The parameters as code has them, with a star before those that are given by name only."""
+    """Return the parameters as they are written in code, with a star before keyword-only ones."""
     given = list(signature.parameters.values())
     texts = [
         f"{one.name}: {one.annotation}" + ("" if one.default is one.empty else f" = {one.default!r}") for one in given

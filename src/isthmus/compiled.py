@@ -1,8 +1,9 @@
-"""Compiling Python loops with numba: three decorators and one cache.
+"""Compilation of Python loops with numba: three decorators and one cache.
 
-numba keeps compiled code beside each source file and looks at that file alone: a function that was compiled together
-with one from another file would stay as it was when the other changes. So our code goes into a folder of the user's
-cache that is named by a hash of all our sources: it is never stale, and installed packages need not be writable.
+By default numba keeps compiled code beside each source file and checks that file alone. A function that was compiled
+together with one from another file would then stay as it was when the other file changes. So our compiled code goes
+into a folder of the user's cache that is named by a hash of all sources concerned: it is never stale, and the folder of
+an installed package need not be writable.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _code() -> str:
-    """Hash of the sources whose compiled functions call each other; others call none of another file."""
+    """Return a hash of the sources whose compiled functions call each other; other files call none of another file."""
     here, digest = Path(__file__).parent, hashlib.sha256()
     for file in (*sorted((here / "plan").rglob("*.py")), *sorted((here / "cost").rglob("*.py"))):
         digest.update(file.read_bytes())
@@ -46,19 +47,19 @@ def compiled(function: Function) -> Function:
 
 
 def lean(function: Function) -> Function:
-    """Compile a function that only uses the arrays it is given: no references are counted. Making one is refused."""
+    """Compile a function that uses only the arrays it is given, and count no references; it may not create arrays."""
     made: Function = numba.njit(**_LEAN)(function)
     return made
 
 
 def inlined(function: Function) -> Function:
-    """The same, and put it into its callers' code: a call hands over seven words for each array."""
+    """Compile a function like `lean`, and inline it into its callers: a call would pass seven words for each array."""
     made: Function = numba.njit(**_LEAN, forceinline=True)(function)
     return made
 
 
 class _First(event.Listener):
-    """Tells once that something is being compiled; what comes out of the cache is not."""
+    """Reports once that something is being compiled; code that is loaded from the cache does not count."""
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell: Callable[[], None] | None = tell
@@ -74,6 +75,6 @@ class _First(event.Listener):
 
 @contextlib.contextmanager
 def telling(tell: Callable[[], None]) -> Iterator[None]:
-    """Meanwhile, `tell` is called when the first function has to be compiled: not where all were before."""
+    """Call `tell` when the first function has to be compiled within the context, if there is one."""
     with event.install_listener("numba:compile", _First(tell)):
         yield

@@ -39,7 +39,7 @@ __all__ = [
 
 
 def _shown(text: str) -> str:
-    """Text that a terminal prints and does not obey: other letters as escapes, 2000 letters at most.
+    """Return text that a terminal prints and does not obey: escaped, and with 2000 characters at most.
 
     Errors quote names from files that anyone may have written.
     """
@@ -79,7 +79,7 @@ class IsthmusError(Exception):
         return _shown(f"{self.where}: {body}" if self.where else body)
 
     def as_dict(self) -> dict[str, Any]:
-        """The parts that are set, for `--json`."""
+        """Return the parts that are set, for `--json`."""
         parts = {
             "what": self.what,
             "where": self.where,
@@ -99,16 +99,16 @@ class UsageError(IsthmusError):
 class FileError(IsthmusError):
     """A file cannot be read as what it says it is; `others` are further faults of the same file."""
 
-    fault: object = None  # what the reader knows of it
+    fault: object = None  # what the reader knows of the fault
     line: int = 0  # in the file; 0: unknown
     others: tuple[FileError, ...] = ()
 
     def __str__(self) -> str:
-        """All faults, a line each."""
+        """Return all faults, one line each."""
         return "\n".join([super().__str__(), *map(str, self.others)])
 
     def as_dict(self) -> dict[str, Any]:
-        """The parts that are set, and those of the other faults."""
+        """Return the parts that are set, and those of the other faults."""
         others = [error.as_dict() for error in self.others]
         return super().as_dict() | ({"others": others} if others else {})
 
@@ -145,7 +145,7 @@ class PlanError(IsthmusError):
         super().__init__(what, **parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """The parts that are set, and the rule."""
+        """Return the parts that are set, and the rule."""
         return {"rule": self.rule, **super().as_dict()}
 
 

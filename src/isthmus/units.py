@@ -53,9 +53,9 @@ _LONGEST = 64
 
 
 def _quantity(text: str, expected: str, factors: Mapping[str, int | Fraction]) -> float:
-    """The number times its unit's factor, rounded once (`5 us` is 5e-6 to the last bit).
+    """Return the number times its unit's factor, rounded once (`5 us` is 5e-6 to the last bit).
 
-    Raises ValueError that says what was expected.
+    Raise ValueError that says what was expected.
     """
     match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
     factor = factors.get(match[2]) if match else None
@@ -63,7 +63,7 @@ def _quantity(text: str, expected: str, factors: Mapping[str, int | Fraction]) -
         if match and factor is not None:
             return float(Fraction(match[1]) * factor)
     except OverflowError:
-        pass  # beyond every float: as wrong as a missing unit
+        pass  # beyond every float, which is as wrong as a missing unit
     raise ValueError(f"a number with its unit, like {expected}")
 
 
@@ -76,41 +76,41 @@ _UNITS = tuple(dict.fromkeys((*_TIME, *_BYTES, *_BANDWIDTH, *_COMPUTE)))
 
 
 def parse_bytes(text: str) -> Bytes:
-    """`40 GB` -> 4e10."""
+    """Return the bytes that a text gives: `40 GB` is 4e10."""
     return Bytes(_quantity(text, "40 GB", _BYTES))
 
 
 def parse_bandwidth(text: str) -> BytesPerSecond:
-    """`25 Gbit/s` or `25 Gbps` -> 3.125e9; `300 GB/s` -> 3e11."""
+    """Return the bytes a second that a text gives: `25 Gbit/s` or `25 Gbps` is 3.125e9, `300 GB/s` is 3e11."""
     return BytesPerSecond(_quantity(text, "25 Gbit/s or 300 GB/s", _BANDWIDTH))
 
 
 def parse_seconds(text: str) -> Seconds:
-    """`44 ms` -> 0.044."""
+    """Return the seconds that a text gives: `44 ms` is 0.044."""
     return Seconds(_quantity(text, "44 ms", _TIME))
 
 
 def parse_compute(text: str) -> FlopsPerSecond:
-    """`35 TFLOP/s` -> 3.5e13."""
+    """Return the FLOP/s that a text gives: `35 TFLOP/s` is 3.5e13."""
     return FlopsPerSecond(_quantity(text, "35 TFLOP/s", _COMPUTE))
 
 
 def close_quantity(text: str, parse: Callable[[str], float]) -> str | None:
-    """`Did you mean 1 Gbps?` for `1 gbps`: the units that `parse` reads and that are spelt almost as this one."""
+    """Return `Did you mean 1 Gbps?` for `1 gbps`, with the units that `parse` reads and that are spelt similarly."""
     match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
         return None
     number, unit = match[1], match[2]
     known = [other for other in _UNITS if _reads(f"1 {other}", parse)]
     same = [other for other in known if other.casefold() in (unit.casefold(), f"{unit.casefold()}/s")]
-    if "B" in unit or not same or same[0].endswith("B/s"):  # bytes or bits: who wrote it must say
+    if "B" in unit or not same or same[0].endswith("B/s"):  # bytes or bits: only the author can say
         spelt = (_spelt(unit), f"{_spelt(unit)}/s")
         same = [other for other in known if _spelt(other) in spelt and not other.endswith("bps")]
     return f"Did you mean {' or '.join(f'{number} {other}' for other in same)}?" if same else None
 
 
 def _spelt(unit: str) -> str:
-    """The unit without what is often written in another way: capitals, `bit` or `b`, `ps` or `/s`."""
+    """Return the unit in one spelling: no capitals, `b` for `bit`, `/s` for `ps`."""
     return unit.casefold().replace("flops", "flop/s").replace("bit", "b").replace("bps", "b/s")
 
 
@@ -130,37 +130,37 @@ def _scaled(value: float, unit: str) -> str:
 
 
 def format_bytes(value: float) -> str:
-    """4e10 -> `40 GB`."""
+    """Return bytes as text: 4e10 as `40 GB`."""
     return _scaled(value, "B")
 
 
 def format_bandwidth(value: float) -> str:
-    """3.125e9 bytes a second -> `25 Gbit/s` (links are sold in bits); 3e11 -> `300 GB/s`."""
+    """Return bytes a second as text: 3.125e9 as `25 Gbit/s` (links are sold in bits), 3e11 as `300 GB/s`."""
     return format_byte_rate(value) if value >= 2e10 else format_bit_rate(value)
 
 
 def format_bit_rate(value: float) -> str:
-    """3.125e9 bytes a second -> `25 Gbit/s`, also where it is much: for tables of links and nics."""
+    """Return bytes a second as bits, for tables of links and nics: 3.125e9 as `25 Gbit/s`, even if it is much."""
     return _scaled(value * 8, "bit/s")
 
 
 def format_byte_rate(value: float) -> str:
-    """1.2e10 -> `12 GB/s`, also where it is little: for tables of memory and buses."""
+    """Return bytes a second as bytes, for tables of memory and buses: 1.2e10 as `12 GB/s`, even if it is little."""
     return _scaled(value, "B/s")
 
 
 def format_flops(value: float) -> str:
-    """3.5e13 -> `35 TFLOP`."""
+    """Return FLOPs as text: 3.5e13 as `35 TFLOP`."""
     return _scaled(value, "FLOP")
 
 
 def format_compute(value: float) -> str:
-    """3.5e13 -> `35 TFLOP/s`."""
+    """Return FLOPs a second as text: 3.5e13 as `35 TFLOP/s`."""
     return _scaled(value, "FLOP/s")
 
 
 def format_seconds(value: float) -> str:
-    """0.044 -> `44 ms`; hours from 10,000 s on, where four digits of seconds end."""
+    """Return seconds as text: 0.044 as `44 ms`; hours from 10,000 s on, where four digits of seconds end."""
     if abs(value) >= 9999.5:
         return f"{value / 3600:.4g} h"
     for unit in ("s", "ms", "us"):

@@ -74,8 +74,8 @@ def test_hulk(isthmus: Isthmus, tmp_path: Path, shared: Path) -> None:
         (("hosts", "--slurm", "-o", "x.yaml"), "Found SOURCE and --slurm"),
         (("hosts", "-o", "x.yaml"), "--kind is missing"),
         (("hosts", "--kind", "A100-40Gb", "-o", "x.yaml"), "Did you mean 'A100-40GB'?"),
-        (("hosts", "--kind", "T4", "--fill", "-o", "x.yaml"), "--fill does not go with SOURCE"),
-        (("--hulk", "a", "b", "--kind", "T4", "-o", "x.yaml"), "--kind does not go with --hulk"),
+        (("hosts", "--kind", "T4", "--fill", "-o", "x.yaml"), "--fill cannot be combined with SOURCE"),
+        (("--hulk", "a", "b", "--kind", "T4", "-o", "x.yaml"), "--kind cannot be combined with --hulk"),
         (("--hulk", "a", "-o", "x.yaml"), "expected 2 arguments"),
     ],
 )

@@ -17,7 +17,7 @@ from isthmus.cli import cluster_probe
 from isthmus.cluster.load import load_cluster
 from isthmus.deploy.probing import sync_times as collectives
 from isthmus.emulate import namespaces
-from isthmus.model.profile import load_profile
+from isthmus.model.load_profile import load_profile
 from tests.cli.conftest import Isthmus
 from tests.quiet import PATIENCE, needs_quiet
 
@@ -105,9 +105,13 @@ def test_hosts_meet(isthmus: Isthmus, file: Path, tmp_path: Path, monkeypatch: p
         out, err = other.communicate(timeout=PATIENCE)
         _, refused = stranger.communicate(timeout=PATIENCE)
     assert stranger.returncode == 1 and "the meeting point refuses: the token is not the one" in refused
-    assert "Somebody was refused: it does not know the token" in done.err
+    assert "Refused a connection: it does not know the token" in done.err
     assert other.returncode == 0 and '"file": null' in out and "takes part in the probe that h1 leads" in err
-    assert done.code == 1 and "not all was measured: h3 did not come" in done.err and "h2 is here: 2 of 3" in done.err
+    assert (
+        done.code == 1
+        and "not everything was measured: h3 did not come" in done.err
+        and "h2 is here: 2 of 3" in done.err
+    )
     assert [(pair["a"], pair["b"]) for pair in done.values["pairs"]] == [("h1", "h2")]
     assert load_cluster(output).link("h1", "h2") != load_cluster(file).link("h1", "h2")
     assert (

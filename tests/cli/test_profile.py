@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 import isthmus as verbs
-from isthmus.model.profile import BlockTime, CollectiveTime, Profile, save_profile
+from isthmus.model.load_profile import save_profile
+from isthmus.model.profile import BlockTime, CollectiveTime, Profile
 from isthmus.plan.file import load_plan
 from tests.cli.conftest import Isthmus
 from tests.plan.small_models import chain
@@ -111,7 +112,7 @@ def test_a_profile_of_something_else_is_a_warning(
         measured,
     )
     done = isthmus(*words, "--profile", measured, "--json")
-    said = "knows nothing of this model on these devices; it has 1 block on TPU in bf16 and collectives among away, far"
+    said = "has no times for this model on these devices; it has 1 block on TPU in bf16 and collectives among away, far"
     assert done.code == 0 and done.values["times"]["warning"] == f"{measured} {said}"
     assert done.values["step_seconds"] == isthmus(*words, "--json").values["step_seconds"]
     assert any(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.model.profile import load_profile
+from isthmus.model.load_profile import load_profile
 from isthmus.model.source import load_graph
 from tests.cli.conftest import Isthmus
 
@@ -61,7 +61,7 @@ def test_text_for_people(isthmus: Isthmus, tmp_path: Path) -> None:
         pytest.param(
             ("zoo:mlp-tiny", "--samples", "1000000000000"),
             2,
-            "inputs of so many samples have no room in memory",
+            "inputs of that many samples do not fit in memory",
             marks=pytest.mark.slow("starts the process that measures"),
         ),
         (("zoo:mlp-tiny", "--device", "my card"), 2, "cannot be the name of a device kind"),

@@ -69,9 +69,9 @@ def test_what_was_damaged_and_what_is_used_is_said(
     data[-1] ^= 1
     part.write_bytes(data)
     done = isthmus(*words, "--steps", 3, "--resume", "--events", events)
-    assert done.code == 0 and f"passing over a damaged checkpoint: {part}: the file changed" in done.err
+    assert done.code == 0 and f"skipping a damaged checkpoint: {part}: the file changed" in done.err
     assert f"It is now {saved / 'step-00000002.damaged'}" in done.err
-    assert f"going on from {saved / 'step-00000001'}, after step 1" in done.err
+    assert f"resuming from {saved / 'step-00000001'}, after step 1" in done.err
     told = {line["event"]: line for line in map(json.loads, events.read_text().splitlines())}
     assert told["damaged"]["path"] == str(saved / "step-00000002") and "hash" in told["damaged"]["what"]
     assert told["resume"]["step"] == 1 and told["resume"]["notes"] == []
@@ -118,7 +118,7 @@ def test_a_plan_is_for_its_own_model(isthmus: Isthmus, tmp_path: Path) -> None:
     plan = written(tmp_path, two_stages())
     for words in (("train", plan), ("simulate", plan), ("report", plan, "-o", tmp_path / "page.html")):
         done = isthmus(*words, *TRUSTED, "--model", "zoo:gpt2")
-        assert done.code == 2 and "the plan is not for this model. Found zoo:gpt2" in done.err
+        assert done.code == 2 and "the plan does not use this model. Found zoo:gpt2" in done.err
         assert JOB.model in done.err and JOB.data in done.err
         misspelt = isthmus(*words, "--model", f"{JOB.model[:-1]}")
         assert misspelt.code == 2 and f"Did you mean {JOB.model!r}?" in misspelt.err
@@ -144,7 +144,7 @@ def test_a_resumed_run_reports_the_steps_that_it_made(
     assert (second.values["steps"], second.values["last_step"]) == (2, 3)
     third = isthmus(*words, "--steps", 4)
     assert ": 1 step, 4 to 4" in third.out
-    assert "no step was made, as 4 were done already" in isthmus(*words, "--steps", 4).out
+    assert "nothing to do: all 4 steps were done already" in isthmus(*words, "--steps", 4).out
 
 
 def test_a_checkpoint_folder_that_is_a_file_is_refused_before_anything_runs(
@@ -204,7 +204,7 @@ def test_an_emulated_world_gives_the_same_losses_over_its_own_links(
     assert done.code == 0, done.err
     steps = [one for one in map(json.loads, events.read_text().splitlines()) if one["event"] == "step"]
     assert [one["loss"] for one in steps] == pytest.approx(plain_losses(), rel=1e-6)
-    assert "acted out on this machine" in done.err and "Measuring" in done.err
+    assert "emulated on this machine" in done.err and "Measuring" in done.err
     assert done.values["shaped"] == (unable() is None) and done.values["predicted_step_seconds"] > 0.08
     assert done.values["step_seconds"] > (0.08 if done.values["shaped"] else 0.0)
 
@@ -237,7 +237,7 @@ def test_a_model_without_targets_is_refused_before_anything_starts(
     ("field", "said"),
     [
         ("loss: tests.deploy.models:mean_loss", "of a loss must add up over samples"),
-        ("data: tests.deploy.models:no_pairs", "a sample is no pair"),
+        ("data: tests.deploy.models:no_pairs", "a sample is not a pair"),
     ],
 )
 def test_broken_contracts_are_noticed_before_anything_is_planned(

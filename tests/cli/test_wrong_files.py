@@ -15,7 +15,8 @@ import safetensors.numpy
 from numpy import zeros
 
 from isthmus.files.kinds import KINDS, kind_of
-from isthmus.model.profile import Profile, save_profile
+from isthmus.model.load_profile import save_profile
+from isthmus.model.profile import Profile
 from isthmus.model.saved import save_graph
 from isthmus.plan.file import PlanFile, save_plan
 from tests.cli.conftest import Isthmus

@@ -124,7 +124,7 @@ def test_blanks_and_filling(tmp_path: Path) -> None:
         ("node,City,Capability,Memory\n0,Rome,x,96\n", "", "nodes.csv line 2", "cannot be read"),
         ("node,City,Capability,Memory\n0,Rome,8,nan\n", "", "nodes.csv line 2", "cannot be read"),
         ("node,City,Capability,Memory\n0,Rome,8\n", "", "nodes.csv line 2", "cannot be read"),
-        ("node,City,Capability,Memory\n0,R/o,8,40\n", "", "nodes.csv line 2", "cannot be named so"),
+        ("node,City,Capability,Memory\n0,R/o,8,40\n", "", "nodes.csv line 2", "this is not a valid city name"),
         ("node,City,Capability,Memory\n0,Rome,8,40\n0,Rome,8,40\n", "", "nodes.csv line 3", "given twice"),
         ("node,City,Capability,Memory\n0,Rome,5.2,40\n", "", "nodes.csv", "no kind stands for. Found 5.2"),
         ("node,City,Capability,Memory\n0,Rome,8,40\n", "0 1 4", "edges.txt line 1", "machine 1 is not in the file"),

@@ -139,7 +139,7 @@ def test_slurm_counts() -> None:
         ({"SLURM_JOB_NODELIST": "a[1-2]", "SLURM_JOB_GPUS": "0,x"}, "SLURM_JOB_GPUS"),
         ({"SLURM_JOB_NODELIST": "a[1-2]", "SLURM_TASKS_PER_NODE": "4(x3)"}, "Expected 2 counts of 1 or more"),
         ({"SLURM_JOB_NODELIST": "a[1-2]", "SLURM_TASKS_PER_NODE": "4,0"}, "Expected 2 counts of 1 or more"),
-        ({"SLURM_JOB_NODELIST": "a b", "SLURM_GPUS_ON_NODE": "1"}, "a name cannot be written so"),
+        ({"SLURM_JOB_NODELIST": "a b", "SLURM_GPUS_ON_NODE": "1"}, "this is not a valid name"),
     ],
 )
 def test_slurm_refusals(environment: dict[str, str], what: str) -> None:
@@ -172,7 +172,7 @@ def test_a_hostfile(tmp_path: Path) -> None:
         ("a slots=x", " line 1", "cannot be read"),
         ("a slots=1 max_slots=2", " line 1", "cannot be read"),
         ("a slots=0", " line 1", "host 'a' has no slots"),
-        ("me@a slots=1", " line 1", "a host cannot be named so"),
+        ("me@a slots=1", " line 1", "this is not a valid host name"),
         ("# nothing\n\n", "", "names no host"),
     ],
 )

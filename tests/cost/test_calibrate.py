@@ -127,9 +127,9 @@ def test_small_sizes_can_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("sizes", "times", "what"),
     [
-        ([1.0, 2.0], [1.0], "every size needs its time"),
-        ([1.0, 2.0], [1.0, 0.0], "a sample cannot be"),
-        ([1.0, 2.0], [1.0, float("nan")], "a sample cannot be"),
+        ([1.0, 2.0], [1.0], "there are not as many times as sizes"),
+        ([1.0, 2.0], [1.0, 0.0], "a sample is impossible"),
+        ([1.0, 2.0], [1.0, float("nan")], "a sample is impossible"),
         ([3.0, 3.0], [1.0, 2.0], "too few samples"),
         ([1.0, 2.0, 3.0], [9.0, 5.0, 2.0], "do not grow"),
     ],

@@ -1,4 +1,4 @@
-"""Peak memory: bytes per parameter, what shards and masks leave, activations in flight."""
+"""Peak memory: bytes per parameter, what sharded state and masks leave, activations in flight."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from isthmus.model.profile import BlockTime, CollectiveTime, DeviceCosts, Networ
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.plan.validate import check
 from isthmus.planners.lower_bound import lower_bound
-from isthmus.planners.problem import Problem
+from isthmus.planners.problem import make_problem
 from isthmus.report.times import times_facts
 from isthmus.units import BytesPerSecond, Seconds
 from tests.cost.random_profiles import random_profile
@@ -94,7 +94,7 @@ def test_no_plan_is_faster_than_the_bound(data: st.DataObject, cluster: Cluster,
     profile = random_profile(plan, cluster, graph, seed)
     for part in plan.parts:
         if isinstance(part, Pipeline):
-            problem = Problem(cluster, part.job, graph, part.precision, 0, profile)
+            problem = make_problem(cluster, part.job, graph, part.precision, 0, profile)
             alone = msgspec.structs.replace(plan, parts=(part,))
             assert problem.price(alone).price.step_seconds * (1 + 1e-9) >= lower_bound(problem)
 
@@ -289,7 +289,9 @@ def test_other_collectives_are_played_on_the_links(other: dict[str, object]) -> 
     assert simulator.price(plan) == plain.price(plan)
     used = times_used(simulator, plan)
     assert used.syncs == Sources(0, 0, 2) and used.played == (("no points for ring among x, y", 2),)
-    assert "2 played on the links: no points for ring among x, y (2)" in times_facts(used, simulator.profile, "p")[1][1]
+    assert (
+        "2 simulated on the links: no points for ring among x, y (2)" in times_facts(used, simulator.profile, "p")[1][1]
+    )
 
 
 def test_a_server_is_known_by_its_root() -> None:

@@ -29,7 +29,8 @@ from isthmus.deploy.probing.sync_times import (
     usual_sets,
 )
 from isthmus.emulate.world import World
-from isthmus.model.profile import CollectiveTime, Profile, load_profile, save_profile
+from isthmus.model.load_profile import load_profile, save_profile
+from isthmus.model.profile import CollectiveTime, Profile
 from tests.deploy.test_probe import LOCAL, MBIT, cluster_of, near
 from tests.quiet import needs_quiet
 

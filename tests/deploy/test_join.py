@@ -217,7 +217,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(tmp_path: Path) -> N
     data[-1] ^= 1
     part.write_bytes(data)
     with (
-        pytest.warns(UserWarning, match="a damaged checkpoint is passed over.*changed after it was saved"),
+        pytest.warns(UserWarning, match="skipping a damaged checkpoint.*changed after it was saved"),
         isthmus.join(plan_for(graph), made(Straight), squares, resume=tmp_path) as run,
     ):
         assert run.step(batches()[1]) == pytest.approx(wanted[1], rel=1e-5) and run.step_number == 2

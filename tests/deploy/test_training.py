@@ -315,10 +315,10 @@ def test_a_parent_that_is_killed(tmp_path: Path, stopped: bool) -> None:
 
 
 def test_code_that_a_plan_names_must_be_named_again() -> None:
-    with pytest.raises(PlanError, match="no reason to run code") as caught:
+    with pytest.raises(PlanError, match="does not run code just because") as caught:
         isthmus.train(two_stages(), trusted=(MODEL,))
     assert caught.value.found == DATA and caught.value.rule == "trust"
-    with pytest.raises(PlanError, match="no reason to run code") as caught:
+    with pytest.raises(PlanError, match="does not run code just because") as caught:
         isthmus.train(two_stages())
     assert caught.value.found == f"{MODEL}, {DATA}"
     assert caught.value.next is not None and f'trusted=["{MODEL}", "{DATA}"]' in caught.value.next

@@ -97,9 +97,9 @@ def test_buffers_hold_three_round_trips_and_grow_with_the_link() -> None:
     [
         (("a", "d"), {}, "no host or region 'd' in this world"),
         (("b", "c"), {}, "no link between b and c"),
-        (("a", "b"), {"bandwidth": 0.0}, "a bandwidth is above 0"),
-        (("a", "b"), {"bandwidth": float("nan")}, "a bandwidth is above 0"),
-        (("a", "b"), {"latency": -1.0}, "a latency is 0 or more"),
+        (("a", "b"), {"bandwidth": 0.0}, "the bandwidth must be above 0"),
+        (("a", "b"), {"bandwidth": float("nan")}, "the bandwidth must be above 0"),
+        (("a", "b"), {"latency": -1.0}, "the latency must be 0 or more"),
         (("a", "b"), {"loss": 1.5}, "Expected 0 to 1"),
     ],
 )

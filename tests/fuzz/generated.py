@@ -86,7 +86,7 @@ GENERATED = {
         "ClusterError",
         "pattern",
     ),
-    "long-model-name": Generated("job", lambda: _JOB + b"x" * 10**6, "JobError", "model cannot be so"),
+    "long-model-name": Generated("job", lambda: _JOB + b"x" * 10**6, "JobError", "model has an impossible value"),
     "many-places": Generated(
         "job",
         lambda: _JOB + b"zoo:gpt2\nplace: {" + b",".join(b"b%d: r" % n for n in range(20_000)) + b"}",

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from isthmus.model.capture import Example, capture
+from isthmus.model.costs import _einsum
 from isthmus.model.graph import BlockGraph
 
 from . import models
@@ -155,3 +156,18 @@ def test_moved_counts_inputs_results_and_weights_once() -> None:
     (block,) = graph_of(nn.Linear(8, 4), torch.randn(2, 8)).blocks
     assert (block.moved, block.weights_moved, block.operations) == (8 + 4, 8 * 4 + 4, 1)
     assert block.saved == 8
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("bhij,bhjk->bhik", ((2, 3, 4, 5), (2, 3, 5, 6))),
+        ("...ij,...jk->...ik", ((2, 3, 4, 5), (2, 3, 5, 6))),
+        ("b...i,ij->b...j", ((2, 3, 4, 5), (5, 7))),
+        ("...i,...i->...", ((2, 1, 5), (4, 5))),
+    ],
+)
+def test_dots_in_einsum_stand_for_the_dimensions_between(equation: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    with FlopCounterMode(display=False) as counter:
+        torch.einsum(equation, *map(torch.zeros, shapes))
+    assert _einsum([equation, list(shapes)], ()) == counter.get_total_flops()

@@ -83,23 +83,23 @@ def test_every_example_loads(path: Path) -> None:
 
 
 REFUSED = [
-    ("batch: 256", "batch: 0", 5, "batch cannot be so. Found 0"),
+    ("batch: 256", "batch: 0", 5, "batch has an impossible value. Found 0"),
     ("batch: 256", "batch: 2.5", 5, "Expected a whole number"),
     ("batch: 256\n", "", 1, "lacks the field 'batch'"),
     ("batch: 256", "bacth: 256", 5, "unknown field 'bacth'"),
-    ("sequence: 1024", "sequence: -1", 6, "sequence cannot be so"),
-    ("steps: 1000", "steps: 0", 7, "steps cannot be so"),
-    ("seed: 0", "seed: -1", 10, "seed cannot be so"),
+    ("sequence: 1024", "sequence: -1", 6, "sequence has an impossible value"),
+    ("steps: 1000", "steps: 0", 7, "steps has an impossible value"),
+    ("seed: 0", "seed: -1", 10, "seed has an impossible value"),
     ("sparsity: 0.9", "sparsity: 1", 13, "less than 1"),
     ("sparsity: 0.9", "sparsity: -0.1", 13, "0 or more"),
     ("name: adamw", "name: adamm", 8, "Expected one of adam, adamw, sgd. Did you mean 'adam"),
-    ("learning_rate: 3e-4", "learning_rate: 0", 8, "optimizer.learning_rate cannot be so"),
+    ("learning_rate: 3e-4", "learning_rate: 0", 8, "optimizer.learning_rate has an impossible value"),
     ("learning_rate: 3e-4", "learning_rate: fast", 8, "Expected a number"),
-    ("[0.9, 0.95]", "[0.9, 1.0]", 8, "optimizer.betas cannot be so"),
+    ("[0.9, 0.95]", "[0.9, 1.0]", 8, "optimizer.betas has an impossible value"),
     ("[0.9, 0.95]", "[0.9]", 8, "Expected a list of 2"),
-    ("clip: 1.0", "clip: 0", 8, "optimizer.clip cannot be so"),
+    ("clip: 1.0", "clip: 0", 8, "optimizer.clip has an impossible value"),
     ("clip: 1.0", "momentum: 0.9", 8, "adamw has betas instead"),
-    ("weight_decay: 0.1", "weight_decay: -1", 8, "weight_decay cannot be so"),
+    ("weight_decay: 0.1", "weight_decay: -1", 8, "weight_decay has an impossible value"),
     ("bf16", "bf61", 9, "Did you mean 'bf16'?"),
     ("name: gpt2-xl", "name: .gpt", 3, "not beginning with"),
     ("zoo:gpt2-xl", "gpt2-xl", 4, "zoo:NAME, hf:CONFIG.json"),
@@ -127,7 +127,7 @@ def test_refusals(old: str, new: str, line: int, text: str) -> None:
     ("old", "new", "line", "text"),
     [
         ("name: two", "name: one", 6, "two jobs are named 'one'. Found it at j.yaml line 5"),
-        ("batch: 16", "batch: -16", 8, "jobs[1].batch cannot be so"),
+        ("batch: 16", "batch: -16", 8, "jobs[1].batch has an impossible value"),
         ("batch: 16", "batch: 16\n    kind: job", 9, "unknown field 'kind'"),
         ("name: pair", "name: a b", 3, "letters, digits"),
     ],
@@ -147,7 +147,7 @@ def test_jobs_given_by_flags_keep_the_same_rules() -> None:
     good = Job(name="x", model="zoo:gpt2", batch=1)
     assert check_job(good) is good
     for broken in ({"batch": 0}, {"sparsity": float("nan")}, {"priority": float("inf")}, {"model": ""}):
-        with pytest.raises(JobError, match=f"the command line: {next(iter(broken))} cannot be so"):
+        with pytest.raises(JobError, match=f"the command line: {next(iter(broken))} has an impossible value"):
             check_job(msgspec.structs.replace(good, **broken), where="the command line")
 
 

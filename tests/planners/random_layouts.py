@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from isthmus.planners.layout.device_groups import Bundle
+from isthmus.planners.layout.layout_types import Bundle, Lane, LaneSettings
 from isthmus.planners.layout.shares import divisors
-from isthmus.planners.layout.side_by_side import Lane, LaneSettings
 from isthmus.planners.problem import Problem
 
 __all__ = ["random_lanes", "random_pace", "random_parts"]

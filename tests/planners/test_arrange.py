@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Layout
-from isthmus.planners.layout.device_groups import Bundle, all_bundles, orders
-from isthmus.planners.layout.memory_fit import MemoryFit, Need, StageOptions
+from isthmus.planners.layout.device_groups import all_bundles, orders
+from isthmus.planners.layout.layout_types import Bundle, Need, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.stage_dp import Arranged, Arranger
 from isthmus.planners.layout.stage_shares import Sharing
 from isthmus.planners.layout.stage_tables import StageTables, sync_seconds
@@ -35,7 +36,7 @@ class Plain:
 
     def __init__(self, task: Problem, samples: int, count: int, held: StageOptions, ahead: int) -> None:
         self.task, self.samples, self.count, self.held, self.ahead = task, samples, count, held, ahead
-        self.room, self.sharing = MemoryFit(task), Sharing(task)
+        self.memory, self.sharing = MemoryFit(task), Sharing(task)
         self._stages: dict[object, tuple[float, bool]] = {}
 
     def stage(self, groups: Groups, a: int, b: int, after: int) -> tuple[float, bool]:
@@ -48,13 +49,13 @@ class Plain:
     def _stage(self, groups: Groups, a: int, b: int, flight: int) -> tuple[float, bool]:
         task, fits = self.task, {}
         stage = self.sharing.stage(groups, self.samples)
-        rows = [task.block_seconds(*task.fact(group), share) for group, share in stage]
+        rows = [task.block_seconds(*task.replica_kind(group), share) for group, share in stage]
         forward, backward = max(rows, key=lambda row: float(row.sum()))[:, a:b].sum(axis=1)
         everyone = tuple(device for group in groups for device in group)
         for again in (False, True):
             needs = [Need(group, len(group), len(groups), share, flight) for group, share in stage]
-            roomy = all(self.room.fits(need, self.held._replace(recompute=again))[a, b] for need in needs)
-            fits[again] = roomy and bool(self.room.allowed(everyone)[a, b])
+            roomy = all(self.memory.fits(need, self.held._replace(recompute=again))[a, b] for need in needs)
+            fits[again] = roomy and bool(self.memory.allowed(everyone)[a, b])
         if not fits[True]:
             return float("inf"), True
         inside = [name for block in task.graph.blocks[a:b] for name in block.parameters]  # a tie: in every block of it
@@ -152,9 +153,9 @@ def test_the_best_of_all_stages_and_cuts(cluster: Cluster, graph: BlockGraph, se
 
 def cuts_again(plain: Plain, fixed: Any, bundles: Sequence[Bundle], random: Random) -> None:
     """Where a border was left out at first, stages are cut in the best way of all, as far as their own times go."""
-    arranger, blocks = Arranger(plain.task, plain.room, plain.sharing), len(plain.task.graph.blocks)
+    arranger, blocks = Arranger(plain.task, plain.memory, plain.sharing), len(plain.task.graph.blocks)
     fewer = np.delete(arranger.borders, random.randrange(1, blocks))
-    arranger.runs = StageTables(plain.task, plain.room, plain.sharing, fewer)
+    arranger.runs = StageTables(plain.task, plain.memory, plain.sharing, fewer)
     for one in arranger.arrange(bundles, *fixed):
         recut, depth = arranger.recut(one, *fixed), len(one.stages)
         holds_as_it_says(plain, recut)

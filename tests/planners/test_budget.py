@@ -14,6 +14,7 @@ from isthmus.planners.layout.build_plan import make_plan, only_pipeline
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
 from isthmus.planners.schemes.all_schemes import SCHEMES
+from isthmus.planners.search_state import SearchState
 from tests.plan.small_models import chain
 from tests.planners.test_portfolio import problem, two_regions
 
@@ -42,15 +43,17 @@ def test_a_slow_clock_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_effort_ends_a_search() -> None:
     task = problem(two_regions(), chain(8))
-    search = Search(task, Limits(effort=0.001), None)
+    search = Search(SearchState(task), Limits(effort=0.001), None)
     assert not search.spent() and search.calls_left() in (0, 1, 2)
-    choose_plan(task, planner="data")
+    plan = choose_plan(task, planner="data").plan
+    for _ in range(3):
+        search.price(plan)
     assert search.spent() and search.limits(0.5).effort == 0.0
 
 
 def test_an_interrupt_in_compiled_code_is_one() -> None:
     """There what the signal raises comes out as the cause of a SystemError."""
-    search = Search(problem(two_regions(), chain(4)), Limits(), None)
+    search = Search(SearchState(problem(two_regions(), chain(4))), Limits(), None)
 
     def ended() -> None:
         raise SystemError("returned a result with an exception set") from KeyboardInterrupt()

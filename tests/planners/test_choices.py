@@ -14,12 +14,13 @@ from isthmus.errors import NoPlanError, PlanError
 from isthmus.model.graph import BlockGraph
 from isthmus.plan.validate import check
 from isthmus.planners.layout.build_plan import build_stages, make_plan, sync_messages
-from isthmus.planners.layout.memory_fit import StageOptions
+from isthmus.planners.layout.layout_types import StageOptions
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.notes import notes_on
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.schemes.device_sets import device_sets
-from isthmus.planners.schemes.grid import Fix, megatron_plan, parse_fix
+from isthmus.planners.schemes.fix import Fix, parse_fix
+from isthmus.planners.schemes.grid import megatron_plan
 from tests.plan.small_models import chain
 from tests.planners.test_portfolio import devices_of, pipeline_of, problem, two_regions
 

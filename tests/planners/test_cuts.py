@@ -13,7 +13,8 @@ from isthmus.cluster.load import parse_cluster
 from isthmus.model.job import Job
 from isthmus.planners.layout.build_plan import build_stages, make_plan
 from isthmus.planners.layout.cuts import Parts, balanced_cut, pipeline_seconds, pipeline_times
-from isthmus.planners.layout.memory_fit import MemoryFit, Need, StageOptions
+from isthmus.planners.layout.layout_types import Need, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.problem import build_problem
 from tests.plan.small_models import chain
 
@@ -86,10 +87,10 @@ def test_estimated_memory_is_what_the_simulator_says(
     devices = [f"a/{kind}/{i}" for i in range(stages * dp)]
     members = [[((d,), 3) for d in devices[s * dp : (s + 1) * dp]] for s in range(stages)]
     price = problem.price(make_plan(problem, build_stages(problem, firsts, members, way), count)).price
-    room = MemoryFit(problem)
+    memory = MemoryFit(problem)
     for s, (a, b) in enumerate(pairwise((*firsts, 6))):
         need = Need(tuple(d for (d,), _ in members[s]), 1, dp, 3, min(stages - s, count))
-        estimate = float(room.filled(need, way)[a, b]) * 16e9
+        estimate = float(memory.filled(need, way)[a, b]) * 16e9
         real = max(price.memory[d] for (d,), _ in members[s])
         assert estimate <= real * (1 + 1e-9)
         gathered = 2 * (4 + 4 + 4) if way.state == "sharded-all" else 0  # weights, gradients and a copy, twice

@@ -14,10 +14,11 @@ from isthmus.cluster.spec import Cluster
 from isthmus.planners.budget import Limits, Search
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.side_by_side import LaneMaker
-from isthmus.planners.learned.decisions import APART, IDLE, NEW, Decision, Draft, Drafts, Leaves, path_to
-from isthmus.planners.learned.tree_search import Asked, SearchTree, even
+from isthmus.planners.learned.decisions import APART, IDLE, NEW, Asked, Decision, Draft, Drafts, even, path_to
+from isthmus.planners.learned.tree_search import Leaves, SearchTree
 from isthmus.planners.problem import Floats, Problem
 from isthmus.planners.search.candidates import Candidates
+from isthmus.planners.search_state import SearchState
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters
 from tests.planners.test_portfolio import problem, two_regions
@@ -49,7 +50,8 @@ def random_draft(drafts: Drafts, random: Random) -> Draft:
 
 
 def pool_of(task: Problem, **limits: int) -> Candidates:
-    return Candidates(task, LaneMaker(task, MemoryFit(task)), Search(task, Limits(**limits), None), None)
+    search = Search(SearchState(task), Limits(**limits), None)
+    return Candidates(task, LaneMaker(task, MemoryFit(task), search.state), search, None)
 
 
 @settings(max_examples=40)

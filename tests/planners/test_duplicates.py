@@ -15,7 +15,8 @@ from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Plan
 from isthmus.plan.validate import check
 from isthmus.planners.layout.build_plan import build_stages, make_plan, only_pipeline
-from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
+from isthmus.planners.layout.layout_types import StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.side_by_side import LaneMaker, lanes_plan
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.portfolio import choose_plan

@@ -5,7 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from isthmus.plan.types import Pipeline
-from isthmus.planners.schemes.grid import Fix, even_layers, megatron_plan
+from isthmus.planners.schemes.fix import Fix
+from isthmus.planners.schemes.grid import megatron_plan
+from isthmus.planners.schemes.staged_ideas import even_layers
 from tests.plan.small_models import chain
 from tests.planners.test_portfolio import problem, two_regions
 

@@ -7,7 +7,7 @@ import pytest
 from isthmus.cluster.load import parse_cluster
 from isthmus.plan.types import Outcome
 from isthmus.planners.portfolio import choose_plan
-from isthmus.planners.schemes.grid import Fix
+from isthmus.planners.schemes.fix import Fix
 from isthmus.planners.schemes.plain_ddp import everywhere
 from tests.plan.small_models import chain
 from tests.planners.test_budget import HOSTS

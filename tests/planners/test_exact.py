@@ -15,9 +15,10 @@ from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.planners.layout.device_groups import all_bundles
+from isthmus.planners.layout.layout_types import Lane, LaneSettings
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.shares import divisors
-from isthmus.planners.layout.side_by_side import Lane, LaneMaker, LaneSettings, lanes_plan
+from isthmus.planners.layout.side_by_side import LaneMaker, lanes_plan
 from isthmus.planners.lower_bound import Borders, lower_bound
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem

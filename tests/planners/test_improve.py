@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from isthmus.api import prepare_simulator
 from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.errors import NoPlanError
@@ -25,16 +24,20 @@ from isthmus.model.torch_export import Example
 from isthmus.plan.validate import check
 from isthmus.planners.budget import Limits, Search
 from isthmus.planners.layout.build_plan import build_stages, make_plan, more_slices, only_pipeline
-from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
+from isthmus.planners.layout.layout_types import StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.side_by_side import LaneMaker
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
 from isthmus.planners.proposal import Idea
-from isthmus.planners.schemes.all_schemes import SCHEMES, data_even
-from isthmus.planners.schemes.grid import Fix
+from isthmus.planners.schemes.all_schemes import SCHEMES
+from isthmus.planners.schemes.data_parallel import data_even
+from isthmus.planners.schemes.fix import Fix
 from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search.finishing import finish
 from isthmus.planners.search.local_search import explore
+from isthmus.planners.search_state import SearchState
+from isthmus.planners.warm_up import warm_up
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.test_portfolio import pipeline_of, problem, two_regions
@@ -92,7 +95,7 @@ def test_auto_relays_where_hosts_have_no_link() -> None:
     alone = choice.schemes["pipeline"]
     assert alone is not None and choice.price.step_seconds < 0.6 * alone, "one of them computes for itself"
     check(choice.plan, task.cluster, {"job": graph})
-    assert any("m passes on" in note for note in choice.notes)
+    assert any("their messages go over m" in note for note in choice.notes)
     assert choice.price.step_seconds >= choice.lower_bound
 
 
@@ -156,12 +159,12 @@ def test_no_time_at_all() -> None:
 def test_a_scheme_that_never_ends_thinking_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Making ideas counts: what has come by then is priced, and others get their turn."""
 
-    def endless(task: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-        ideas = list(data_even(task, room, fix))
+    def endless(task: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
+        ideas = list(data_even(task, memory, fix))
         yield from ideas
         yield from repeat(ideas[0]._replace(seconds=float("inf")))
 
-    prepare_simulator()
+    warm_up()
     monkeypatch.setitem(SCHEMES, "data-even", endless)
     start = time.process_time()
     choice = choose_plan(problem(two_regions(), chain(8, width=256)), planner="data-even", budget=2.0)
@@ -175,10 +178,8 @@ def test_a_scheme_that_never_ends_thinking_is_cut_short(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("seconds", "first"), [(2.0, True), (None, False), (60.0, False)])
 def test_the_hasty_ask_the_network_first(seconds: float | None, first: bool) -> None:
     task = problem(two_regions(), chain(6))
-    pool, found = (
-        Candidates(task, LaneMaker(task, MemoryFit(task)), Search(task, Limits(seconds, calls=40), None), None),
-        [],
-    )
+    search, found = Search(SearchState(task), Limits(seconds, calls=40), None), []
+    pool = Candidates(task, LaneMaker(task, MemoryFit(task), search.state), search, None)
     explore(pool, [], lambda asked: found.append(len(asked.found)))
     assert len(found) == 1 and (found[0] == 0) == first
     with pool.search.within(0.01):
@@ -191,7 +192,8 @@ def one_micro_batch(graph: BlockGraph) -> tuple[Problem, Candidates]:
     first, *_, last = task.usable
     members = [[((first,), 24)], [((last,), 24)]]
     start = task.price(make_plan(task, build_stages(task, [0, 3], members, StageOptions()), 1))
-    pool = Candidates(task, LaneMaker(task, MemoryFit(task)), Search(task, Limits(), None), start)
+    search = Search(SearchState(task), Limits(), None)
+    pool = Candidates(task, LaneMaker(task, MemoryFit(task), search.state), search, start)
     return task, pool
 
 

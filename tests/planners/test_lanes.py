@@ -16,10 +16,11 @@ from isthmus.plan.types import Layout as State
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.planners.layout.build_plan import build_stages, make_plan
 from isthmus.planners.layout.device_groups import all_bundles
-from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
-from isthmus.planners.layout.side_by_side import Lane, LaneMaker, LaneSettings, lanes_plan
+from isthmus.planners.layout.layout_types import Lane, LaneSettings, Staged, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
+from isthmus.planners.layout.side_by_side import LaneMaker, lanes_plan
 from isthmus.planners.lower_bound import lower_bound
-from isthmus.planners.schemes.pipeline_bounds import Staged, staged_plan
+from isthmus.planners.schemes.staged_ideas import staged_plan
 from isthmus.planners.search.candidates import ways
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
@@ -38,16 +39,16 @@ def test_no_plan_takes_less_than_one_of_its_lanes_needs(
     if random.random() < 0.6:  # much to sync, little to compute
         graph = chain(random.randint(3, 8), width=1024, rows=random.choice((1, 8)), tied=random.random() < 0.3)
     task = problem(cluster, graph, batch, sparsity=random.choice((None, None, 0.5)))
-    with task.over_relays():
-        lanes = LaneMaker(task, MemoryFit(task))
-        for _ in range(4):
-            pace = random_pace(task, random)
-            layout = lanes.layout(random_lanes(task, random, pace, pairs=True), pace)
-            for how in dict.fromkeys(how for how, _ in ways(task, layout)):
-                seconds = task.price(lanes_plan(task, layout, how)).price.step_seconds
-                for lane in layout.lanes:
-                    assert lane.least <= seconds * (1 + 1e-9)
-                    assert lane.least <= lane.seconds
+    relayed = task.with_relays
+    lanes = LaneMaker(relayed, MemoryFit(relayed))
+    for _ in range(4):
+        pace = random_pace(task, random)
+        layout = lanes.layout(random_lanes(task, random, pace, pairs=True), pace)
+        for how in dict.fromkeys(how for how, _ in ways(task, layout)):
+            seconds = task.price(lanes_plan(task, layout, how)).price.step_seconds
+            for lane in layout.lanes:
+                assert lane.least <= seconds * (1 + 1e-9)
+                assert lane.least <= lane.seconds
 
 
 SQUARE = """

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.planners.layout.device_groups import all_bundles, orders
-from isthmus.planners.layout.side_by_side import LaneSettings, Layout, lanes_plan
+from isthmus.planners.layout.layout_types import LaneSettings, Layout
+from isthmus.planners.layout.side_by_side import lanes_plan
 from isthmus.planners.search.moves import Grouping, Stages, first_settings, layout_moves, setting_moves, stage_moves
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs

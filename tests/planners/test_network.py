@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from isthmus.planners.learned.decisions import Draft, Drafts
+from isthmus.planners.learned.decisions import Draft, Drafts, even
 from isthmus.planners.learned.features import ACTION, BLOCK, EDGE, SORT, WHOLE, Look, Looked, feedback_of
 from isthmus.planners.learned.graph_network import EdgeAttention, GraphNetwork, batch_of
 from isthmus.planners.learned.network_numpy import log_likely
 from isthmus.planners.learned.prior import load_network, save_network, shipped_prior
-from isthmus.planners.learned.tree_search import SearchTree, even
+from isthmus.planners.learned.tree_search import SearchTree
 from tests.plan.small_models import chain
 from tests.planners.test_drafts import pool_of
 from tests.planners.test_portfolio import problem, two_regions

@@ -22,7 +22,7 @@ from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.portfolio import PLANNERS, Choice, choose_plan
 from isthmus.planners.problem import Problem, build_problem
 from isthmus.planners.schemes.all_schemes import SCHEMES
-from isthmus.planners.schemes.grid import Fix, parse_fix
+from isthmus.planners.schemes.fix import Fix, parse_fix
 from tests.plan.small_models import chain
 
 TWO_REGIONS = """
@@ -63,10 +63,10 @@ def devices_of(choice: Choice) -> list[str]:
 def test_every_plan_of_every_scheme_is_valid_and_not_below_its_bounds(tied: bool, sparsity: float | None) -> None:
     """And the search, which leaves out what its bounds tell it to, finds the best of all of them."""
     task = problem(two_regions(), chain(6, tied=tied, width=256), batch=8, sparsity=sparsity)
-    bound, room = lower_bound(task), MemoryFit(task)
+    bound, memory = lower_bound(task), MemoryFit(task)
     for name, scheme in SCHEMES.items():
         fastest = float("inf")
-        for idea in scheme(task, room, Fix()):
+        for idea in scheme(task, memory, Fix()):
             for version in idea.versions():
                 plan = version.make()
                 check(plan, task.cluster, {"job": task.graph})
@@ -102,9 +102,9 @@ def test_shares_by_speed_beat_equal_shares_on_unequal_devices() -> None:
     text = TWO_REGIONS.replace("{region: west,", "{region: east,").replace("[east, west]", "[east, east]")
     text = text.replace("1 Gbit/s, latency: 20 ms", "100 Gbit/s, latency: 5 us").replace("nic: 10 ", "nic: 100 ")
     task = problem(parse_cluster(text.replace("MEMORY", "16 GB")), chain(8, width=2048, rows=64), batch=240)
-    room = MemoryFit(task)
+    memory = MemoryFit(task)
     everyone = [
-        task.price(next(SCHEMES[name](task, room, Fix())).versions()[0].make()).price.step_seconds
+        task.price(next(SCHEMES[name](task, memory, Fix())).versions()[0].make()).price.step_seconds
         for name in ("data-even", "data")
     ]
     assert everyone[1] < 0.6 * everyone[0]

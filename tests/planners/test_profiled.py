@@ -18,7 +18,7 @@ from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem, build_problem
 from isthmus.planners.schemes.all_schemes import SCHEMES
-from isthmus.planners.schemes.grid import Fix
+from isthmus.planners.schemes.fix import Fix
 from tests.cost.random_profiles import random_profile
 from tests.plan.small_models import chain
 
@@ -61,9 +61,9 @@ def test_no_plan_of_any_scheme_is_below_its_bounds(seed: int, synced: bool) -> N
     cluster = parse_cluster(CLUSTER)
     drawn = random_profile(Plan(cluster="two", parts=()), cluster, chain(5, width=256), seed)
     task = problem(cluster, msgspec.structs.replace(drawn, collectives=collectives(cluster, 1e-5) if synced else ()))
-    bound, room, tried = lower_bound(task), MemoryFit(task), 0
+    bound, memory, tried = lower_bound(task), MemoryFit(task), 0
     for scheme in SCHEMES.values():
-        for idea in islice(scheme(task, room, Fix()), 60):
+        for idea in islice(scheme(task, memory, Fix()), 60):
             for version in idea.versions():
                 seconds = task.price(version.make()).price.step_seconds * (1 + 1e-9)
                 assert seconds >= version.seconds >= idea.seconds * (1 - 1e-9) and seconds >= bound

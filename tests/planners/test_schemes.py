@@ -20,12 +20,13 @@ from isthmus.plan.types import Layout, Plan
 from isthmus.plan.validate import check
 from isthmus.planners.layout.build_plan import build_stages, make_plan, sync_messages
 from isthmus.planners.layout.cuts import even_limits
-from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
+from isthmus.planners.layout.layout_types import StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
 from isthmus.planners.schemes.all_schemes import SCHEMES
-from isthmus.planners.schemes.grid import Fix, parse_fix
+from isthmus.planners.schemes.fix import Fix, parse_fix
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
 from tests.planners.test_portfolio import devices_of, pipeline_of, problem, two_regions
@@ -156,7 +157,7 @@ def most_balanced(
     task: Problem, members: Sequence[Sequence[tuple[tuple[str, ...], int]]], way: StageOptions
 ) -> list[int]:
     """Of all cuts the one whose slowest stage is fastest."""
-    times = [task.block_seconds(*task.fact(row[0][0]), row[0][1]) for row in members]
+    times = [task.block_seconds(*task.replica_kind(row[0][0]), row[0][1]) for row in members]
     rows = [forward * (2 if way.recompute else 1) + backward for forward, backward in times]
     blocks = len(task.graph.blocks)
     cuts = ([0, *inner] for inner in combinations(range(1, blocks), len(members) - 1))
@@ -211,18 +212,18 @@ def test_bounds_hold_on_random_clusters(
 ) -> None:
     """Of every idea and version, also over relays; and what can run at all keeps every rule."""
     task = problem(cluster, graph, batch, sparsity=data.draw(st.sampled_from((None, None, 0.5))))
-    bound, room = lower_bound(task), MemoryFit(task)
-    with task.over_relays():
-        for scheme in SCHEMES.values():
-            ideas = list(scheme(task, room, Fix()))
-            for idea in ideas[first :: max(1, len(ideas) // 8)]:
-                for version in idea.versions():
-                    plan = version.make()
-                    price = task.price(plan).price
-                    seconds = price.step_seconds * (1 + 1e-9)
-                    assert seconds >= version.seconds and seconds >= idea.seconds and seconds >= bound
-                    if not price.impossible:
-                        keeps_rules(plan, task)
+    bound, memory = lower_bound(task), MemoryFit(task)
+    relayed = task.with_relays
+    for scheme in SCHEMES.values():
+        ideas = list(scheme(relayed, memory, Fix()))
+        for idea in ideas[first :: max(1, len(ideas) // 8)]:
+            for version in idea.versions():
+                plan = version.make()
+                price = task.price(plan).price
+                seconds = price.step_seconds * (1 + 1e-9)
+                assert seconds >= version.seconds and seconds >= idea.seconds and seconds >= bound
+                if not price.impossible:
+                    keeps_rules(plan, task)
 
 
 def keeps_rules(plan: Plan, task: Problem) -> None:

@@ -28,7 +28,7 @@ def test_shares_are_the_best_of_all_shares(cluster: Cluster, graph: BlockGraph, 
 
     def seconds(shares: tuple[int, ...]) -> float:
         pairs = zip(groups, shares, strict=True)
-        return max(float(task.block_seconds(*task.fact(group), n).sum()) for group, n in pairs if n)
+        return max(float(task.block_seconds(*task.replica_kind(group), n).sum()) for group, n in pairs if n)
 
     stage = dict(sharing.stage(groups, samples))
     shares = tuple(stage.get(group, 0) for group in groups)
@@ -38,8 +38,8 @@ def test_shares_are_the_best_of_all_shares(cluster: Cluster, graph: BlockGraph, 
     shared = sharing.of(groups, samples)
     assert shared.seconds[:, -1].sum() == pytest.approx(seconds(shares))
     assert np.all(np.diff(shared.seconds) >= 0.0) and not shared.seconds[:, 0].any()
-    for fact in {task.fact(group) for group in groups}:
-        own = [n for group, n in zip(groups, shares, strict=True) if task.fact(group) == fact]
+    for fact in {task.replica_kind(group) for group in groups}:
+        own = [n for group, n in zip(groups, shares, strict=True) if task.replica_kind(group) == fact]
         assert max(own) - min(own) <= 1
         assert dict(shared.most).get(fact, 0) == max(own)
 

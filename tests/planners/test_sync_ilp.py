@@ -17,8 +17,9 @@ from isthmus.cost.network import fabric
 from isthmus.plan.types import Layout, Plan, Sync
 from isthmus.plan.validate import check
 from isthmus.planners.layout.build_plan import build_stages, make_plan, only_pipeline
-from isthmus.planners.layout.memory_fit import StageOptions
+from isthmus.planners.layout.layout_types import StageOptions
 from isthmus.planners.problem import Problem
+from isthmus.planners.search_state import SearchState
 from isthmus.planners.syncs.ring_order import pass_seconds, ring_order
 from isthmus.planners.syncs.sync_ilp import best_syncs, greedy, objective, solve
 from isthmus.planners.syncs.sync_loads import Programme, make_programme
@@ -77,7 +78,7 @@ def spread(
 
 
 def programme_of(task: Problem, plan: Plan) -> Programme:
-    programme = make_programme(task, make_offers(task, plan))
+    programme = make_programme(SearchState(task), make_offers(task, plan))
     assert programme is not None
     return programme
 
@@ -159,9 +160,9 @@ def test_limits_are_kept_and_the_gap_is_told() -> None:
     plan = spread(task)
     best_syncs(task, plan, seconds=0.0)  # compiles what is not in the cache
     start = time.process_time()
-    choice = best_syncs(task, plan, seconds=0.0)
-    calls = task.calls
-    assert best_syncs(task, plan, seconds=inf, calls=1).stopped and task.calls - calls < 20
+    choice = best_syncs(SearchState(task), plan, seconds=0.0)
+    state = SearchState(task)
+    assert best_syncs(state, plan, seconds=inf, calls=1).stopped and state.calls < 20
     assert time.process_time() - start < 2.0 and choice.stopped and choice.finish is not None
     assert choice.price.step_seconds <= task.price(plan).price.step_seconds
 
@@ -205,7 +206,7 @@ def test_factors_where_and_only_where_they_pay(batch: int, rate: str, rows: int,
     graph = chain(4, width=2048, rows=rows, heads=0)
     task = problem(parse_cluster(PAIR.replace("RATE", rate)), graph, batch=batch, precision="fp32")
     plan = spread(task)
-    choice = best_syncs(task, plan, seconds=inf)
+    choice = best_syncs(SearchState(task), plan, seconds=inf)
     assert ("factors" in ways_of(choice.plan)) == expected
     ring = task.price(plan).price.step_seconds
     forced = make_offers(task, plan)
@@ -231,7 +232,7 @@ def test_never_slower_and_always_valid(case: str) -> None:
     graph = chain(6, width=512, vocabulary=4000, **shape)  # type: ignore[arg-type]
     task = problem(parse_cluster(geo()), graph, batch=40, precision="fp32", **fields)
     plan = spread(task, **layout)  # type: ignore[arg-type]
-    choice = best_syncs(task, plan, seconds=inf)
+    choice = best_syncs(SearchState(task), plan, seconds=inf)
     before = task.price(plan).price
     check(choice.plan, task.cluster, {"job": graph})
     assert choice.price == task.price(choice.plan).price
@@ -241,7 +242,7 @@ def test_never_slower_and_always_valid(case: str) -> None:
         assert choice.plan == plan
     else:
         assert choice.price.step_seconds < 0.9 * before.step_seconds, "slow links are there to be avoided"
-        assert choice == best_syncs(task, plan, seconds=inf)
+        assert choice == best_syncs(SearchState(task), plan, seconds=inf)
     if case == "cnn":
         assert "factors" not in ways_of(choice.plan)
 
@@ -258,7 +259,7 @@ def test_buckets_that_are_synced_alike_stay_whole_and_missing_links_need_relays(
     assert any(offer.bucket.endswith(".linear") for offer in offers.offers)
     servers = [replace(sync, how="server", root="b/quick/0") for sync in only_pipeline(plan).syncs]
     served = with_syncs(plan, servers)
-    choice = best_syncs(task, served, seconds=inf)
+    choice = best_syncs(SearchState(task), served, seconds=inf)
     check(choice.plan, task.cluster, {"job": graph})
     assert choice.price.step_seconds <= task.price(served).price.step_seconds < inf
     assert {offer.ways["given"].how for offer in make_offers(task, served).offers} == {"server"}

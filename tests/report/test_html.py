@@ -187,7 +187,7 @@ def test_a_file_that_predicts_something_else() -> None:
     predicted = msgspec.structs.replace(given.file.predicted, step_seconds=given.price.step_seconds / 3)
     file = msgspec.structs.replace(given.file, predicted=predicted)
     changed = Subject(file=file, cluster=given.cluster, price=given.price, timeline=given.timeline, made="")
-    assert "this is 3.00 x that" in report_html(changed) and "x that" not in report_html(given)
+    assert "the time here is 3.00 x that" in report_html(changed) and "x that" not in report_html(given)
 
 
 def test_commands_are_code_and_not_in_backticks() -> None:

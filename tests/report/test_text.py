@@ -100,11 +100,11 @@ def test_an_unfinished_scheme_is_never_counted_in_a_ratio() -> None:
     others = {name: outcome for name, outcome in OUTCOMES.items() if name != "quick"}
     said = comparison(others, "auto", 0.25)
     assert said is not None and "16 x as fast as the best scheme, slow" in said
-    assert "left, bare were not searched to the end, so not compared with" in said
+    assert "of those searched to the end; left, bare were not searched to the end" in said
     ended = {name: outcome for name, outcome in others.items() if outcome.state != "unfinished"}
     assert comparison(ended, "auto", 0.25) == "the plan is 16 x as fast as the best scheme, slow"
     only = comparison({"left": OUTCOMES["left"]}, "auto", 0.25)
-    assert only == "no ratio to a scheme: left was not searched to the end"
+    assert only == "not compared with a scheme: left was not searched to the end"
     assert comparison(ended, "none", 8.0) == "the best scheme, slow, is 2.00 x as fast as the plan"
     assert comparison(ended, "slow", 4.0) == "the plan is that of the best scheme, slow"
     assert comparison({}, "auto", 1.0) is None

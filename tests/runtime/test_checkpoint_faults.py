@@ -287,7 +287,7 @@ FORGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an unknown field": (lambda v: first(v).update(pickle="x"), "unknown field"),
     "another kind": (lambda v: v.update(kind="plan"), "this is the wrong kind of file"),
     "a newer version": (lambda v: v.update(version=2), "newer than this program"),
-    "a job that cannot be": (lambda v: v["job"].update(batch=0), "batch cannot be so"),
+    "a job that cannot be": (lambda v: v["job"].update(batch=0), "batch has an impossible value"),
     "more updates than steps": (lambda v: v.update(updates=99), "more updates than steps"),
     "a loss scale of zero": (lambda v: v.update(loss_scale={"value": 0.0}), "loss scale"),
     "another shape": (lambda v: v["parameters"].update({"in.bias": [8]}), "another shape"),
@@ -403,7 +403,7 @@ def test_the_newest_whole_checkpoint_is_found_behind_damaged_ones(folder: Path) 
     assert [found.path.name[-1] for found in refused] == ["4", "3", "2"]
     assert "changed after it was saved" in str(refused[0].error) and FIRST in str(refused[0].error)
     change_one_float(folder / "step-00000001" / FIRST)
-    with pytest.raises(CheckpointError, match="no checkpoint here is whole"):
+    with pytest.raises(CheckpointError, match="every checkpoint here is damaged"):
         newest_whole(folder)
     assert newest_whole(folder / "none") == (None, [])
 

@@ -298,15 +298,15 @@ def test_samples_by_the_batch_and_by_name() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        (Pairs("random"), "not the same when it is taken again. Found two different samples 6"),
-        (Pairs("uneven"), r"samples do not stack. Found float32\[9\], int64\[\] and float32\[10\]"),
-        (Pairs("fails"), "a sample cannot be had. Found KeyError: 'seven'"),
-        (Pairs("alone"), r"a sample is no pair. Found float32\[4\]"),
+        (Pairs("random"), "a sample differs when it is taken again. Found two different samples 6"),
+        (Pairs("uneven"), r"the samples cannot be stacked. Found float32\[9\], int64\[\] and float32\[10\]"),
+        (Pairs("fails"), "a sample cannot be read. Found KeyError: 'seven'"),
+        (Pairs("alone"), r"a sample is not a pair. Found float32\[4\]"),
         (Pairs("two"), "other inputs than the model. Found 2 inputs. Expected input"),
         (Pairs("name"), "other inputs than the model. Found y. Expected input"),
         (Pairs("wide"), r"do not fit the model. Found input as float32\[2, 5\]. Expected float32\[1, 4\]"),
         (Pairs("whole"), r"do not fit the model. Found input as int64\[2, 4\]"),
-        (Pairs("text"), "samples do not stack. Found a str"),
+        (Pairs("text"), "the samples cannot be stacked. Found a str"),
         (Pairs("odd target"), "targets are not one for each sample. Found a dict"),
         (Batches(targets=2), r"targets are not one for each sample. Found int64\[2\]"),
         ([], "no numbered samples. Found a list with count 0"),
@@ -319,7 +319,7 @@ def test_samples_by_the_batch_and_by_name() -> None:
         (Uncounted(2**70), "Found a Uncounted with count above 4611686018427387904"),
         (Uncounted(RuntimeError("disk gone")), "Found a Uncounted with count RuntimeError: disk gone"),
         (Uncounted(AttributeError("no file")), "Found a Uncounted with count AttributeError: no file"),
-        (Pairs("leaves"), "a sample cannot be had. Found SystemExit: 0"),
+        (Pairs("leaves"), "a sample cannot be read. Found SystemExit: 0"),
     ],
 )
 def test_samples_that_do_not_fit(given: Any, text: str) -> None:
@@ -403,7 +403,7 @@ def test_parts_of_a_batch_add_up_in_low_precision_too() -> None:
     [
         ("mean", None, r"the sum of a loss must add up over samples. Found .* for 4 samples"),
         ("contrast", None, "the sum of a loss must add up over samples"),
-        ("bad", "one", r"the loss is no pair. Found float32\[\]. Expected \(sum of the losses"),
+        ("bad", "one", r"the loss is not a pair. Found float32\[\]. Expected \(sum of the losses"),
         ("bad", "vector", r"the sum of a loss must be one number. Found float32\[3\]"),
         ("bad", "number", "must be one number. Found a float"),
         ("bad", "integer", "must be one number. Found int64"),
@@ -421,7 +421,7 @@ def test_parts_of_a_batch_add_up_in_low_precision_too() -> None:
         ("bad", "complex", r"the count of a loss must be a real number. Found complex64\[\]"),
         ("bad", "gigantic", "the count of a loss must be a real number. Found a number beyond 1e308"),
         ("bad", "no sum", "the sum of a loss must be a finite number. Found nan"),
-        ("leaving", None, "the loss cannot be had .* Found SystemExit: 0"),
+        ("leaving", None, "the loss cannot be computed .* Found SystemExit: 0"),
     ],
 )
 def test_losses_that_are_none(name: str, given: Any, text: str) -> None:

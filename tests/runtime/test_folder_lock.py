@@ -88,7 +88,7 @@ def test_twice_in_one_process_and_again_after_an_error(tmp_path: Path, take: obj
 
 def test_without_locks_of_the_system_the_file_decides(tmp_path: Path) -> None:
     names(tmp_path)
-    with pytest.raises(CheckpointError, match="If that run is gone, remove"), lock_folder(tmp_path, "", no_locks):
+    with pytest.raises(CheckpointError, match="If that run has ended, remove"), lock_folder(tmp_path, "", no_locks):
         pass
     names(tmp_path, process=gone(), host="elsewhere")
     with pytest.raises(CheckpointError, match="on host elsewhere"), lock_folder(tmp_path, "", no_locks):

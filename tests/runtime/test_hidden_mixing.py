@@ -20,7 +20,7 @@ from isthmus.plan.types import Plan, Replica, Stage, Sync
 from isthmus.runtime.batch_statistics import unchanged
 from isthmus.runtime.loss import CheckedLoss
 from isthmus.runtime.worker_run import cast_module, check_hooks
-from tests.runtime.test_samples import CLUSTER, FIRST, SECOND, SGD, UPDATES, vectors
+from tests.runtime.test_samples import CLUSTER, FIRST, SECOND, SGD, UPDATES, trained_or_refused, vectors
 from tests.runtime.world import Cutting, Task, assert_same, pipeline_plan, reference, train
 from tests.sample_models import WIDTH, Body, SampleModel
 
@@ -62,6 +62,27 @@ class MeanBack(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         return grads[0] - grads[0].mean(0)
+
+
+class TripledBack(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * 3
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, int]:
+        return TripledBack.apply(x), in_dims[0]
+
+
+BOUND, BOUND_TRIPLED = MeanBack.apply, TripledBack.apply
 
 
 def task_of(body: Callable[[], Body]) -> Task:
@@ -152,6 +173,15 @@ BACKWARD: dict[str, Body] = {
 @pytest.mark.parametrize("name", BACKWARD)
 def test_mixing_in_backward_is_found(name: str) -> None:
     assert "gradients" in refused_in_the_first_step(task_of(lambda: Own(BACKWARD[name])), 5, 3)
+
+
+def test_a_function_that_was_bound_before_the_export_keeps_its_gradients() -> None:
+    """`own = Own.apply` in a module of the user's: the export must not take autograd's gradients for it."""
+    assert "give other gradients" in trained_or_refused(task_of(lambda: BOUND))
+
+
+def test_a_function_under_vmap_keeps_its_gradients() -> None:
+    assert not trained_or_refused(task_of(lambda: lambda h: torch.vmap(BOUND_TRIPLED)(h)))
 
 
 def test_a_hook_on_each_sample_is_accepted() -> None:
@@ -337,3 +367,32 @@ def test_losses_that_do_not_add_up_are_refused(loss: Callable[[Any, Any], Any], 
 def test_losses_that_add_up_are_accepted(loss: Callable[[Any, Any], Any], output: Any) -> None:
     total, count = CheckedLoss(loss, "here")(output, TARGET)
     assert total.ndim == 0 and count == 7
+
+
+def _hardest(most: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The loss of the hardest samples, which all are while there are few."""
+
+    def loss(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        each = F.cross_entropy(output, target, reduction="none")
+        return each.topk(min(most, len(each))).values.sum(), torch.tensor(float(min(most, len(each))))
+
+    return loss
+
+
+def _weighted(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of samples that add up to 1 over the batch."""
+    weights = output.detach().abs().sum(1)
+    return (weights / weights.sum() * F.cross_entropy(output, target, reduction="none")).sum(), torch.tensor(1.0)
+
+
+@pytest.mark.parametrize(("loss", "samples"), [(_hardest(10), 7), (_hardest(1), 1), (_weighted, 1)])
+def test_losses_that_do_not_add_up_over_a_whole_micro_batch_are_refused(
+    loss: Callable[[Any, Any], Any], samples: int
+) -> None:
+    with pytest.raises(DataError, match=r"of a loss must add up over samples.*copies"):
+        CheckedLoss(loss, "here", micro_batch=16)(OUTPUT[:samples], TARGET[:samples])
+
+
+@pytest.mark.parametrize("samples", [1, 7])
+def test_losses_that_add_up_are_accepted_for_any_part_of_a_micro_batch(samples: int) -> None:
+    CheckedLoss(cross_entropy, "here", micro_batch=16)(OUTPUT[:samples], TARGET[:samples])

@@ -1,4 +1,4 @@
-"""`isthmus cluster show FILE`."""
+"""The command `isthmus cluster show FILE`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Devices, hosts, links, what was filled in."""
+    """Return the devices, hosts and links of a cluster, and what was filled in."""
     cluster = load_cluster(args.file)
     return Answer(values=_values(cluster), text=cluster_text(cluster))
 

@@ -1,4 +1,4 @@
-"""`isthmus cluster import`: a cluster file from a hostfile, the Slurm environment or the Hulk data."""
+"""The command `isthmus cluster import`: a cluster file from a hostfile, the Slurm environment or the Hulk data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Reads the source, writes the file, says what was found, assumed, mended."""
+    """Read the source, write the cluster file, and return what was found, assumed and repaired."""
     _check_usage(args)
     check_folder(args.output)
     imported = _imported(args, Path(args.output).stem)
@@ -51,7 +51,7 @@ def _imported(args: argparse.Namespace, stem: str) -> Imported:
 
 
 def _check_usage(args: argparse.Namespace) -> None:
-    """One source, and only the options that go with it."""
+    """Refuse more or less than one source, and options that do not go with it."""
     where = args.parser.prog
     sources = [
         name for name, given in (("SOURCE", args.source), ("--slurm", args.slurm), ("--hulk", args.hulk)) if given
@@ -66,4 +66,6 @@ def _check_usage(args: argparse.Namespace) -> None:
     surplus = ("kind", "region", "latency") if args.hulk else ("fill",)
     for option in surplus:
         if getattr(args, option):
-            raise UsageError(f"--{option} does not go with {sources[0]}", where=where, next=f"See {where} --help")
+            raise UsageError(
+                f"--{option} cannot be combined with {sources[0]}", where=where, next=f"See {where} --help"
+            )

@@ -1,4 +1,4 @@
-"""`isthmus cluster probe CLUSTER`: on every host of a cluster, or in an emulated world of it."""
+"""The command `isthmus cluster probe CLUSTER`: runs on every host of a cluster, or in an emulation of it."""
 
 from __future__ import annotations
 
@@ -42,19 +42,20 @@ from isthmus.deploy.probing.sync_times import (
 )
 from isthmus.errors import FileError, RunError, UsageError
 from isthmus.files import open_file, write_whole
-from isthmus.model.profile import Profile, save_profile
+from isthmus.model.load_profile import save_profile
+from isthmus.model.profile import Profile
 from isthmus.report.columns import columns, cut, excerpt
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["run"]
 
-_SECRET = 16  # characters that a token has at least
+_SECRET = 16  # characters that a token must have at least
 _PLACE = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:]+):(?P<port>[0-9]{1,5})")
 _SHOWN = 60  # pairs that are listed for people
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Leads the probe or takes part in it; whoever leads writes the file."""
+    """Lead the probe or take part in it; the leader writes the file."""
     cluster = load_cluster(args.file)
     _check_usage(args, cluster)
     output: str = args.output or f"{Path(args.file).stem}.probed.yaml"
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         answer = _answer(cluster, found, missing, remarks, output)
         if args.collectives is None:
             return answer
-        progress.phase(f"The links are in {output}")  # and stay there, whatever becomes of the all-reduces
+        progress.phase(f"The links are in {output}")  # and remain there, even if the all-reduces fail
         reduced = _collectives(args, cluster, found, company, progress)
     return _with_collectives(answer, cluster, reduced, remarks, args.collectives)
 
@@ -78,25 +79,25 @@ def _check_usage(args: argparse.Namespace, cluster: Cluster) -> None:
     where = args.parser.prog
     if args.emulate == (args.host is not None or args.meet is not None):
         expected = "--emulate, or --host NAME and --meet ADDRESS:PORT on every host"
-        raise UsageError("it is not clear what takes part", where=where, expected=expected)
+        raise UsageError("the command does not say which hosts take part", where=where, expected=expected)
     if not args.emulate and (args.host is None or args.meet is None):
         raise UsageError(f"--{'meet' if args.host else 'host'} is missing", where=where, next=f"See {where} --help")
     if args.host is not None and args.host not in cluster.hosts:
         raise unknown("no host of the cluster is named", args.host, list(cluster.hosts), where)
     if not 0.1 <= args.seconds <= LONGEST:
         raise UsageError(
-            "--seconds cannot be so", where=where, found=f"{args.seconds:g}", expected=f"0.1 to {LONGEST:g}"
+            "--seconds is out of range", where=where, found=f"{args.seconds:g}", expected=f"0.1 to {LONGEST:g}"
         )
     if len(cluster.hosts) < 2:
         raise UsageError("the cluster has one host, and no link to measure", where=args.file)
     if args.among and args.collectives is None:
-        raise UsageError("--among says which all-reduces to measure, and none are", where=where,
+        raise UsageError("--among selects all-reduces, but none are measured without --collectives", where=where,
                          next="Add --collectives PROFILE.json")  # fmt: skip
     _named_sets(args, cluster)
 
 
 def _named_sets(args: argparse.Namespace, cluster: Cluster) -> list[Hosts]:
-    """The sets of hosts that the user names."""
+    """Return the sets of hosts that the user names."""
     found: dict[Hosts, None] = {}
     for text in args.among:
         hosts = tuple(name.strip() for name in text.split(","))
@@ -104,8 +105,12 @@ def _named_sets(args: argparse.Namespace, cluster: Cluster) -> list[Hosts]:
             if name not in cluster.hosts:
                 raise unknown("--among: no host of the cluster is named", name, list(cluster.hosts), args.parser.prog)
         if len(hosts) < 2:
-            raise UsageError("--among needs two participants", where=args.parser.prog, found=repr(text[:80]),
-                             expected="names of hosts with commas between; a host that has two, twice")  # fmt: skip
+            raise UsageError(
+                "--among needs two participants",
+                where=args.parser.prog,
+                found=repr(text[:80]),
+                expected="names of hosts, separated by commas; a host with two participants is named twice",
+            )
         found[hosts] = None
     return list(found)
 
@@ -133,7 +138,10 @@ def _unspecified(host: str) -> bool:
 
 
 def _token(args: argparse.Namespace) -> bytes:
-    """The secret that all hosts share; never on the command line, which every user of the machine can see."""
+    """Return the secret that all hosts share.
+
+    It is never on the command line, where every user of the machine could see it.
+    """
     remedy = "Make one, and give every host the same: openssl rand -hex 32 > token; --token-file token"
     if args.token_file is not None:
         try:
@@ -145,7 +153,7 @@ def _token(args: argparse.Namespace) -> bytes:
         token = os.environ.get("ISTHMUS_TOKEN", "").strip().encode()
     if len(token) < _SECRET:
         found = f"{len(token)} characters" if token else "none: neither --token-file nor ISTHMUS_TOKEN is given"
-        raise UsageError("a token is needed, so that no stranger takes part", where=args.parser.prog, found=found,
+        raise UsageError("the probe needs a token, so that no stranger takes part", where=args.parser.prog, found=found,
                          expected=f"{_SECRET} characters or more", next=remedy)  # fmt: skip
     return token
 
@@ -156,7 +164,7 @@ def _own_address(cluster: Cluster, host: str) -> str | None:
 
 
 def _join(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> Answer:
-    """Takes part until the leader ends it."""
+    """Take part until the leader ends the probe."""
     token, place = _token(args), _place(args, cluster)
     start = time.monotonic()
     progress.phase(f"{args.host} takes part in the probe that {next(iter(cluster.hosts))} leads at {args.meet}")
@@ -166,7 +174,7 @@ def _join(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> Ans
 
 
 def _met(args: argparse.Namespace, cluster: Cluster, progress: Progress, ends: ExitStack) -> tuple[Company, list[str]]:
-    """The hosts that came to the meeting point."""
+    """Return the hosts that came to the meeting point."""
     token, place = _token(args), _place(args, cluster)
     progress.phase(f"Waiting at {args.meet} for {len(cluster.hosts) - 1} other hosts, {args.wait:g} s at most")
     me = (args.host, _own_address(cluster, args.host) or place[0])
@@ -175,7 +183,7 @@ def _met(args: argparse.Namespace, cluster: Cluster, progress: Progress, ends: E
         raise RunError(
             "no other host came",
             where=args.meet,
-            next=f"Run the same on each, with its name as --host, within {args.wait:g} s",
+            next=f"Run the same command on each, with its name as --host, within {args.wait:g} s",
         )
     return company, []
 
@@ -183,10 +191,10 @@ def _met(args: argparse.Namespace, cluster: Cluster, progress: Progress, ends: E
 def _emulated(
     args: argparse.Namespace, cluster: Cluster, progress: Progress, ends: ExitStack
 ) -> tuple[Company, list[str]]:
-    """A prober for each host of an emulated world."""
+    """Start a prober for each host of an emulated cluster."""
     from isthmus.emulate.world import World
 
-    progress.phase(f"Making a world of {len(cluster.hosts)} hosts")
+    progress.phase(f"Starting {len(cluster.hosts)} hosts")
     world = ends.enter_context(World(cluster))
     company = ends.enter_context(started(list(cluster.hosts), world.command, world.address))
     if world.shaped:
@@ -197,7 +205,7 @@ def _emulated(
 def _probe(args: argparse.Namespace, cluster: Cluster, company: Company, progress: Progress) -> ProbeResult:
     settings = ProbeSettings(seconds=args.seconds, trunks=args.trunks, nics=args.nics)
     pairs = host_pairs([host for host in cluster.hosts if host in company.addresses])
-    if args.emulate:  # nothing that the file does not know can be found there
+    if args.emulate:  # the emulation has no links but those in the file
         pairs = [pair for pair in pairs if cluster.link(*pair) is not None]
     schedule = rounds(cluster, pairs, max(1, (os.cpu_count() or 1) // 2) if args.emulate else None)
     seconds = format_seconds(expected_seconds(cluster, schedule, settings))
@@ -210,7 +218,8 @@ def _probe(args: argparse.Namespace, cluster: Cluster, company: Company, progres
     found = probe(cluster, company, schedule, settings, listen)
     if not found.pairs:
         raise RunError(
-            "no pair of hosts could be measured", found=next(iter(found.failed.values()), "no link between any")
+            "no pair of hosts could be measured",
+            found=next(iter(found.failed.values()), "no link between any two hosts"),
         )
     return found
 
@@ -218,7 +227,7 @@ def _probe(args: argparse.Namespace, cluster: Cluster, company: Company, progres
 def _collectives(
     args: argparse.Namespace, cluster: Cluster, found: ProbeResult, company: Company, progress: Progress
 ) -> Collectives:
-    """All-reduces among those who are here, sized by the links as they were measured."""
+    """Measure all-reduces among the hosts that are here, with sizes that suit the links as measured."""
     measured, _ = probed_cluster(cluster, found)
     here = [host for host in cluster.hosts if host in company.addresses and host not in found.lost]
     named = [hosts for hosts in _named_sets(args, cluster) if set(hosts) <= set(here)]
@@ -235,7 +244,7 @@ def _collectives(
 
 
 def _with_collectives(answer: Answer, cluster: Cluster, found: Collectives, remarks: list[str], file: str) -> Answer:
-    """The answer with the all-reduces, which are written if there are any."""
+    """Return the answer with the all-reduces, and write them if there are any."""
     missed = {**found.skipped, **found.failed}
     notes = [f"not measured: {how} among {', '.join(hosts)} ({why})" for (how, hosts), why in missed.items()]
     if found.times:
@@ -248,7 +257,7 @@ def _with_collectives(answer: Answer, cluster: Cluster, found: Collectives, rema
         "",
         *(_reduced_table(found) if found.times else []),
         *notes,
-        f"written to {file}; plan with it: isthmus plan ... --profile {file}" if found.times else "nothing is written",
+        f"written to {file}; plan with it: isthmus plan ... --profile {file}" if found.times else "nothing was written",
     ]
     values = {**answer.values, "collectives": file if found.times else None, "notes": [*answer.values["notes"], *notes]}
     failures = [*([answer.failure] if answer.failure is not None else []), *_failures(found)]
@@ -257,9 +266,9 @@ def _with_collectives(answer: Answer, cluster: Cluster, found: Collectives, rema
 
 def _failures(found: Collectives) -> list[str]:
     if not found.times:
-        why = next(iter({**found.failed, **found.skipped}.values()), "there is no such set of hosts here")
+        why = next(iter({**found.failed, **found.skipped}.values()), "none of these sets of hosts is here")
         return [f"no all-reduce could be measured: {why}"]
-    return [f"not all all-reduces were measured: {why}" for why in list(found.failed.values())[:1]]
+    return [f"some all-reduces were not measured: {why}" for why in list(found.failed.values())[:1]]
 
 
 def _reduced_table(found: Collectives) -> list[str]:
@@ -269,7 +278,7 @@ def _reduced_table(found: Collectives) -> list[str]:
     for how, hosts in dict.fromkeys((point.how, point.hosts) for point in found.times):
         cells = [format_seconds(times[how, hosts, size]) if (how, hosts, size) in times else "" for size in sizes]
         rows.append([how, *cells, ", ".join(hosts)])
-    return excerpt("\n".join(columns(rows, right=range(1, 1 + len(sizes)))), _SHOWN, "the file has them all")
+    return excerpt("\n".join(columns(rows, right=range(1, 1 + len(sizes)))), _SHOWN, "the file lists them all")
 
 
 def _answer(cluster: Cluster, found: ProbeResult, missing: list[str], remarks: list[str], output: str) -> Answer:
@@ -286,7 +295,7 @@ def _answer(cluster: Cluster, found: ProbeResult, missing: list[str], remarks: l
         f"written to {output}; look at it: isthmus cluster show {output}",
     ]
     gone = [f"{host} was lost" for host in found.lost] + [f"{host} did not come" for host in missing]
-    failure = f"not all was measured: {', '.join(gone)}; the rest is in {output}" if gone else None
+    failure = f"not everything was measured: {', '.join(gone)}; the rest is in {output}" if gone else None
     return Answer(values=_values(cluster, found, notes, output), text="\n".join(text), failure=failure)
 
 
@@ -297,7 +306,7 @@ def _table(cluster: Cluster, found: ProbeResult) -> list[str]:
         given = f"{format_bandwidth(link.bandwidth)}, {format_seconds(link.latency)}" if link is not None else "no link"
         times = map(format_seconds, (pair.latency, pair.latency_median))
         rows.append([f"{a} - {b}", *times, *map(format_bandwidth, pair.bandwidth), given])
-    return excerpt("\n".join(columns(rows, right=range(1, 5))), _SHOWN, "--json has them all")
+    return excerpt("\n".join(columns(rows, right=range(1, 5))), _SHOWN, "--json lists them all")
 
 
 def _values(cluster: Cluster, found: ProbeResult, notes: list[str], output: str) -> dict[str, Any]:

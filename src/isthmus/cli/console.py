@@ -1,4 +1,4 @@
-"""What a command says while it works, and what it answers."""
+"""What a command prints while it works, and what it answers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 __all__ = ["HUNG_UP", "Answer", "Progress", "Terminated", "check_checkpoints", "check_folder", "hung_up"]
 
-_QUIET = 10.0  # seconds without a line where nobody sees a living one
-HUNG_UP = 141  # 128 + SIGPIPE: how a shell tells of a program that wrote to nobody
+_QUIET = 10.0  # seconds without a line, if there is no live one
+HUNG_UP = 141  # 128 + SIGPIPE: the shell's exit code for a program whose output nobody reads
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a command found: for programs, for people, and (where it failed) for standard error."""
+    """What a command found: for programs, for people and, if it failed, for standard error."""
 
     values: dict[str, Any]
     text: str
     failure: str | None = None
-    exit_code: int = 1  # where it failed
+    exit_code: int = 1  # if it failed
 
 
 def check_folder(path: str | None, *, pipe: bool = False) -> None:
-    """A file that is asked for has a folder to go to, and can be put there: said before the work, not after it.
+    """Refuse a file whose folder does not exist, or that cannot be written there, before the work begins.
 
-    `pipe`: what is asked for may be a pipe, too.
+    With `pipe` the file may be a pipe.
     """
     from isthmus.files import plain_target
 
@@ -46,7 +46,7 @@ def check_folder(path: str | None, *, pipe: bool = False) -> None:
 
 
 def check_checkpoints(path: str | None) -> None:
-    """A folder of checkpoints is not one of them: in there a run would find none, and begin anew."""
+    """Refuse a checkpoint in place of a folder of checkpoints; a run would find none in it, and begin anew."""
     from isthmus.files.kinds import kind_of
 
     if path is not None and kind_of(path) == "checkpoint":
@@ -59,9 +59,9 @@ def check_checkpoints(path: str | None) -> None:
 
 
 def hung_up() -> bool:
-    """Return whether standard output or standard error has lost its reader; discard what is still written to it then.
+    """Return whether standard output or standard error has lost its reader; if so, discard what is still written to it.
 
-    A pipe that broke elsewhere, to a worker say, is another matter.
+    A pipe that broke elsewhere, such as one to a worker, does not count.
     """
     gone = [stream.fileno() for stream in (sys.stdout, sys.stderr) if _unread(stream)]
     for handle in gone:
@@ -72,14 +72,14 @@ def hung_up() -> bool:
 def _unread(stream: TextIO) -> bool:
     asked = select.poll()
     try:
-        asked.register(stream.fileno(), 0)  # errors are told unasked
+        asked.register(stream.fileno(), 0)  # errors are reported even if not asked for
     except (OSError, ValueError):  # no file behind it
         return False
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in asked.poll(0))
 
 
 class Terminated(SystemExit):
-    """Ends a command that was asked to end by a signal, with the code that is usual for it."""
+    """Ends a command that a signal has asked to end, with the usual exit code."""
 
     def __init__(self, number: int) -> None:
         self.status = 128 + number
@@ -87,9 +87,10 @@ class Terminated(SystemExit):
 
 
 class Progress:
-    """Phases of long work, on standard error: a living line on a terminal.
+    """Shows the phases of long work on standard error.
 
-    Else one plain line for each phase and, where that goes on for long, another now and then.
+    On a terminal that is one live line. Elsewhere it is one plain line for each phase, and further lines now and then
+    if a phase takes long.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -111,7 +112,7 @@ class Progress:
             self._live.stop()
 
     def phase(self, text: str) -> None:
-        """A new phase of the work begins."""
+        """Begin a new phase of the work."""
         self._phase = text
         if self._live is not None:
             self._live.start()
@@ -120,11 +121,11 @@ class Progress:
             self._line(text)
 
     def compiling(self) -> None:
-        """The simulator is being compiled: the one thing that is slow only once."""
-        self.phase("Compiling the simulator, this once (up to a minute)")
+        """Show that the simulator is being compiled, which is slow only the first time."""
+        self.phase("Compiling the simulator, only this once (up to a minute)")
 
     def rest(self) -> None:
-        """The living line ends, so that something else may live there."""
+        """Stop the live line, so that something else can be shown live."""
         if self._live is not None:
             self._live.stop()
 
@@ -140,7 +141,7 @@ class Progress:
         print(f"{text} ...", file=self._stream, flush=True)
 
     def _show(self, text: str) -> None:
-        """As it is: names and what others say may look like markup."""
+        """Show the text as it is, because names and quoted text may look like markup."""
         from rich.text import Text
 
         assert self._live is not None

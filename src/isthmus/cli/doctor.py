@@ -1,4 +1,4 @@
-"""`isthmus doctor`: what this machine can do, what is missing, and the command that mends it."""
+"""The command `isthmus doctor`: what this machine can do, what is missing, and the command that repairs it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LEAST_MEMORY = 2e9  # bytes: torch and a captured model
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing that was looked at. `next` mends it; what is not `required` may be absent."""
+    """The result of one check; `next` repairs it, and what is not `required` may be absent."""
 
     name: str
     ok: bool
@@ -37,7 +37,7 @@ class Check:
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Looks at everything once."""
+    """Run every check once."""
     progress.phase("Looking at this machine")
     simulator = partial(_simulator, progress.compiling)
     return verdict(
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 
 
 def verdict(checks: list[Check]) -> Answer:
-    """Well if everything required is."""
+    """Return the answer, which is good if everything that is required is there."""
     broken = [check.name for check in checks if check.required and not check.ok]
     rows = [(_mark(check), check.name, check.found) for check in checks]
     remedies = [f"{check.name}: {check.next}" for check in checks if check.next]
@@ -74,7 +74,7 @@ def _memory() -> Check:
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
-        return Check(name="memory", ok=False, found="this system does not say", required=False)
+        return Check(name="memory", ok=False, found="unknown: this system does not report it", required=False)
     ok = total >= _LEAST_MEMORY
     return Check(
         name="memory", ok=ok, found=format_bytes(total), next=None if ok else "Use a machine with 2 GB or more"
@@ -92,13 +92,13 @@ def _torch() -> Check:
 
 
 def _simulator(compiling: Callable[[], None]) -> Check:
-    """Prices a plan of one block; compiles what was not compiled before."""
+    """Price a plan of one block, and compile what has not been compiled yet."""
     start = time.monotonic()
     try:
-        from isthmus.api import prepare_simulator
+        from isthmus.planners.warm_up import warm_up
 
-        prepare_simulator(compiling)
-    except Exception as error:  # whatever a broken numba raises
+        warm_up(compiling)
+    except Exception as error:  # a broken numba may raise anything
         remedy = f"{_install('numba')}; if its cache cannot be written, set NUMBA_CACHE_DIR to a folder of yours"
         return Check(name="simulator", ok=False, found=_said(error), next=remedy)
     from isthmus.cost.build_tasks import lower
@@ -134,7 +134,7 @@ def _transformers() -> Check:
 
 
 def _emulation() -> Check:
-    """Makes an emulated host, and removes it."""
+    """Make an emulated host, and remove it."""
     from isthmus.emulate.world import unable
 
     reason = unable()
@@ -152,7 +152,7 @@ def _version(package: str) -> str | None:
 
 
 def _install(package: str) -> str:
-    """The command that installs the package in the range that Isthmus asks for."""
+    """Return the command that installs the package in the range that Isthmus asks for."""
     asked = [re.split(r"[;\s]", text)[0] for text in requires("isthmus") or ()]
     wanted = next((text for text in asked if re.match(rf"{package}\b", text)), package)
     return f"{sys.executable} -m pip install '{wanted}'"

@@ -1,4 +1,4 @@
-"""`isthmus emulate CLUSTER -- COMMAND`."""
+"""The command `isthmus emulate CLUSTER -- COMMAND`."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from isthmus.units import Seconds, format_seconds, parse_bandwidth, parse_second
 __all__ = ["TimedLinkChange", "parse_change", "run"]
 
 _WHERE = "isthmus emulate"
-_MASTER_PORT = 29500  # torch's own default; free on a host that was just made
-_LOOK = 0.5  # seconds between two looks at whether the world is still there
-_KEPT = (sys.executable, "-P", "-m", "isthmus.emulate.placeholder")  # ends a command with this process, if it is killed
-_UNWATCHED = 1.0  # seconds after which nobody watches a command: a signal came just when it was started
-_LAST_WORDS = 5.0  # seconds for a command to end when told to, and for its last lines to be read
+_MASTER_PORT = 29500  # torch's own default; it is free on a host that was just made
+_LOOK = 0.5  # seconds between two checks that the emulated hosts still exist
+_KEPT = (sys.executable, "-P", "-m", "isthmus.emulate.placeholder")  # ends a command when this process is killed
+_UNWATCHED = 1.0  # seconds after which a command counts as unwatched: a signal came just as it was started
+_LAST_WORDS = 5.0  # seconds for a command to end when it is told to, and for its last lines to be read
 
 
 class TimedLinkChange(NamedTuple):
-    """What becomes of a link, when. No values: it is as in the file again."""
+    """A change of a link at a time; without values the link is again as in the file."""
 
     at: Seconds
     a: str
@@ -46,7 +46,7 @@ class TimedLinkChange(NamedTuple):
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Runs one command on every host at the same time, and says how each ended."""
+    """Run one command on every host at the same time, and return how each ended."""
     if not args.argv:
         raise UsageError(
             "no command to run", where=_WHERE, next=f"Write it at the end: {_WHERE} {args.file} -- COMMAND"
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         if changes and not world.shaped:
             raise UsageError("--change needs emulated links", where=_WHERE, found=world.reason)
         for change in changes:
-            world.pairs(change.a, change.b)  # said before anything runs, not when its time comes
+            world.pairs(change.a, change.b)  # refused before anything runs, not when its time comes
         count = f"{len(world.hosts)} host{'s' * (len(world.hosts) > 1)}"
         progress.phase(f"{count} of {cluster.name} on this machine; {'; '.join(world.notes)}")
         progress.rest()
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 
 
 def parse_change(text: str) -> TimedLinkChange:
-    """`10 s virginia frankfurt bandwidth=100 Mbit/s latency=80 ms`, or `cut`, `mend`, `loss=0.01`."""
+    """Parse `10 s virginia frankfurt bandwidth=100 Mbit/s latency=80 ms`, or `cut`, `mend`, `loss=0.01`."""
     match = re.fullmatch(r"\s*([0-9.]+ ?[a-z]+)\s+(\S+)\s+(\S+)\s+(\S.*?)\s*", text)
     values: dict[str, Any] = {}
     try:
@@ -103,7 +103,7 @@ def _value(name: str, sign: str, text: str) -> dict[str, Any]:
 
 
 def _play(args: argparse.Namespace, world: World, changes: Sequence[TimedLinkChange]) -> dict[str, int]:
-    """The exit code of each host's command, when all have ended; what changes meanwhile is changed."""
+    """Wait for the commands of all hosts while changing links, and return the exit code of each."""
     start, waiting = time.monotonic(), list(changes)
     commands = _Commands(world, args.argv, sys.stderr if args.json else args.out)
     with commands:
@@ -124,10 +124,10 @@ def _apply(world: World, change: TimedLinkChange) -> None:
 
 
 class _Commands:
-    """One process for each host; threads pass on what they print, line by line, behind the host's name.
+    """One process for each host, whose output threads print line by line behind the host's name.
 
-    Each leads a group of its own. One that has ended is reaped at the very end: until then its number is not another's,
-    and what it left behind can be killed by it.
+    Each process leads a process group. One that has ended is reaped only at the very end: until then no other process
+    can get its number, so what it left behind can be killed by that number.
     """
 
     def __init__(self, world: World, argv: Sequence[str], out: TextIO) -> None:
@@ -138,7 +138,7 @@ class _Commands:
         self._over: dict[str, threading.Event] = {}
         self._world, self._argv, self._out = world, argv, out
         self._width = max(map(len, world.hosts))
-        self._hung_up: BrokenPipeError | None = None  # who read our output went away
+        self._hung_up: BrokenPipeError | None = None  # set when the reader of our output has gone
 
     def __enter__(self) -> None:
         try:
@@ -153,7 +153,7 @@ class _Commands:
         self._end()
 
     def listen(self, timeout: float) -> None:
-        """Waits for one of them to end."""
+        """Wait for a process to end."""
         if self._hung_up is not None:
             raise self._hung_up
         with contextlib.suppress(Empty):
@@ -163,7 +163,7 @@ class _Commands:
                 self._say(host, f"ended: {_how(status)}", sys.stderr)
 
     def _start(self, host: str, environment: Mapping[str, str]) -> None:
-        shaped = self._world.shaped  # then it is in a namespace, and ends with that
+        shaped = self._world.shaped  # if so it is in a namespace, and ends with it
         process = subprocess.Popen(
             self._world.command(host, self._argv if shaped else [*_KEPT, *self._argv]),
             stdin=subprocess.DEVNULL if shaped else subprocess.PIPE,
@@ -179,7 +179,7 @@ class _Commands:
             for pipe, stream in ((process.stdout, self._out), (process.stderr, sys.stderr))
         ]
         watcher = threading.Thread(target=self._watch, args=(host, process, readers), daemon=True)
-        for thread in (watcher, *readers):  # who has printed something is watched, whenever a signal comes
+        for thread in (watcher, *readers):  # a process that has printed something is watched, whenever a signal comes
             thread.start()
 
     def _pass_on(self, host: str, pipe: IO[bytes], stream: TextIO) -> None:
@@ -196,7 +196,7 @@ class _Commands:
         assert how is not None
         self._over[host].set()
         status = how.si_status if how.si_code == os.CLD_EXITED else -how.si_status
-        for reader in readers:  # something that it started may hold its pipes for longer
+        for reader in readers:  # a process that it started may hold its pipes for longer
             if reader.ident is not None:  # a signal may have come before it was started
                 reader.join(timeout=_LAST_WORDS)
         self._ended.put((host, status))
@@ -206,7 +206,7 @@ class _Commands:
             print(f"{host:{self._width}} | {text}", file=stream, flush=True)
 
     def _end(self) -> None:
-        """Tells those that still run to end, then makes them, with all that they started."""
+        """Tell the processes that still run to end, and then kill them with all that they started."""
         try:
             for host, process in self._processes.items():
                 if not self._over[host].is_set():
@@ -214,9 +214,9 @@ class _Commands:
             deadline = time.monotonic() + _LAST_WORDS
             for over in self._over.values():
                 over.wait(timeout=max(0.0, deadline - time.monotonic()))
-        finally:  # also where somebody does not want to wait so long
+        finally:  # also if somebody does not want to wait so long
             for process in self._processes.values():
-                with contextlib.suppress(PermissionError):  # some systems say so of a group of remains only
+                with contextlib.suppress(PermissionError):  # some systems raise it for a group of zombies
                     os.killpg(process.pid, signal.SIGKILL)
             for host, process in self._processes.items():
                 self._over[host].wait(timeout=_UNWATCHED)
@@ -249,7 +249,7 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM leaves as an exception, so that everything is cleaned up; exit code 143, as is usual."""
+    """Turn SIGTERM into an exception, so that everything is cleaned up; the exit code is 143, as usual."""
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise Terminated(number)

@@ -1,4 +1,4 @@
-"""`isthmus explain PLAN`."""
+"""The command `isthmus explain PLAN`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from isthmus.api import Simulated, jobs_of_plan
+from isthmus.api import Simulated
 from isthmus.cli.console import Answer, Progress
 from isthmus.cli.simulate import price_again
 from isthmus.cli.summary import unused_in
@@ -25,13 +25,13 @@ from isthmus.units import format_seconds
 
 __all__ = ["run"]
 
-_PARTS = 6  # shown; programs get all
+_PARTS = 6  # shown to people; programs get all
 _CHANGES = 5
 _TITLES = "the same plan, played again; a new plan may do better"
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Says what binds a plan, what would help, why devices are unused and, where asked, what binds each scheme."""
+    """Explain what binds a plan, what would help, why devices are unused and, if asked, what binds each scheme."""
     file = load_plan(args.plan)
     result = price_again(args, file, progress)
     progress.phase("Trying what would help")
@@ -57,12 +57,10 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 def _schemes(
     args: argparse.Namespace, file: PlanFile, result: Simulated, progress: Progress
 ) -> dict[str, SchemeBinding]:
-    """Found anew where asked, else as the file tells them."""
+    """Return the schemes, planned again if asked, and otherwise as the file has them."""
     if args.schemes:
         progress.phase("Planning every scheme again")
-        problem = build_problem(
-            result.cluster, jobs_of_plan(result.plan), result.models, file.seed, profile=result.profile
-        )
+        problem = build_problem(result.cluster, result.plan.jobs, result.models, file.seed, profile=result.profile)
         return explain_schemes(problem, args.budget, progress.detail)
     known = file.predicted.outcomes if file.predicted else {}
     return {name: SchemeBinding(outcome, None, "") for name, outcome in known.items()}
@@ -97,7 +95,7 @@ def _lines(
     unused: Sequence[WhyUnused],
     schemes: dict[str, SchemeBinding],
 ) -> list[str]:
-    jobs = ", ".join(job.name for job in jobs_of_plan(result.plan))
+    jobs = ", ".join(job.name for job in result.plan.jobs)
     by = f", by planner {file.planner}" if file.planner else ""
     return [
         f"{jobs} on {result.cluster.name}{by}: {format_seconds(found.step_seconds)} a step",
@@ -147,5 +145,5 @@ def _scheme_lines(found: Explanation, file: PlanFile, schemes: dict[str, SchemeB
     return [
         *map(cut, columns(rows, right=(1, 2))),
         *(wrapped(f"({said})") if said else []),
-        *([] if told else ["(--schemes tells what binds each of them)"]),
+        *([] if told else ["(--schemes says what limits each of them)"]),
     ]

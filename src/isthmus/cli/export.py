@@ -1,4 +1,4 @@
-"""`isthmus export CHECKPOINT -o FILE.safetensors`."""
+"""The command `isthmus export CHECKPOINT -o FILE.safetensors`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Writes the weights of a checkpoint, or of the newest in a folder, as one file; every byte is checked first."""
+    """Write the weights of a checkpoint, or of the newest in a folder, as one file; check every byte first."""
     check_folder(args.output)
     path, checkpoint = _exported(Path(args.checkpoint), args.output, progress)
     saved, size = checkpoint.manifest, Path(args.output).stat().st_size
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 
 
 def _exported(given: Path, output: str, progress: Progress) -> tuple[Path, Checkpoint]:
-    """Writes the file, and says which checkpoint it is; begins again if a run has removed that for a newer one."""
+    """Write the file, and return its checkpoint; begin again if a run has replaced that by a newer one."""
     from isthmus.runtime.checkpoint.reading import export, latest, open_checkpoint
 
     path = latest(given)

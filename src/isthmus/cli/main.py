@@ -1,7 +1,7 @@
-"""The command line: words in, one answer out, and every way in which that can go wrong.
+"""The command line: it turns words into one answer, and handles every way in which that can fail.
 
-Exit 0 good, 1 failed, 2 wrong usage, 130 interrupted, 141 nobody reads the answer any more. With --json standard output
-has one JSON object and nothing else.
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted, 141 nobody reads the answer any more. With --json
+standard output has one JSON object and nothing else.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
+    """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    as_json = "--json" in takewhile("--".__ne__, words)  # asked before parsing, for what the parser itself objects to
+    as_json = "--json" in takewhile("--".__ne__, words)  # looked up before parsing, for the parser's own errors
     try:
         return _ended(words, as_json)
     except BrokenPipeError as error:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _ended(words: Sequence[str], as_json: bool) -> int:
-    """The exit code, whatever way it ends; but somebody must read what is said of it."""
+    """Return the exit code, however the command ends; raise BrokenPipeError if nobody reads its output."""
     try:
         args = parse_arguments(words)
     except SystemExit as done:  # --help and --version
@@ -62,10 +62,10 @@ def _ended(words: Sequence[str], as_json: bool) -> int:
 
 
 def _left(left: SystemExit) -> IsthmusError:
-    """An error: no command of ours ends so, and to believe it would take a failure for success."""
+    """Return an error: no command of ours exits in this way, and its code could pass off a failure as success."""
     last = traceback.extract_tb(left.__traceback__)[-1]
     return IsthmusError(
-        "code that the command ran has ended it, which it must not",
+        "code that the command called has ended the program",
         where=f"{Path(last.filename).name} line {last.lineno}",
         found=f"sys.exit({'' if left.code is None else left.code!r:.80})",
         next="Raise an error there instead",
@@ -75,7 +75,7 @@ def _left(left: SystemExit) -> IsthmusError:
 def _run(args: argparse.Namespace, as_json: bool) -> int:
     args.out = sys.stdout
     command = import_module(f"isthmus.cli.{args.command}")
-    # A model's own code may print: that is no part of the answer.
+    # A model's own code may print, which is not part of the answer.
     with Progress(sys.stderr) as progress, contextlib.redirect_stdout(sys.stderr):
         answer: Answer = command.run(args, progress)
     _say(_json(answer.values) if as_json else answer.text)

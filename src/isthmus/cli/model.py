@@ -1,4 +1,4 @@
-"""`isthmus model show MODEL`."""
+"""The command `isthmus model show MODEL`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Return what a model costs, block by block, and save its graph where that was asked for."""
+    """Return what a model costs, block by block, and save its graph if asked."""
     kind = source.parse(args.model)
     check_folder(args.save)
     captured: list[bool] = []

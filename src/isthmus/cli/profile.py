@@ -1,4 +1,4 @@
-"""`isthmus profile MODEL`."""
+"""The command `isthmus profile MODEL`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from isthmus.api import jobs_of
 from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.cluster.catalog import CATALOG
 from isthmus.cluster.load import load_cluster
 from isthmus.emulate.act import as_emulated, paces
 from isthmus.errors import UsageError
 from isthmus.model import source
-from isthmus.model.profile import save_profile
+from isthmus.model.load_profile import save_profile
+from isthmus.model.requests import requested_jobs
 from isthmus.report.columns import columns
 from isthmus.units import format_seconds
 
@@ -27,9 +27,9 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Measures the blocks of a model on this machine's device, and writes the profile."""
+    """Measure the blocks of a model on this machine's device, and write the profile."""
     source.parse(args.model)
-    output: str = args.output or f"{jobs_of(args.model)[0].name}.profile.json"
+    output: str = args.output or f"{requested_jobs(args.model)[0].name}.profile.json"
     check_folder(output)
     progress.phase("Looking for a device")
     from isthmus.runtime.profiling.block_times import SAMPLES, profile_model
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         save_profile(as_emulated(found.profile, slower) if slower else found.profile, output)
     file = output if found.profile.blocks else None
     values = _values(machine, found, file, time.monotonic() - start)
-    failure = None if file else f"no block of {args.model} has room on this device; nothing was written"
+    failure = None if file else f"no block of {args.model} fits in the memory of this device; nothing was written"
     return Answer(values=values, text="\n".join(_lines(args, machine, slower, found, output)), failure=failure)
 
 
@@ -95,7 +95,9 @@ def _lines(
     args: argparse.Namespace, machine: MeasuredMachine, slower: Mapping[str, float], found: Measurement, output: str
 ) -> list[str]:
     points = found.profile.blocks
-    left_out = [f"left out: {block} on {samples} samples, no room" for block, samples in found.left_out]
+    left_out = [
+        f"left out: {block} on {samples} samples, which do not fit in memory" for block, samples in found.left_out
+    ]
     kinds = ", ".join(slower) or machine.kind
     head = f"{found.graph.name} on {_where(machine)}: {len(points)} points for {kinds}"
     if not points:
@@ -107,7 +109,7 @@ def _lines(
 
 
 def _table(found: Measurement) -> list[str]:
-    """Forward and backward seconds of each distinct block, by samples."""
+    """Return a table of the forward and backward seconds of each distinct block, by samples."""
     equal = Counter(block.digest for block in found.graph.blocks)
     points = {(point.block, point.samples): point for point in found.profile.blocks}
     names = {point.block: point.name for point in found.profile.blocks}

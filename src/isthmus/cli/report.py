@@ -1,4 +1,4 @@
-"""`isthmus report PLAN -o FILE.html`."""
+"""The command `isthmus report PLAN -o FILE.html`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Prices a plan again and writes what comes of it as a page. A plan that does not fit gets its page too."""
+    """Price a plan again and write the result as a page, even if the plan does not fit."""
     check_folder(args.output)
     run_record = read_run(args.run) if args.run is not None else None
     file = load_plan(args.plan)

@@ -1,11 +1,11 @@
-"""`isthmus simulate PLAN`."""
+"""The command `isthmus simulate PLAN`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from isthmus.api import Simulated, check_trust, jobs_of_plan, prepare_simulator, simulate
+from isthmus.api import Simulated, simulate
 from isthmus.cli.console import Answer, Progress, check_folder
 from isthmus.cli.summary import facts_of, price_values, remarks_on
 from isthmus.cluster.load import load_cluster
@@ -13,9 +13,11 @@ from isthmus.errors import UsageError
 from isthmus.files import close_name
 from isthmus.model.job import Job
 from isthmus.model.load_job import named_code
-from isthmus.model.profile import load_profile
+from isthmus.model.load_profile import load_profile
 from isthmus.plan.file import PlanFile, load_plan
 from isthmus.plan.schedule import parse_orders
+from isthmus.plan.trust import check_trust
+from isthmus.planners.warm_up import warm_up
 from isthmus.report.chrome_trace import write_trace
 from isthmus.report.columns import columns
 from isthmus.report.plan_text import device_lines, job_lines, link_lines, plan_lines, shortage_line
@@ -23,18 +25,18 @@ from isthmus.report.times import times_values
 
 __all__ = ["check_models", "price_again", "run"]
 
-_USUAL = ("synthetic", "default")  # data and loss where a job names none
+_USUAL = ("synthetic", "default")  # data and loss of a job that names none
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Prices a plan again; says each device's order, and writes one step as a trace, where asked."""
+    """Price a plan again; if asked, return each device's order, and write one step as a trace."""
     check_folder(args.trace)
     file = load_plan(args.plan)
     result = price_again(args, file, progress)
     if args.trace:
         write_trace(result.timeline, args.trace)
     values = {
-        **price_values(result.cluster, jobs_of_plan(result.plan), result.plan, result.price),
+        **price_values(result.cluster, result.plan.jobs, result.plan, result.price),
         "predicted_step_seconds": file.predicted.step_seconds if file.predicted else None,
         "planner": file.planner or None,
         "inputs_match": result.inputs_match,
@@ -49,24 +51,24 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 
 
 def price_again(args: argparse.Namespace, file: PlanFile, progress: Progress) -> Simulated:
-    """The plan of a file, priced on its own cluster or on the one given."""
+    """Return the plan of a file, priced on its own cluster or on the given one."""
     check_models(args.model, file)
     cluster = load_cluster(args.cluster) if args.cluster else None
     profile = load_profile(*args.profile) if args.profile else None
-    check_trust(jobs_of_plan(file.plan), args.model, flags=True)
-    prepare_simulator(progress.compiling)
+    check_trust(file.plan.jobs, args.model, flags=True)
+    warm_up(progress.compiling)
     progress.phase(f"Simulating {args.plan}")
     return simulate(file, cluster, profile=profile, trusted=args.model)
 
 
 def check_models(given: Sequence[str], file: PlanFile) -> None:
-    """Refuses a --model that the plan does not name: a plan is for its own model, data and loss."""
-    jobs = jobs_of_plan(file.plan)
+    """Refuse a --model that the plan does not name: a plan is for its own model, data and loss."""
+    jobs = file.plan.jobs
     named = dict.fromkeys(name for job in jobs for name in (job.model, job.data, job.loss))
     for name in given:
         if name not in named:
             raise UsageError(
-                "the plan is not for this model",
+                "the plan does not use this model",
                 where="--model",
                 found=name,
                 expected=f"what the plan names: {', '.join(name for name in named if name not in _USUAL)}",
@@ -82,7 +84,7 @@ def _instead(jobs: Sequence[Job]) -> str:
 
 
 def _lines(args: argparse.Namespace, file: PlanFile, result: Simulated) -> list[str]:
-    jobs = jobs_of_plan(result.plan)
+    jobs = result.plan.jobs
     by = f", by planner {file.planner}" if file.planner else ""
     return [
         f"{', '.join(job.name for job in jobs)} on {result.cluster.name}{by}",

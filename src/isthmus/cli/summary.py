@@ -1,10 +1,10 @@
-"""What several commands say of a priced plan: figures for programs, facts for people."""
+"""What several commands report of a priced plan: figures for programs, facts for people."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from isthmus.api import Simulated, jobs_of_plan
+from isthmus.api import Simulated
 from isthmus.cli.console import Progress
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.simulate import Price
@@ -12,7 +12,7 @@ from isthmus.explain.link_trials import WhyUnused, explain_unused
 from isthmus.model.job import Job
 from isthmus.plan.file import PlanFile
 from isthmus.plan.types import Pipeline, Plan
-from isthmus.planners.problem import Problem
+from isthmus.planners.problem import make_problem
 from isthmus.report.plan_text import precisions
 from isthmus.report.remarks import Remark, remarks
 from isthmus.report.times import times_facts
@@ -26,22 +26,22 @@ def remarks_on(file: PlanFile, result: Simulated) -> list[Remark]:
 
 
 def facts_of(file: PlanFile, result: Simulated, profile: str) -> list[tuple[str, str]]:
-    """Those remarks in two columns, below where the times come from; `profile` names the measured ones."""
+    """Return where the times come from, and then the remarks, in two columns; `profile` names the measured times."""
     return [*times_facts(result.times, result.profile, profile), *remarks_on(file, result)]
 
 
 def unused_in(file: PlanFile, result: Simulated, progress: Progress) -> tuple[WhyUnused, ...]:
-    """Why devices are unused, and which links would make them useful; of a plan of one job in one pipeline only."""
-    jobs, parts = jobs_of_plan(result.plan), result.plan.parts
+    """Return why devices are unused, and which links would make them useful, for a plan of one job in one pipeline."""
+    jobs, parts = result.plan.jobs, result.plan.parts
     if len(jobs) != 1 or len(parts) != 1 or not isinstance(parts[0], Pipeline):
         return ()
     (job,), precision = jobs, parts[0].precision
-    problem = Problem(result.cluster, job, result.models[job.name], precision, file.seed, result.profile)
+    problem = make_problem(result.cluster, job, result.models[job.name], precision, file.seed, result.profile)
     return explain_unused(problem, result.price, progress.detail)
 
 
 def price_values(cluster: Cluster, jobs: tuple[Job, ...], plan: Plan, price: Price) -> dict[str, Any]:
-    """Step times, and memory with its limit by device. `precision` is null where jobs differ in it."""
+    """Return step times, and memory with its limit by device; `precision` is null if the jobs differ in it."""
     computed = precisions(plan)
     distinct = set(computed.values())
     return {

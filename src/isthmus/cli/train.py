@@ -1,4 +1,4 @@
-"""`isthmus train PLAN|JOB`."""
+"""The command `isthmus train PLAN|JOB`."""
 
 from __future__ import annotations
 
@@ -7,37 +7,20 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isthmus.api import (
-    Simulated,
-    check_contracts,
-    check_trust,
-    emulated_profile,
-    jobs_of,
-    jobs_of_plan,
-    models_of,
-    names_plan,
-    prepare_simulator,
-    simulate,
-    train,
-)
+from isthmus.api import Simulated, names_plan, plan_to_train, train
 from isthmus.cli.console import Answer, Progress, check_checkpoints, check_folder
 from isthmus.cli.simulate import check_models
 from isthmus.cli.watch import Bar, Board, EventFile, check_tensorboard
 from isthmus.cluster.load import load_cluster
-from isthmus.cluster.spec import Cluster, Precision
 from isthmus.deploy.engine import Notice
 from isthmus.deploy.local import LocalEngine
 from isthmus.deploy.training import RunResult
 from isthmus.errors import UsageError
-from isthmus.model.job import Job, Optimizer
-from isthmus.model.load_job import named_code
-from isthmus.model.profile import Profile, load_profile
+from isthmus.model.job import Optimizer
 from isthmus.plan.file import load_plan
 from isthmus.plan.paths import check_data
-from isthmus.plan.types import Pipeline
+from isthmus.plan.trust import check_trust
 from isthmus.planners.notes import unreached
-from isthmus.planners.portfolio import choose_plan
-from isthmus.planners.problem import build_problem
 from isthmus.report.chrome_trace import write_trace
 from isthmus.report.columns import columns, times
 from isthmus.units import format_bytes, format_seconds
@@ -49,7 +32,7 @@ __all__ = ["run"]
 
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
-    """Plans where it must, trains, and says what came of it beside what was predicted."""
+    """Plan if needed, train, and return the result beside the prediction."""
     for path in (args.export, args.trace):
         check_folder(path)
     check_folder(args.events, pipe=True)
@@ -59,14 +42,14 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     if (args.resume or args.every) and args.checkpoint is None:
         option = "--resume" if args.resume else "--every"
         raise UsageError(f"{option} needs a folder of checkpoints", where="isthmus train", next="Add --checkpoint DIR")
-    priced, trusted = _plan_file(args, progress) if names_plan(args.what) else _planned_now(args, progress)
-    result, shaped = _trained(args, progress, priced, trusted)
+    priced = _priced(args, progress)
+    result, shaped = _trained(args, progress, priced)
     if args.trace and result.timeline is not None:
         write_trace(priced.timeline, args.trace, result.timeline)
     failure = None
     if result.interrupted:
         saved = (
-            f"; saved in {result.checkpoint}: --resume goes on from there" if result.checkpoint else "; nothing saved"
+            f"; saved in {result.checkpoint}: --resume continues from there" if result.checkpoint else "; nothing saved"
         )
         failure = f"interrupted after step {result.last_step}{saved}"
     text = "\n".join(_lines(args, priced, result, shaped))
@@ -74,92 +57,49 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     return Answer(values=values, text=text, failure=failure, exit_code=130)
 
 
-def _plan_file(args: argparse.Namespace, progress: Progress) -> tuple[Simulated, list[str]]:
-    """The plan as it is."""
-    for flag in ("batch", "sequence", "precision", "trust-independent-samples"):
-        if getattr(args, flag.replace("-", "_")) is not None:
-            raise UsageError(f"--{flag} cannot be given for a plan", where="isthmus train", next="Plan again with it")
-    cluster = load_cluster(args.cluster) if args.cluster else None
-    file = load_plan(args.what)
-    check_data(file.plan, Path(args.what))
-    check_models(args.model, file)
-    check_trust(jobs_of_plan(file.plan), args.model, runs=True, flags=True)
-    check_contracts(jobs_of_plan(file.plan))
-    prepare_simulator(progress.compiling)
-    progress.phase(f"Checking {args.what}")
-    priced = simulate(file, cluster, profile=args.profile or None, trusted=args.model)
-    if args.emulate and not args.profile:
-        (job,) = jobs_of_plan(priced.plan)[:1]
-        part = priced.plan.parts[0]
-        precision = part.precision if isinstance(part, Pipeline) else "fp32"
-        profile = _emulated(progress, job, priced.cluster, precision)
-        priced = simulate(priced.plan, priced.cluster, priced.models, profile=profile)
-    return priced, args.model
-
-
-def _planned_now(args: argparse.Namespace, progress: Progress) -> tuple[Simulated, list[str]]:
-    """The plan that the default planner finds; code that the job names is named by whoever gave the job."""
-    if args.model:
+def _priced(args: argparse.Namespace, progress: Progress) -> Simulated:
+    """Return the plan that was given, or the one found for a job. Errors name the flags of the command."""
+    if args.model and not names_plan(args.what):
         raise UsageError(
             "--model is for plans only", where="isthmus train", found=args.model[0],
             next=f"Leave it out: {args.what} says what is trained",
         )  # fmt: skip
-    precision: Precision | None = args.precision
-    if args.emulate and precision is None:
-        precision = "fp32"  # what a processor computes best in
-    jobs = jobs_of(
+    cluster = load_cluster(args.cluster) if args.cluster else None
+    if names_plan(args.what):
+        for flag in ("batch", "sequence", "precision", "trust-independent-samples"):
+            if getattr(args, flag.replace("-", "_")) is not None:
+                raise UsageError(
+                    f"--{flag} cannot be given for a plan",
+                    where="isthmus train",
+                    next="Give it to isthmus plan, and train the new plan",
+                )
+        file = load_plan(args.what)
+        check_data(file.plan, Path(args.what))
+        check_models(args.model, file)
+        check_trust(file.plan.jobs, args.model, runs=True, flags=True)
+    return plan_to_train(
         args.what,
+        cluster,
         batch=args.batch,
         sequence=args.sequence,
-        precision=precision,
+        precision=args.precision,
         trust_independent_samples=args.trust_independent_samples,
-    )
-    if args.cluster is None:
-        raise UsageError("a job needs a cluster to be planned for", where="isthmus train", next="Add --cluster FILE")
-    cluster = load_cluster(args.cluster)
-    check_contracts(jobs)
-    progress.phase(f"Reading {', '.join(dict.fromkeys(job.model for job in jobs))}")
-    models = models_of(jobs)
-    prepare_simulator(progress.compiling)
-    profile = load_profile(*args.profile) if args.profile else None
-    if args.emulate and profile is None:
-        profile = _emulated(progress, jobs[0], cluster, jobs[0].precision or "fp32")
-    progress.phase("Planning")
-    choice = choose_plan(
-        build_problem(cluster, jobs, models, 0, profile),
-        progress=lambda scheme, calls: progress.detail(f"{scheme}, {calls} plans priced"),
-    )
-    if choice.interrupted:
-        raise KeyboardInterrupt
-    trusted = [name for job in jobs for name in named_code(job)]
-    return simulate(choice.plan, cluster, models, profile=profile), trusted
-
-
-def _emulated(progress: Progress, job: Job, cluster: Cluster, precision: Precision) -> Profile:
-    """Times of the emulated devices: without them a prediction would be of the real ones."""
-    progress.phase(f"Measuring {job.model} on one core (isthmus profile --emulate writes this down, for --profile)")
-    return emulated_profile(
-        job.model,
-        cluster,
-        sequence=job.sequence,
-        precision=precision,
-        listen=lambda block, samples: progress.detail(f"{block}, samples: {samples}"),
+        profile=args.profile,
+        emulated=args.emulate,
+        trusted=args.model,
+        progress=progress,
     )
 
 
-def _trained(
-    args: argparse.Namespace, progress: Progress, priced: Simulated, trusted: list[str]
-) -> tuple[RunResult, bool | None]:
+def _trained(args: argparse.Namespace, progress: Progress, priced: Simulated) -> tuple[RunResult, bool | None]:
     """Train the plan; return the result and whether links were as in the cluster (None: that was not asked for)."""
     from isthmus.runtime.checkpoint.reading import latest
 
-    (job,) = jobs_of_plan(priced.plan)[:1]
+    job = priced.plan.jobs[0]
     workers = len(priced.price.memory)
     if args.resume:
         some = latest(args.checkpoint)
-        text = (
-            "Looking for the newest whole checkpoint in" if some else "Beginning at step 1: there is no checkpoint in"
-        )
+        text = "Looking for the newest whole checkpoint in" if some else "Starting at step 1: there is no checkpoint in"
         progress.phase(f"{text} {args.checkpoint}")
     steps = args.steps or job.steps
     with contextlib.ExitStack() as open_files:
@@ -194,14 +134,16 @@ def _trained(
             resume=args.resume,
             export=args.export,
             record=args.trace is not None,
-            trusted=trusted,
             listen=listen,
         )
         return result, shaped
 
 
 def _optimizer(used: Optimizer) -> str:
-    """`Updating with adamw: learning rate 0.001, betas 0.9 and 0.999, weight decay 0.01`: also what is not given."""
+    """Return the optimizer and all its settings as text, including those that were not given.
+
+    For example: `Updating with adamw: learning rate 0.001, betas 0.9 and 0.999, weight decay 0.01`.
+    """
     own = f"momentum {used.momentum:g}" if used.name == "sgd" else f"betas {used.betas[0]:g} and {used.betas[1]:g}"
     clipped = f", gradients clipped to norm {used.clip:g}" if used.clip is not None else ""
     return (
@@ -210,7 +152,7 @@ def _optimizer(used: Optimizer) -> str:
 
 
 def _emulation(args: argparse.Namespace, priced: Simulated, opened: contextlib.ExitStack) -> Emulation | None:
-    """The hosts that the plan uses, where they are to be acted out."""
+    """Start the emulation of the hosts that the plan uses, if it was asked for."""
     if not args.emulate:
         return None
     from isthmus.emulate.act import Emulation
@@ -240,10 +182,10 @@ def _values(args: argparse.Namespace, result: RunResult) -> dict[str, Any]:
 
 
 def _lines(args: argparse.Namespace, priced: Simulated, result: RunResult, shaped: bool | None) -> list[str]:
-    (job,) = jobs_of_plan(priced.plan)[:1]
+    job = priced.plan.jobs[0]
     where = f"{job.name} on {priced.cluster.name}"
     if not result.losses:
-        return [f"{where}: no step was made, as {result.last_step} were done already"]
+        return [f"{where}: nothing to do: all {result.last_step} steps were done already"]
     head = f"{where}: {_made(result)}"
     measured, predicted = result.step_seconds or 0.0, priced.price.step_seconds
     facts = [
@@ -259,18 +201,18 @@ def _lines(args: argparse.Namespace, priced: Simulated, result: RunResult, shape
 
 
 def _compared(measured: float, predicted: float, *, emulated: bool, shaped: bool | None) -> str:
-    """Set the measured time beside the predicted one; a ratio only where both are of the same devices and links."""
+    """Return the measured time beside the predicted one, with a ratio only if devices and links are the same."""
     here, whose = format_seconds(measured), "the emulated" if emulated else "the plan's"
     said = f"{here} measured here; {format_seconds(predicted)} predicted for {whose} devices"
     if not emulated:
-        return f"{said}, which this machine is not: the two times cannot be compared"
+        return f"{said}, which are not on this machine, so the two times cannot be compared"
     if shaped is False:
-        return f"{said} and links, which are not shaped here: the two times cannot be compared"
+        return f"{said} and links; links are not emulated here, so the two times cannot be compared"
     return f"{said}: this is {times(measured / predicted)}"
 
 
 def _made(result: RunResult) -> str:
-    """`4 steps`; where it went on from a checkpoint, `4 steps, 7 to 10`."""
+    """Return the number of steps, `4 steps`, with their range after a checkpoint, `4 steps, 7 to 10`."""
     count = f"{result.steps} step{'s' * (result.steps > 1)}"
     first = result.last_step - result.steps + 1
     return count if first == 1 else f"{count}, {first} to {result.last_step}"

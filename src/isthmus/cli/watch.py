@@ -1,4 +1,4 @@
-"""Who watches a run: a bar or lines for people, a file of events for programs, TensorBoard."""
+"""The watchers of a run: a bar or lines for people, a file of events for programs, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from isthmus.units import format_bytes, format_seconds
 __all__ = ["Bar", "Board", "EventFile", "check_tensorboard"]
 
 _WIDE = 110  # columns of a terminal that has room for a bar
-_LINE_EVERY = 10.0  # seconds between two lines where there is no terminal
+_LINE_EVERY = 10.0  # seconds between two lines, if there is no terminal
 
 
 class _Watch(ABC):
-    """Something that hears of a run, and is closed after it."""
+    """A listener to the notices of a run, which is closed after it."""
 
     def __enter__(self) -> Self:
         return self
@@ -46,17 +46,17 @@ class _Watch(ABC):
 
     @abstractmethod
     def hear(self, notice: Notice) -> None:
-        """Something happened."""
+        """Take note of something that happened."""
 
     @abstractmethod
     def close(self, error: BaseException | None) -> None:
-        """The run is over."""
+        """Finish after the run is over."""
 
 
 class Bar(_Watch):
-    """Step, loss, samples a second, time, bytes; on standard error.
+    """Shows step, loss, samples a second, time and bytes on standard error.
 
-    `predicted`: the time that was predicted for these devices and links; None: none was, so none is shown.
+    `predicted` is the time that was predicted for these devices and links; if it is None, no prediction is shown.
     """
 
     def __init__(self, steps: int, batch: int, predicted: float | None) -> None:
@@ -81,7 +81,7 @@ class Bar(_Watch):
         return self
 
     def hear(self, notice: Notice) -> None:
-        """Shows it where it is for people."""
+        """Show the notice if it is for people."""
         match notice.news:
             case Traffic(sent=sent) | Done(sent=sent):
                 self._sent[notice.worker] = sent
@@ -92,12 +92,12 @@ class Bar(_Watch):
             case CheckpointKept(path=path):
                 self._say(f"saved {path}")
             case CheckpointPassedOver(path=path, why=why, aside=aside):
-                self._say(f"passing over a damaged checkpoint: {why}" + (f" It is now {aside}" if aside else ""))
+                self._say(f"skipping a damaged checkpoint: {why}" + (f" It is now {aside}" if aside else ""))
             case Resumed(step=number, path=path, notes=notes):
-                for text in (f"going on from {path}, after step {number}", *(f"note: {note}" for note in notes)):
+                for text in (f"resuming from {path}, after step {number}", *(f"note: {note}" for note in notes)):
                     self._say(text)
             case Interrupt():
-                self._say("stopping after this step; once more stops at once")
+                self._say("stopping after this step; press Ctrl-C again to stop at once")
             case _:
                 pass
 
@@ -123,15 +123,15 @@ class Bar(_Watch):
             print(text, file=self._stream, flush=True)
 
     def close(self, error: BaseException | None) -> None:
-        """Leaves the last state of the bar standing."""
+        """Stop the bar, and leave its last state on the screen."""
         if self._bar is not None:
             self._bar.stop()
 
 
 class EventFile(_Watch):
-    """One JSON object a line: `time` (seconds since 1970) and `event`; steps are counted from 1.
+    """Writes one JSON object a line: `time` (seconds since 1970) and `event`; steps are counted from 1.
 
-    `shaped`: whether the cluster's links were acted out; None: the cluster was not emulated at all.
+    `shaped` says whether the cluster's links were emulated; it is None if the cluster was not emulated at all.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class EventFile(_Watch):
                     predicted_step_seconds=predicted, shaped=shaped)  # fmt: skip
 
     def hear(self, notice: Notice) -> None:
-        """Writes it down."""
+        """Write the notice into the file."""
         match notice.news:
             case Ready():
                 self._write("ready", worker=notice.worker)
@@ -168,9 +168,7 @@ class EventFile(_Watch):
             case Silent(seconds=seconds, state=state):
                 self._write("silent", worker=notice.worker, seconds=seconds, state=state)
             case Garbled(line=line):
-                self._write(
-                    "failed", worker=notice.worker, what=f"it told something that is not an event: {line[:100]}"
-                )
+                self._write("failed", worker=notice.worker, what=f"it sent a line that is not an event: {line[:100]}")
             case _:
                 pass
 
@@ -179,13 +177,13 @@ class EventFile(_Watch):
         self._file.flush()
 
     def close(self, error: BaseException | None) -> None:
-        """The last line says how it ended."""
+        """Write how the run ended as the last line."""
         self._write("end", error=None if error is None else str(error) or type(error).__name__)
         self._file.close()
 
 
 def check_tensorboard() -> None:
-    """Refuses curves for TensorBoard where it is not installed: asked before anything is planned."""
+    """Refuse curves for TensorBoard if it is not installed, before anything is planned."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError:
@@ -195,7 +193,7 @@ def check_tensorboard() -> None:
 
 
 class Board(_Watch):
-    """Curves for TensorBoard."""
+    """Writes curves for TensorBoard."""
 
     def __init__(self, folder: str, batch: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -204,7 +202,7 @@ class Board(_Watch):
         self._writer = SummaryWriter(folder)
 
     def hear(self, notice: Notice) -> None:
-        """A point on each curve for every step."""
+        """Add a point to each curve for every step."""
         if isinstance(step := notice.news, Stepped):
             values = {"loss": step.loss, "norm": step.norm, "seconds": step.seconds}
             values["samples a second"] = self._batch / step.seconds
@@ -213,5 +211,5 @@ class Board(_Watch):
                     self._writer.add_scalar(name, value, step.step + 1)
 
     def close(self, error: BaseException | None) -> None:
-        """Writes what is left."""
+        """Close the writer, which writes what is left."""
         self._writer.close()

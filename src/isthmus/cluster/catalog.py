@@ -1,14 +1,14 @@
-"""Device kinds that need no description in a cluster file, as their vendors state them.
+"""Device kinds that need no description in a cluster file, with the figures that their vendors state.
 
 Rates are dense peaks (data sheets often print twice that, "with sparsity"). fp32 is the rate of the ordinary units:
 TF32, which rounds inputs to 10 bits of mantissa, is not fp32. fp16 and bf16 are tensor-core rates with fp32
 accumulation, which training needs; GeForce cards from Turing on run that at half of their rate with fp16 accumulation.
 A precision that a kind lacks is absent. AMD's matrix units compute true fp32, so theirs is the fp32 rate. Memory is as
-sold; what a driver keeps for itself is the cost model's matter. `bus` and PCIe `peer` are rates that copies reach, not
+sold; the cost model accounts for what a driver keeps for itself. `bus` and PCIe `peer` are rates that copies reach, not
 the signalling rate; NVLink `peer` is the sum of one device's links in one direction. Bridges that join pairs of PCIe
 cards are left out: among four or eight cards most pairs have none, and a host may give its own `bandwidth`.
 
-Each comment names the vendor's page that the figures are from; "checked" says that compute and memory figures were
+Each comment names the vendor's page that the figures are from; "checked" means that the compute and memory figures were
 compared with a second public page.
 """
 
@@ -36,7 +36,10 @@ def _kind(
     bus: float,
     peer: float | None = None,
 ) -> DeviceKind:
-    """A kind from TFLOP/s, GB and GB/s; `peer` absent: over the bus."""
+    """Return a device kind from figures in TFLOP/s, GB and GB/s.
+
+    Without `peer`, copies between devices take the bus.
+    """
     rates: dict[Precision, float | None] = {"fp32": fp32, "bf16": bf16, "fp16": fp16}
     return DeviceKind(
         name=name,
@@ -97,7 +100,7 @@ _KINDS = (
     _kind("GTX-1080", fp32=8.9, fp16=8.9 / 64, memory=8, memory_bandwidth=320, bus=_PCIE3),
     _kind("GTX-1080Ti", fp32=11.3, fp16=11.3 / 64, memory=11, memory_bandwidth=484, bus=_PCIE3),
     _kind("TITAN-Xp", fp32=12.1, fp16=12.1 / 64, memory=12, memory_bandwidth=547.7, bus=_PCIE3),
-    # Turing architecture paper (reference clocks); TITAN RTX specifications: fp32 accumulation at full rate
+    # Turing architecture paper (reference clocks); TITAN RTX specifications: fp32 accumulation runs at full rate
     _kind("RTX-2080Ti", fp32=13.4, fp16=53.8, memory=11, memory_bandwidth=616, bus=_PCIE3),
     _kind("TITAN-RTX", fp32=16.3, fp16=130.5, memory=24, memory_bandwidth=672, bus=_PCIE3),
     # Ampere GA102 architecture paper: fp32 accumulation, dense; RTX 3090 checked

@@ -1,4 +1,4 @@
-"""Groups of hosts that no link joins: a plan can use one of them only."""
+"""Finds groups of hosts that no link joins; a plan can use only one of these groups."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from isthmus.cluster.spec import Cluster
 
 __all__ = ["islands", "islands_note"]
 
-_MOST = 4  # groups, and hosts of one group, that are named
+_MOST = 4  # groups named in the note, and hosts named of each group
 
 
 def islands(cluster: Cluster) -> tuple[tuple[str, ...], ...]:
-    """The hosts with devices, grouped by who can reach whom over links (relays included), in the cluster's order."""
+    """Return the hosts with devices, grouped by which can reach each other over links, relays included.
+
+    Groups and hosts are in the cluster's order.
+    """
     root = {name: name for name in cluster.hosts}
 
     def top(name: str) -> str:
@@ -33,7 +36,7 @@ def islands(cluster: Cluster) -> tuple[tuple[str, ...], ...]:
 
 
 def islands_note(cluster: Cluster) -> str | None:
-    """Says which hosts cannot talk to which; None where all can."""
+    """Return a note that says which hosts cannot talk to which, or None if all can."""
     groups = islands(cluster)
     if len(groups) < 2:
         return None

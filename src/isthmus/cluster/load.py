@@ -1,14 +1,18 @@
-"""Reads a cluster file: device kinds, hosts, links; fills in what it leaves out and marks it.
+"""Reads a cluster file (device kinds, hosts and links), fills in what it leaves out, and marks what was filled in.
 
 A host named `tokyo[1-64]` stands for 64 equal hosts tokyo1 ... tokyo64 (`node[01-16]`: node01 ... node16). A link names
 two hosts, or two regions, or one region twice; a pair of hosts without any link cannot talk directly.
 
-What a host does not say is imputed: `bandwidth` and `bus` from the slowest of its device kinds, `latency` 5 us, `nic`
-10 Gbit/s or what the fastest link of the host or of its region can reach, whichever is more (nobody buys a link that
-the nic cannot fill), `memory` 16 GB + twice the memory of its devices, `cores` 8 per device. A device kind that the
-catalog does not know must give compute, memory and memory_bandwidth; one that it knows may give other figures for some.
-A missing `bus` is PCIe 3 with 16 lanes, a missing `peer` is the bus. A link between two regions that are known places
-may leave out its latency (see `places`); no link may leave out its bandwidth.
+What a host leaves out is imputed:
+
+- `bandwidth` and `bus` are those of the slowest of its device kinds; `latency` is 5 us.
+- `nic` is 10 Gbit/s, or the rate of the fastest link of the host or of its region if that is more (nobody buys a link
+  that the NIC cannot fill).
+- `memory` is 16 GB plus twice the memory of its devices; `cores` is 8 per device.
+
+A device kind that the catalog does not know must give compute, memory and memory_bandwidth; one that it knows may
+replace some of the catalog's figures. A missing `bus` is PCIe 3 with 16 lanes, a missing `peer` is the bus. A link
+between two regions that are known places may leave out its latency (see `places`); no link may leave out its bandwidth.
 """
 
 from __future__ import annotations
@@ -54,12 +58,12 @@ from isthmus.units import (
 __all__ = ["build_cluster", "cluster_digest", "load_cluster", "parse_cluster"]
 
 _MOST_DEVICES = 200_000
-_BUS = 12e9  # bytes a second: PCIe 3 x16, the slowest bus still in use
-_NIC = 10e9 / 8  # bytes a second
+_BUS = 12e9  # bytes per second: PCIe 3 x16, the slowest bus still in use
+_NIC = 10e9 / 8  # bytes per second
 _LATENCY = 5e-6  # seconds between two devices of one host
-# what a device kind lacks, while other faults of the file are looked for
+# Figures that stand in for those that a device kind lacks, so that other faults of the file can be found.
 _SOME: dict[str, Any] = {"compute": {"fp32": 1e12}, "memory": 1e9, "memory_bandwidth": 1e11}
-_NAMES_OF_HOSTS = (("hosts", "*"), ("hosts", "*", "region"))  # hosts and regions are named there
+_NAMES_OF_HOSTS = (("hosts", "*"), ("hosts", "*", "region"))  # the places in the file that name hosts and regions
 _PATTERN = re.compile(
     r"(?P<head>[^\[\]]{0,64})\[(?P<first>[0-9]{1,6})-(?P<last>[0-9]{1,6})\](?P<tail>[^\[\]]{0,64})", re.ASCII
 )
@@ -108,11 +112,11 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: str
     devices: dict[str, _Kind] = {}
     hosts: dict[str, _Host]
-    links: list[_Link | None] = []  # null where one was at fault and the others are looked at
+    links: list[_Link | None] = []  # null in the place of a faulty link, while the others are checked
 
 
 class _Measure(msgspec.Struct, frozen=True):
-    """How a quantity is read, and what is believable."""
+    """How a quantity is read and shown, and the range of values that is believable."""
 
     parse: Callable[[str], float]
     least: float
@@ -129,23 +133,26 @@ _RATE = _Measure(parse_bandwidth, 125.0, 1e15, format_bandwidth)  # every other 
 
 
 def load_cluster(path: str | Path) -> Cluster:
-    """The cluster that the file describes."""
+    """Load the cluster that a file describes."""
     with expecting(path, "cluster", error=ClusterError):
         return _cluster(read_yaml(path, error=ClusterError))
 
 
 def parse_cluster(text: str, where: str = "cluster.yaml") -> Cluster:
-    """The cluster that a file's text describes; errors name it `where`."""
+    """Return the cluster that the text of a file describes; errors name the file `where`."""
     return _cluster(parse_yaml(text, name=where, error=ClusterError))
 
 
 def build_cluster(value: Mapping[str, Any], where: str) -> Cluster:
-    """The cluster that a file with these values would describe: same checks, same filling in; errors name `where`."""
+    """Return the cluster that a file with these values would describe, with the same checks and the same filling in.
+
+    Errors name the file `where`.
+    """
     return _cluster(Document(name=where, value={"kind": "cluster", "version": 1} | dict(value), error=ClusterError))
 
 
 def cluster_digest(cluster: Cluster) -> str:
-    """sha256 of the cluster's JSON: fields in order, hosts in order, sets sorted."""
+    """Return the sha256 of the cluster's JSON: fields in order, hosts in order, sets sorted."""
     return hashlib.sha256(encode_json(cluster)).hexdigest()
 
 
@@ -167,7 +174,7 @@ def _built(document: Document) -> Cluster:
 
 
 def _with_nics(hosts: Mapping[str, Host], links: tuple[Link, ...]) -> dict[str, Host]:
-    """The hosts, those without a nic of their own with one that fills their fastest link."""
+    """Return the hosts, giving each one without a NIC of its own a NIC that fills its fastest link."""
     fastest: dict[str, BytesPerSecond] = {}
     for link in links:
         for end in link.between:
@@ -186,14 +193,14 @@ def _check_name(document: Document, path: ValuePath, name: str) -> None:
     if not is_name(name):
         raise document.fault(
             path,
-            f"{show_path(path)}: a name cannot be written so",
+            f"{show_path(path)}: this is not a valid name",
             found=repr(name[:80]),
             expected=NAME_RULE,
         )
 
 
 def _amount(document: Document, path: ValuePath, text: str, measure: _Measure) -> float:
-    """The quantity in base units; refuses zero, negative and unbelievable ones."""
+    """Return the quantity in base units; refuse zero, negative and unbelievable values."""
     what = show_path(path)
     span = f"{measure.show(measure.least)} to {measure.show(measure.most)}"
     try:
@@ -208,12 +215,12 @@ def _amount(document: Document, path: ValuePath, text: str, measure: _Measure) -
     if value == 0:
         raise document.fault(path, f"{what} is 0", expected="more than 0")
     if not measure.least <= value <= measure.most:
-        raise document.fault(path, f"{what} is not believable", found=repr(text), expected=span)
+        raise document.fault(path, f"{what} is out of range", found=repr(text), expected=span)
     return value
 
 
 def _amounts(document: Document, path: ValuePath, raw: msgspec.Struct, *fields: str) -> dict[str, Any]:
-    """The quantities that `raw` gives, by field, in base units."""
+    """Return the quantities that `raw` gives, by field, in base units."""
     given = {field: getattr(raw, field) for field in fields if getattr(raw, field) is not None}
     return {
         field: _amount(document, (*path, field), text, _MEASURES.get(field, _RATE)) for field, text in given.items()
@@ -241,11 +248,13 @@ def _kind(document: Document, name: str, raw: _Kind) -> DeviceKind:
 
 
 def _compute(document: Document, path: ValuePath, raw: str | Mapping[Precision, str]) -> dict[Precision, float]:
-    """Rates by precision; one plain rate holds for every precision."""
+    """Return the rates by precision; a single rate holds for every precision."""
     if isinstance(raw, str):
         return dict.fromkeys(PRECISIONS, _amount(document, path, raw, _MEASURES["compute"]))
     if "fp32" not in raw:
-        raise document.fault(path, f"{show_path(path)} lacks fp32", expected="a rate for fp32, and for others it has")
+        raise document.fault(
+            path, f"{show_path(path)} lacks fp32", expected="a rate for fp32, and for any other precision that it has"
+        )
     return {name: _amount(document, (*path, name), text, _MEASURES["compute"]) for name, text in raw.items()}
 
 
@@ -273,7 +282,7 @@ def _hosts(document: Document, file: _File, kinds: Mapping[str, DeviceKind]) -> 
 
 
 def _expand(document: Document, key: str) -> list[str]:
-    """`tokyo[1-64]` -> tokyo1 ... tokyo64; any other key stands for itself."""
+    """Expand `tokyo[1-64]` to tokyo1 ... tokyo64; return any other key by itself."""
     if "[" not in key and "]" not in key:
         return [key]
     match = _PATTERN.fullmatch(key)
@@ -306,7 +315,7 @@ def _counts(document: Document, key: str, raw: _Host, kinds: Mapping[str, Device
 
 
 def _host(document: Document, key: str, raw: _Host, kinds: Mapping[str, DeviceKind], *, alone: bool) -> Host:
-    """The host under `key`, with what it does not say filled in; `alone`: the key stands for one host."""
+    """Return the host under `key`, with what it leaves out filled in; `alone` says that the key stands for one host."""
     path = ("hosts", key)
     _check_name(document, (*path, "region"), raw.region)
     _check_address(document, path, raw.address, alone=alone)
@@ -327,7 +336,7 @@ def _host(document: Document, key: str, raw: _Host, kinds: Mapping[str, DeviceKi
 
 
 def _nic(document: Document, path: ValuePath, raw: _Host) -> dict[str, Any]:
-    """One rate for both ways, or one for each."""
+    """Return one rate for both directions, or one for each."""
     if not isinstance(raw.nic, _Nic):
         return _amounts(document, path, raw, "nic")
     ways = _amounts(document, (*path, "nic"), raw.nic, "up", "down")
@@ -335,7 +344,7 @@ def _nic(document: Document, path: ValuePath, raw: _Host) -> dict[str, Any]:
 
 
 def _imputed(devices: list[tuple[DeviceKind, int]]) -> dict[str, Any]:
-    """Return what a host with these devices most likely has; see the head of this file."""
+    """Return what a host with these devices most likely has, as described at the head of this file."""
     return {
         "bandwidth": min((kind.peer for kind, _ in devices), default=_BUS),
         "latency": _LATENCY,
@@ -351,7 +360,10 @@ def _check_address(document: Document, path: ValuePath, address: str | None, *, 
         return
     if not _ADDRESS.fullmatch(address):
         raise document.fault(
-            (*path, "address"), "this address cannot be", found=repr(address[:80]), expected="a host name or IP address"
+            (*path, "address"),
+            "this is not a valid address",
+            found=repr(address[:80]),
+            expected="a host name or IP address",
         )
     if not alone:
         raise document.fault(
@@ -457,7 +469,7 @@ def _link(document: Document, path: ValuePath, raw: _Link, given: Mapping[str, A
 
 
 def _far(document: Document, path: ValuePath, raw: _Link, *, between_hosts: bool) -> float:
-    """The latency of a link that gives none: by the distance of its regions, if both are known places."""
+    """Return the latency of a link that gives none, from the distance of its regions if both are known places."""
     places = [None if between_hosts else find_place(end) for end in raw.between]
     if places[0] is not None and places[1] is not None:
         return imputed_latency(places[0], places[1])

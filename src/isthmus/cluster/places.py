@@ -1,17 +1,18 @@
-"""Where regions lie, by the names that people and clouds give them; and how long light needs between two of them.
+"""Where regions lie, by the names that people and clouds give them, and how long messages take between two of them.
 
 A link between two known places that gives no latency gets
 
     one way = FACTOR x great-circle distance / (2/3 of the speed of light) + CONSTANT
 
-2/3 of the speed of light is its speed in glass. FACTOR 1.5: cables follow coasts and routes follow cables; the seven
-pairs of the Hulk data (64 bytes between cities, halved) that do not touch China take 1.42 to 1.62 times the straight
-line. CONSTANT 1 ms: routers and the last miles at both ends; it is all that two names for one place get, and more than
-two hosts of one data centre need. Against that data the error is at most 8 % on those seven pairs, on which FACTOR was
-chosen, but 54 % in the median of all 44, mostly too low: traffic inside, into and out of China takes 2 to 12 times the
-straight line. A figure of your own is always better: half of what `ping` shows.
+2/3 of the speed of light is its speed in glass. FACTOR is 1.5, because cables follow coasts and routes follow cables:
+the seven pairs of the Hulk data (64 bytes between cities, halved) that do not involve China take 1.42 to 1.62 times the
+straight line. CONSTANT is 1 ms, for routers and the last miles at both ends. Two names for one place get only the
+constant, which is more than two hosts of one data centre need. Compared with the Hulk data the error is at most 8 % on
+those seven pairs, from which FACTOR was chosen. Over all 44 pairs its median is 54 %, mostly too low: traffic inside,
+into and out of China takes 2 to 12 times the straight line. A measured figure is always better: half of what `ping`
+shows.
 
-Bandwidth says nothing about distance and is never filled in.
+Distance says nothing about bandwidth, which is therefore never filled in.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ __all__ = ["CONSTANT", "FACTOR", "PLACES", "Place", "distance", "find_place", "i
 FACTOR = 1.5
 CONSTANT = Seconds(1e-3)
 
-_LIGHT = 299_792_458.0  # metres a second, in vacuum
+_LIGHT = 299_792_458.0  # metres per second, in vacuum
 _EARTH = 6_371_009.0  # metres, mean radius
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A city or region: degrees north and east, and the other names it goes by."""
+    """A city or region, in degrees north and east, with the other names it is known by."""
 
     name: str
     latitude: float
@@ -45,8 +46,8 @@ def _place(name: str, latitude: float, longitude: float, aliases: str = "") -> P
     return Place(name, latitude, longitude, tuple(aliases.split()))
 
 
-# Coordinates are those of the city or of the data centres' county, to about 10 km (0.1 degrees). Names of regions are
-# those of Amazon (us-east-1), Google (us-east4) and Microsoft (eastus), by what their own lists of regions say.
+# Coordinates are those of the city or of the data centres' county, to about 10 km (0.1 degrees). The names of regions
+# are those of Amazon (us-east-1), Google (us-east4) and Microsoft (eastus), as their own lists of regions give them.
 _TABLE = (
     # North America
     _place("virginia", 39.0, -77.5, "us-east-1 us-east4 eastus eastus2 ashburn northern-virginia"),
@@ -138,12 +139,15 @@ PLACES: Mapping[str, Place] = {name: place for place in _TABLE for name in (plac
 
 
 def find_place(name: str) -> Place | None:
-    """The place of that name or alias; capitals do not matter, and `_` is `-` (`New_Delhi` is `new-delhi`)."""
+    """Return the place with that name or alias, ignoring case and reading `_` as `-` (`New_Delhi` is `new-delhi`)."""
     return PLACES.get(name.casefold().replace("_", "-"))
 
 
 def distance(a: Place, b: Place) -> float:
-    """Metres along the great circle: 2 R asin sqrt(sin²(Δφ/2) + cos φ₁ cos φ₂ sin²(Δλ/2)), good for near places too."""
+    """Return the length of the great circle in metres: 2 R asin sqrt(sin²(Δφ/2) + cos φ₁ cos φ₂ sin²(Δλ/2)).
+
+    This form is accurate for places near each other too.
+    """
     north, other = math.radians(a.latitude), math.radians(b.latitude)
     across = math.radians(b.longitude - a.longitude)
     half = math.sin((other - north) / 2) ** 2 + math.cos(north) * math.cos(other) * math.sin(across / 2) ** 2
@@ -151,10 +155,10 @@ def distance(a: Place, b: Place) -> float:
 
 
 def light_seconds(a: Place, b: Place) -> Seconds:
-    """The straight way at the speed of light in vacuum: no message is faster."""
+    """Return the time that light in vacuum takes for the straight way; no message is faster."""
     return Seconds(distance(a, b) / _LIGHT)
 
 
 def imputed_latency(a: Place, b: Place) -> Seconds:
-    """One way between two places, by the formula above."""
+    """Return the one-way latency between two places, by the formula at the head of this file."""
     return Seconds(FACTOR * distance(a, b) / (_LIGHT * 2 / 3) + CONSTANT)

@@ -1,7 +1,7 @@
-"""What machines and links there are: region > host > device, and the links between hosts.
+"""The types of a cluster: region > host > device, and the links between hosts.
 
-All values are in base units (bytes, seconds, bytes a second). A value that the file did not give is filled in from the
-catalog when the file is loaded, and its field name stands in `imputed`.
+All values are in base units (bytes, seconds, bytes per second). A value that the file did not give is filled in when
+the file is loaded, and its field name is listed in `imputed`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["PRECISIONS", "TCP_PAYLOAD", "Cluster", "Device", "DeviceKind", "Host
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
-TCP_PAYLOAD = 1460 / 1500  # of a link's bandwidth, what TCP carries: 40 of the 1500 bytes of a packet are headers
+TCP_PAYLOAD = 1460 / 1500  # part of a link's bandwidth that carries data: 40 of a packet's 1500 bytes are headers
 
 
 class DeviceKind(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of device: its dense peak rates by precision (absent: it lacks that precision) and its memory."""
+    """One kind of device: its memory, and its dense peak rate in each precision that it has."""
 
     name: str
     compute: Mapping[Precision, FlopsPerSecond]
@@ -32,9 +32,10 @@ class DeviceKind(msgspec.Struct, frozen=True, kw_only=True):
     peer: BytesPerSecond  # usual rate between two such devices of one host, each way
 
     def computes_in(self, precision: Precision, mixed: bool) -> Precision | None:
-        """The precision in which it computes a job: the job's, unless it lacks that or is slower in it than in fp32.
+        """Return the precision in which a device of this kind computes a job, or None if it cannot.
 
-        Then it computes in fp32 if the job is mixed, and else not at all.
+        That is the job's precision, unless the kind lacks it or is slower in it than in fp32. In that case the device
+        computes in fp32 if the job is mixed, and not at all otherwise.
         """
         own, full = self.compute.get(precision), self.compute.get("fp32")
         if own is not None and (full is None or own >= full):
@@ -43,7 +44,7 @@ class DeviceKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One device, named `host/kind/index`; the index counts devices of that kind on that host from 0."""
+    """One device, named `host/kind/index`; the index counts the devices of that kind on that host from 0."""
 
     name: str
     host: str
@@ -52,20 +53,20 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine: how many devices of which kinds, and how they are joined to each other and to the network."""
+    """One machine: how many devices of which kinds it has, and how they are joined to each other and to the network."""
 
     name: str
     region: str
     devices: Mapping[str, int]
     bandwidth: BytesPerSecond  # between two of its devices, each way
     latency: Seconds  # between two of its devices
-    nic: BytesPerSecond  # all that it sends to other hosts and, where `down` is not given, all that comes from them
+    nic: BytesPerSecond  # to all other hosts together; from them too, if `down` is not given
     bus: BytesPerSecond  # host memory to one device, each way
     memory: Bytes
     cores: int
     address: str | None = None
     imputed: frozenset[str] = frozenset()
-    down: BytesPerSecond | msgspec.UnsetType = msgspec.UNSET  # all that comes from other hosts, where it is not `nic`
+    down: BytesPerSecond | msgspec.UnsetType = msgspec.UNSET  # from all other hosts together, if it differs from `nic`
 
     @property
     def nic_in(self) -> BytesPerSecond:
@@ -74,12 +75,15 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nic_best(self) -> BytesPerSecond:
-        """The faster way of its nic: what bounds may count on."""
+        """Return the rate of the faster direction of the host's NIC, which bounds may rely on."""
         return max(self.nic, self.nic_in)
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Equal for hosts that differ in nothing but their names: with their links they form classes."""
+        """Return a value that is equal for hosts that differ in nothing but their names.
+
+        Hosts of equal shape and equal links form classes.
+        """
         kinds = tuple(self.devices.items())
         return (
             self.region,
@@ -95,9 +99,10 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pair of hosts can reach, each way. `between` names two hosts or two regions (which may be the same).
+    """The bandwidth and latency that one pair of hosts can reach, each way.
 
-    `trunk` caps all flows between the two regions together, each way; only a link between regions has one.
+    `between` names two hosts or two regions (which may be the same). `trunk` caps all flows between the two regions
+    together, each way; only a link between regions has one.
     """
 
     between: tuple[str, str]
@@ -108,7 +113,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A whole cluster. Hosts keep the order of the file; so do devices: host by host, kind by kind, by index."""
+    """A whole cluster. Hosts are in the order of the file, and so are devices: by host, then by kind, then by index."""
 
     name: str
     kinds: Mapping[str, DeviceKind]
@@ -117,7 +122,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def devices(self) -> Mapping[str, Device]:
-        """Every device by name, in order."""
+        """Return every device by its name, in order."""
         return {
             (name := f"{host.name}/{kind}/{index}"): Device(name=name, host=host.name, kind=kind, index=index)
             for host in self.hosts.values()
@@ -127,7 +132,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def regions(self) -> tuple[str, ...]:
-        """Region names in order of first appearance."""
+        """Return the names of the regions in order of first appearance."""
         return tuple(dict.fromkeys(host.region for host in self.hosts.values()))
 
     @cached_property
@@ -135,19 +140,22 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {pair: link for link in self.links for pair in (link.between, link.between[::-1])}
 
     def kind_of(self, device: str) -> DeviceKind:
-        """The kind of the named device."""
+        """Return the kind of the named device."""
         return self.kinds[self.devices[device].kind]
 
     def host_of(self, device: str) -> Host:
-        """The host of the named device."""
+        """Return the host of the named device."""
         return self.hosts[self.devices[device].host]
 
     def link(self, a: str, b: str) -> Link | None:
-        """The link that two different hosts use: their own, else their regions'; None if they cannot talk directly."""
+        """Return the link between two different hosts: their own, or else their regions'.
+
+        None if they cannot talk directly.
+        """
         own = self._links.get((a, b))
         return own if own is not None else self._links.get((self.hosts[a].region, self.hosts[b].region))
 
     def trunk(self, a: str, b: str) -> BytesPerSecond | None:
-        """The cap on all flows between two regions, if their link has one."""
+        """Return the cap on all flows between two regions together, if their link has one."""
         link = self._links.get((a, b))
         return link.trunk if link is not None else None

@@ -1,8 +1,8 @@
-"""A cluster as the text of a cluster file, which loads back equal to the last bit.
+"""Writes a cluster as the text of a cluster file, which loads back equal to the last bit.
 
-What loading had filled in (`imputed`) is left out, so that the file says what is known and no more, and loading fills
-it in and marks it again. Quantities are written in the largest unit that gives the same float back. Equal hosts in a
-row become one line with a pattern: `tokyo[1-64]`.
+Values that loading filled in (`imputed`) are left out, so that the file states only what is known; loading fills them
+in and marks them again. Quantities are written in the largest unit that gives the same float back. Consecutive equal
+hosts become one line with a pattern: `tokyo[1-64]`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TIME: _Units = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def cluster_yaml(cluster: Cluster, comments: Sequence[str] = ()) -> str:
-    """The text of a file that loads as this cluster; `comments` stand at its head, each in lines of its own."""
+    """Return the text of a file that loads as this cluster, with `comments` at its head, each in lines of its own."""
     lines = [line for comment in comments for line in _comment(comment)]
     lines += ["kind: cluster", "version: 1", f"name: {_name(cluster.name)}"]
     described = [kind for kind in cluster.kinds.values() if CATALOG.get(kind.name) != kind]
@@ -42,13 +42,16 @@ def cluster_yaml(cluster: Cluster, comments: Sequence[str] = ()) -> str:
 
 
 def _comment(text: str) -> list[str]:
-    """Lines of a comment; whatever a reader of YAML might take for the end of a line is shown as ?."""
+    """Return the lines of a comment; a character that YAML readers might take for the end of a line is shown as ?."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in text)
     return textwrap.wrap(shown, 118, initial_indent="# ", subsequent_indent="#   ")
 
 
 def _name(text: str) -> str:
-    """Plain where YAML cannot take it for anything but text, else in quotes; names and addresses need no escapes."""
+    """Return a name as YAML: plain where YAML can only read it as text, else in quotes.
+
+    Names and addresses need no escapes.
+    """
     return text if _PLAIN.fullmatch(text) else f'"{text}"'
 
 
@@ -57,7 +60,10 @@ def _map(entries: Mapping[str, str]) -> str:
 
 
 def _quantity(value: float, units: _Units, parse: Callable[[str], float]) -> str:
-    """The value in the largest unit that it fills and that gives it back; else all its digits in the base unit."""
+    """Return the value in the largest unit that it fills and that gives it back.
+
+    Else all its digits in the base unit.
+    """
     for unit, scale in units.items():
         text = f"{value / scale:.15g} {unit}"
         if value >= scale and parse(text) == value:
@@ -96,7 +102,7 @@ def _kind(kind: DeviceKind) -> str:
 
 
 def _runs(hosts: Sequence[Host]) -> Iterator[tuple[str, Host]]:
-    """Hosts under the keys they are written with: rows of equal hosts, numbered in order, share one."""
+    """Yield each key with its host; consecutive equal hosts that are numbered in order share one key."""
     start = 0
     while start < len(hosts):
         end = start + 1
@@ -107,7 +113,7 @@ def _runs(hosts: Sequence[Host]) -> Iterator[tuple[str, Host]]:
 
 
 def _follows(first: Host, host: Host, steps: int) -> bool:
-    """Return whether `host` equals `first` but for the number in its name, which is greater by `steps`."""
+    """Return whether `host` equals `first` except for the number in its name, which is greater by `steps`."""
     match = _NUMBERED.fullmatch(first.name)
     if not match or first.address is not None or int(match["number"]) + steps > 999_999:
         return False

@@ -1,11 +1,13 @@
-"""Buckets that become equal on their participants, as tasks: when each may start, and who waits for it.
+"""The tasks that synchronise gradient buckets: when each sync may start, and which tasks wait for it.
 
-By `factors` every participant redoes the others' part of a micro-batch's product as soon as it has their factors. A
-sync of replicated state whose time was measured is played with other bytes than it has (`cost.alone`).
+With `factors` every participant recomputes the others' part of a micro-batch's product as soon as it has their
+factors. A sync of replicated state whose time was measured is played with a number of bytes that is not its own
+(`cost.measured_syncs`).
 
-State `sharded-optimizer`: a participant updates its piece of a bucket only. A ring then stops after n - 1 rounds, when
-each has the sum of its piece, if all that the bucket holds is so sharded; however the gradient came, the new weights go
-around the ring in n - 1 rounds once they are there (updated and, where spilled, loaded).
+In state `sharded-optimizer` a participant updates only its piece of a bucket. If everything that the bucket holds is
+sharded in this way, a ring stops after n - 1 rounds, when each participant has the sum of its piece. However the
+gradient was synchronised, the new weights then go around the ring in n - 1 rounds, once they are there (updated and,
+where spilled, loaded).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ Ints = npt.NDArray[np.int32]
 def sync(
     out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int, micro_batches: int
 ) -> None:
-    """One bucket becomes equal on its participants; their updates wait for it."""
+    """Write the sync of one bucket, and let the updates of its participants wait for it."""
     how = syncs.how[b]
     if how == DUPLICATE:
         return
@@ -72,7 +74,7 @@ def sync(
 def room(
     out: TaskList, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int, holder: int, piece: int, done: int
 ) -> None:
-    """State `sharded-all`: when gradients have been summed, the room they had is another's."""
+    """Let the part that needs the memory of these gradients wait until they have been summed (state `sharded-all`)."""
     lowest = np.empty(len(runs.device), np.int32)
     lowest_blocks(shape, runs, syncs, b, holder, lowest)
     for u in range(len(lowest)):
@@ -85,7 +87,7 @@ def reduce(
     out: TaskList, wires: Wires, how: int, devices: Ints, ready: Ints, done: Ints, whole: float, planned: int,
     root: int, b: int,
 ) -> None:  # fmt: skip
-    """All of a bucket becomes the sum, on everybody."""
+    """Write the messages after which every participant has the sum of a bucket."""
     if how == SERVER:
         server(out, wires, devices, ready, done, whole, planned, root, b)
     elif how == TREE:
@@ -98,7 +100,7 @@ def reduce(
 def sync_alone(
     out: TaskList, wires: Wires, how: int, devices: Ints, whole: float, planned: int, root: int
 ) -> None:  # fmt: skip
-    """A sync of a bucket and nothing else; all participants are ready."""
+    """Write the sync of one bucket and nothing else, with all participants ready."""
     ready, done = np.empty(len(devices), np.int32), np.empty(len(devices), np.int32)
     for i in range(len(devices)):
         ready[i] = task(out, -1, 0.0, 0.0, -1, GATE, 0, 0)
@@ -109,7 +111,10 @@ def sync_alone(
 def final_tasks(
     out: TaskList, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int, holders: Ints, ready: Ints, piece: int
 ) -> None:
-    """For each participant the task after which its gradients of bucket b are final (of one piece, where sharded)."""
+    """Write into `ready`, for each participant, the task after which its gradients of bucket b are final.
+
+    A `piece` of 0 or more asks for the gradients of that piece alone, as sharded state needs them.
+    """
     lowest = np.empty(len(runs.device), np.int32)
     for i in range(len(holders)):
         lowest_blocks(shape, runs, syncs, b, holders[i], lowest)
@@ -134,7 +139,10 @@ def factors(
     out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int, devices: Ints,
     holders: Ints, micro_batches: int,
 ) -> None:  # fmt: skip
-    """Every participant sends its factors after each backward; of each micro-batch it rebuilds the others' part."""
+    """Write a sync by factors.
+
+    Every participant sends its factors after each backward, and rebuilds the others' part of each micro-batch.
+    """
     n, wide = len(devices), by_way(wires, WIDE)
     got = np.empty((micro_batches, n), np.int32)
     run = np.empty(n, np.int32)
@@ -163,7 +171,7 @@ def factors(
 
 @compiled
 def new_weights(out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int) -> None:
-    """Each participant's piece of bucket b's new weights goes around the ring, once it is there."""
+    """Write the ring that spreads each participant's piece of bucket b's new weights, once the piece is there."""
     devices = syncs.device[syncs.first[b] : syncs.first[b + 1]]
     holders = syncs.holder[syncs.first[b] : syncs.first[b + 1]]
     n = members_of(wires, len(devices))

@@ -1,19 +1,21 @@
-"""From a pipeline in numbers to tasks: what every device computes and sends in one step.
+"""The tasks of one step of a pipeline: what every device computes and sends.
 
-Computing: one task for each forward or backward of a run on a slice of a micro-batch, chained in the device's order.
-The last backward of a run is cut where buckets become final, so that their syncs overlap the rest of it. Where weights
-stream in (state `sharded-all`, spill `all`) every forward and backward is cut so, and each part waits for its weights,
-of which one set is fetched ahead. Of `sharded-all` every replica has a piece of the weights: whoever is about to need
-them asks all others, and each sends its piece at once, whatever it is doing itself.
+*Computing.* Each forward or backward of a run on a slice of a micro-batch is one task, and the tasks of a device are
+chained in the device's order. The last backward of a run is cut where buckets become final, so that their syncs
+overlap the rest of it. Where weights stream in (state `sharded-all`, spill `all`) every forward and backward is cut in
+this way. Each part then waits for its weights, and one set of weights is prefetched. With `sharded-all` every replica
+has a piece of the weights: a replica that is about to need them asks all others, and each of those sends its piece at
+once, whatever it is doing itself.
 
-Sending: messages between runs by intersection of their samples; syncs (`cost.buckets`); then, once its syncs are done
-and the totals are known (`cost.totals`), one update a device.
+*Sending.* Runs send each other the samples that they have in common, and buckets are synchronised
+(`cost.bucket_tasks`). When the syncs of a device are done and the totals are known (`cost.total_tasks`), it does one
+update.
 
-Tasks that become ready together on one lane go in the order they are written in: computing device by device,
-activations and then gradients (by micro-batch, receiving run, sending stage, slices), updates, totals (counts to the
-leader, counts from it, then of each device what it tells the leader and what it is told), gathering (by stage,
-direction, slice, part, receiver, sender), syncs (by factors: products participant by participant, then messages), each
-followed by the gathering of its new weights.
+Tasks that become ready together on one lane go in the order in which they are written: computing, device by device;
+activations and then gradients (by micro-batch, receiving run, sending stage and slices); updates; totals (counts to
+the leader, counts from it, and then for each device what it tells the leader and what it is told); gathering (by
+stage, direction, slice, part, receiver and sender); and syncs (with factors first the products, participant by
+participant, and then the messages), each followed by the gathering of its new weights.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ def lower(
 
 @compiled
 def new_state(shape: Shape, runs: Runs, syncs: Syncs, devices: int, costs: Costs, micro_batches: int) -> State:
-    """Nothing written; the places where operations are cut are marked."""
+    """Return a state in which nothing is written and the places where operations are cut are marked."""
     n_runs, blocks = len(runs.device), int(shape.last[-1]) + 1
     base = np.zeros(n_runs, np.int32)
     for u in range(1, n_runs):
@@ -137,7 +139,10 @@ def new_state(shape: Shape, runs: Runs, syncs: Syncs, devices: int, costs: Costs
 
 @compiled
 def run_times(shape: Shape, runs: Runs, costs: Costs) -> Floats:
-    """[runs, slice size, direction, blocks + 1]: sums of seconds over a run's blocks; backward with recomputing."""
+    """Return cumulative seconds over a run's blocks, [runs, slice size, direction, blocks + 1].
+
+    The seconds of a backward include recomputation.
+    """
     blocks = costs.times.shape[2]
     sums = np.zeros((len(runs.device), 2, 2, blocks))
     for u in range(len(runs.device)):
@@ -154,14 +159,14 @@ def run_times(shape: Shape, runs: Runs, costs: Costs) -> Floats:
 
 @inlined
 def seconds_of(runs: Runs, state: State, u: int, low: int, high: int, samples: int, which: int) -> float:
-    """Time of blocks low .. high - 1 of run u, forward (0) or backward (1), on a slice of so many samples."""
+    """Return the seconds of blocks low .. high - 1 of run u, forward (0) or backward (1), on a slice of `samples`."""
     large = 1 if samples > (runs.hi[u] - runs.lo[u]) // runs.slices[u] else 0
     return float(state.times[u, large, which, high] - state.times[u, large, which, low])
 
 
 @inlined
 def bytes_of(costs: Costs, low: int, high: int, degree: int) -> float:
-    """Weights of blocks low .. high - 1 on each device of a tensor group."""
+    """Return the bytes of the weights of blocks low .. high - 1 on each device of a tensor group."""
     whole = costs.weight_bytes[0, high] - costs.weight_bytes[0, low]
     return float(whole - (costs.weight_bytes[1, high] - costs.weight_bytes[1, low]) * (1.0 - 1.0 / degree))
 
@@ -171,7 +176,7 @@ def operation(
     out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs, state: State, u: int, m: int, back: bool,
     micro_batches: int,
 ) -> None:  # fmt: skip
-    """One forward or backward of run u on micro-batch m, slice by slice, cut into parts where needed."""
+    """Write one forward or backward of run u on micro-batch m, slice by slice, cut into parts where needed."""
     d = runs.device[u]
     kind = BACKWARD if back else FORWARD
     which = 1 if back else 0
@@ -200,7 +205,7 @@ def operation(
                     high += 1
             seconds = seconds_of(runs, state, u, low, high, hi - lo, which) + around
             t = task(out, COMPUTE + d, seconds, 0.0, -1, kind, u, m)
-            around = 0.0  # once, whatever the cuts
+            around = 0.0  # counts once, however many parts there are
             edge(out, state.last[d], t)
             state.last[d] = t
             if state.begin[which, op] < 0:
@@ -221,7 +226,7 @@ def operation(
 def loaded(
     out: TaskList, wires: Wires, state: State, u: int, d: int, m: int, low: int, t: int, which: int, size: float
 ) -> None:
-    """The weights of part t come over the bus, while the part before computes; its gradients go back."""
+    """Load the weights of part t over the bus while the part before computes; after a backward, store its gradients."""
     devices = len(wires.host_of)
     load = task(out, LOAD * devices + d, 0.0, size, wires.bus[0, d], LOADING, u, m)
     edge(out, state.recent[d, 0], load)
@@ -237,11 +242,11 @@ def asked(
     out: TaskList, wires: Wires, shape: Shape, state: State, u: int, d: int, m: int, op: int, low: int, t: int,
     which: int,
 ) -> None:  # fmt: skip
-    """The weights of part t are asked for while the part before computes, unless that has them; `gathers` sends them.
+    """Ask for the weights of part t while the part before computes, unless that part has them; `gathers` sends them.
 
-    Whoever is asked knows after one latency; here all know when the farthest does. A backward part also needs room for
-    its gradients: those of the part before may still be on their way to be summed, those before that may not; and not
-    those of the part before if they are of the same blocks.
+    A replica that is asked knows of it after one latency; here all know when the farthest one does. A backward part
+    also needs memory for its gradients. Those of the part before may still be on their way to be summed, but those of
+    the part before that must have been summed; and so must those of the part before, if they are of the same blocks.
     """
     if low != state.held[d]:
         s = stage_at(shape.first, low)
@@ -268,9 +273,10 @@ def asked(
 def between_runs(
     out: TaskList, wires: Wires, runs: Runs, edges: Edges, state: State, micro_batches: int, back: bool
 ) -> None:
-    """Messages from run to run: for each pair of slices, the samples that both have. Receivers are ready for them.
+    """Write the messages from run to run, one for each pair of slices that have samples in common.
 
-    What goes to one run leaves in order; what goes to different ones leaves at the same time.
+    Receivers are always ready for them. Messages to one run leave in order, and messages to different runs leave at the
+    same time.
     """
     which = 1 if back else 0
     kind = GRADIENT if back else ACTIVATION
@@ -296,7 +302,10 @@ def between_runs(
 
 @compiled
 def updates(out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs, state: State) -> None:
-    """One update a device after all it computes; a spilled optimizer's gradients go out and its weights come in."""
+    """Write one update for each device, after everything that it computes.
+
+    The gradients of a spilled optimizer go out to the host, and its new weights come in.
+    """
     devices = len(wires.host_of)
     for d in range(devices):
         if state.last[d] < 0:
@@ -333,9 +342,9 @@ def updates(out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs,
 def gathers(
     out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs, state: State, micro_batches: int
 ) -> None:
-    """State `sharded-all`: before each part every replica gets the others' pieces of its weights, all at once.
+    """Write, for state `sharded-all`, the messages that bring every replica the others' pieces of its weights.
 
-    First devices of tensor groups stand for the others.
+    They come before each part, all at once. The first device of a tensor group stands for the others.
     """
     lanes, wide = SYNC * len(wires.host_of), by_way(wires, WIDE)
     for s in range(len(shape.first)):
@@ -343,7 +352,7 @@ def gathers(
             continue
         a, n = shape.replicas[s], shape.replicas[s + 1] - shape.replicas[s]
         slices, together = shape.slices[a], senders(wires, shape, s)
-        members = float(shape.size[a])  # of a tensor group: each gets its own, between hosts over the same links
+        members = float(shape.size[a])  # of a tensor group: each gets its own piece, between hosts over the same links
         for which in range(2):
             for piece in range(micro_batches * slices):
                 low = shape.first[s]
@@ -370,9 +379,10 @@ def gathers(
 
 @compiled
 def senders(wires: Wires, shape: Shape, s: int) -> Floats:
-    """Return how many pieces each replica of a stage sends to other hosts at once: its own.
+    """Return the number of pieces that each replica of a stage sends to other hosts at once.
 
-    In a folded plan the first replica of each host sends the pieces of all its replicas: they pass the same links.
+    That is one, its own. In a folded plan the first replica of each host sends the pieces of all replicas of the host,
+    because they pass the same links.
     """
     a, b = shape.replicas[s], shape.replicas[s + 1]
     together = np.ones(b - a)

@@ -1,4 +1,4 @@
-"""Fits what is not known to measured times: a link's latency and bandwidth, constants of the cost model."""
+"""Calibration: fits a link's latency and bandwidth, and constants of the cost model, to measured times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 
 class LinkFit(msgspec.Struct, frozen=True, kw_only=True):
-    """A link that explains the samples, and how far off it is: the worst and the median relative error over them."""
+    """The link that explains the samples, with its worst and its median relative error over them."""
 
     latency: Seconds
     bandwidth: BytesPerSecond
@@ -34,8 +34,10 @@ def fit_link(
     above: float = 0.0,
     cap: float = 0.15,
 ) -> LinkFit:
-    """The latency L >= 0 and bandwidth B with the least total relative error among those that are nowhere off by more
-    than `cap`, over the samples larger than `above`; if no link is within `cap`, the one with the least worst error.
+    """Return the link that explains measured message times best.
+
+    Among the links with latency L >= 0 and bandwidth B that are nowhere off by more than `cap`, it has the least total
+    relative error over the samples larger than `above`. If no link is within `cap`, it has the least worst error.
 
     With coefficients a and b, sample i of s_i bytes should take a L + b s_i / B and took t_i. With w = 1/B both are
     linear programmes, in (L, w, e_1 .. e_n) and in (L, w, e):
@@ -43,15 +45,15 @@ def fit_link(
         minimise sum e_i   subject to   | a L + b s_i w - t_i | <= e_i t_i,   e_i <= cap   for all i,   L, w >= 0;
         minimise e         subject to   | a L + b s_i w - t_i | <= e t_i                   for all i,   L, w >= 0.
 
-    The first lets a few odd samples be as odd as `cap` allows, where the second would bend the link towards them. One
-    message has a = b = 1; a ring all-reduce over n equal links a = 2(n-1), b = 2(n-1)/n. Leave out the small sizes, by
-    `above`, where overheads that are not the link's make up the time.
+    The first tolerates a few outliers within `cap`, where the second would bend the link towards them. One message has
+    a = b = 1; a ring all-reduce over n equal links has a = 2(n-1) and b = 2(n-1)/n. Use `above` to leave out small
+    sizes, whose time consists of overheads that are not the link's.
     """
     sizes, times = _samples(sizes_bytes, seconds, above)
     latency, per_byte = _fit(latency_coefficient / times, bytes_coefficient * sizes / times, cap)
     if per_byte <= 0:
         raise UsageError(
-            "the times do not grow with the sizes, so they say nothing of a bandwidth",
+            "the times do not grow with the sizes, so no bandwidth can be fitted",
             found=f"{len(sizes)} samples of {sizes.min():g} to {sizes.max():g} bytes",
             expected="times that grow with the size",
             next="Measure larger sizes, or leave out the small ones with above=",
@@ -69,11 +71,15 @@ def _samples(sizes_bytes: Sequence[float], seconds: Sequence[float], above: floa
     sizes, times = np.asarray(sizes_bytes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     if sizes.shape != times.shape:
         raise UsageError(
-            "every size needs its time", found=f"{sizes.size} sizes, {times.size} times", expected="as many of each"
+            "there are not as many times as sizes",
+            found=f"{sizes.size} sizes, {times.size} times",
+            expected="one time for each size",
         )
     if not (np.isfinite(sizes) & np.isfinite(times) & (sizes >= 0) & (times > 0)).all():
         raise UsageError(
-            "a sample cannot be", found="a size below 0, a time of 0 or less, or no number", expected="real samples"
+            "a sample is impossible",
+            found="a size below 0, a time of 0 or less, or not a number",
+            expected="sizes of 0 or more, and times above 0",
         )
     kept = sizes > above
     if len(np.unique(sizes[kept])) < 2:
@@ -87,14 +93,15 @@ def _samples(sizes_bytes: Sequence[float], seconds: Sequence[float], above: floa
 
 
 def _fit(latency_column: Floats, bytes_column: Floats, cap: float) -> tuple[float, float]:
-    """L, w >= 0 for the columns x and y: the least sum of | L x_i + w y_i - 1 | <= cap, else the least worst of them.
+    """Return L, w >= 0 that minimise the sum of | L x_i + w y_i - 1 | for the columns x and y, each term at most `cap`.
 
-    Columns are scaled to a largest entry of 1, because the solver's tolerance is absolute.
+    If there are none within `cap`, return those with the least worst term. Columns are scaled to a largest entry of 1,
+    because the solver's tolerance is absolute.
     """
     scale = np.array([latency_column.max(), bytes_column.max()])
     columns = np.column_stack([latency_column, bytes_column]) / scale
     count = len(columns)
-    found = _solve(columns, errors=np.eye(count), cap=cap * (1 - 1e-6))  # further in than the solver's tolerance
+    found = _solve(columns, errors=np.eye(count), cap=cap * (1 - 1e-6))  # inside it by more than the solver's tolerance
     if found is None:
         found = _solve(columns, errors=np.ones((count, 1)), cap=None)
     assert found is not None  # L = w = 0, e = 1 is feasible, and e is at least 0
@@ -103,8 +110,11 @@ def _fit(latency_column: Floats, bytes_column: Floats, cap: float) -> tuple[floa
 
 
 def _solve(columns: Floats, errors: Floats, cap: float | None) -> Floats | None:
-    """L and w with the least sum of the error variables; `errors` says which of them bounds which sample."""
-    from scipy.optimize import linprog  # a third of a second to import, needed only here
+    """Return L and w with the least sum of the error variables, or None if there are none.
+
+    Row i of `errors` says which of the variables bounds the error of sample i.
+    """
+    from scipy.optimize import linprog  # imported here because it takes a third of a second
 
     ones, variables = np.ones(len(columns)), errors.shape[1]
     solution = linprog(
@@ -124,12 +134,12 @@ def fit_constants(
     least: Sequence[float],
     most: Sequence[float],
 ) -> tuple[float, ...]:
-    """Constants c, least <= c <= most, for which predictions p(c) are nearest to what was measured:
+    """Return constants c, least <= c <= most, for which the predictions p(c) are nearest to the measured times t:
 
         minimise sum of | log(p_i(c) / t_i) |
 
-    The sum of absolute values lets a few odd cases be odd. The search (Nelder and Mead's) needs no derivatives: as
-    constants change, what a plan waits for changes too, and predictions have corners there.
+    The sum of absolute values tolerates a few outliers. The search (Nelder-Mead) needs no derivatives: predictions have
+    corners, because a plan waits for something else as the constants change.
     """
     from scipy.optimize import minimize
 
@@ -151,7 +161,7 @@ def fit_constants(
 
 
 def _simplex(begin: Floats) -> Floats:
-    """The start and, for each constant, a point a tenth of its range away."""
+    """Return the start and, for each constant, a point that is a tenth of the constant's range away."""
     corners = np.tile(begin, (len(begin) + 1, 1))
     for i, value in enumerate(begin):
         corners[i + 1, i] = value + (0.1 if value <= 0.9 else -0.1)

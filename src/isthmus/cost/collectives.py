@@ -1,37 +1,41 @@
-"""Collectives as the messages that the runtime sends.
+"""Collectives, written as the messages that the runtime sends.
 
 Each function takes, for every participant, the task after which it is ready, and gives the task after which it has the
-result. Messages of one device leave one after another, in the order they are ready; so while one travels the next is
-sent, and several buckets in flight hide the latency.
+result. The messages of one device leave one after another, in the order in which they become ready. While one travels
+the next is sent, so several buckets in flight hide the latency.
 
-- ring: n participants, chunks of bytes / n; in round k each sends on to its neighbour what it got in round k - 1.
+- ring: n participants send chunks of bytes / n; in round k each passes on to its neighbour what it got in round k - 1.
   All-reduce takes 2(n - 1) rounds, or n - 1 in which all bytes go around (`plan.ring`); reduce-scatter and all-gather
   take n - 1 each.
-- tree: in each region a chain towards its first participant (the leader), a ring of the leaders, the chain back.
-- server: all send to the root, the root sends the sum back to all, at the same time.
-- factors: every participant sends its inputs and output gradients of each micro-batch to every other, at the same time.
-  Members of tensor groups send all of them to their like (which side of a weight is split is not known), and each
-  redoes its own part of the product.
+- tree: each region reduces along a chain towards its first participant (the leader), the leaders form a ring, and the
+  result goes back along the chains.
+- server: all participants send to the root, and the root sends the sum back to all of them at the same time.
+- factors: every participant sends its inputs and output gradients of each micro-batch to every other participant at
+  the same time. Members of tensor groups send all of them to their counterparts, because it is not known which side of
+  a weight is split, and each member rebuilds its own part of the product.
 
-**Segments.** What is passed on is cut into s segments (`plan.ring`), each sent on as soon as it has come and been
-added. Say a message takes T alone, adding all of it A (`DeviceCosts.add_bandwidth`), and the message on which it is
-passed on T'. Its segments come evenly over T, and are added one by one: the first is done A / s after it came, the last
-max(A / s, A - T (1 - 1 / s)) after all has come. The next message may begin when the first is done, and so late that it
-ends after the last: with both counted from when all has come, at
+**Segments.** A message that is passed on is cut into s segments (`plan.ring`), and each is sent on as soon as it has
+arrived and been added. Suppose that a message takes T alone, that adding all of it takes A
+(`DeviceCosts.add_bandwidth`), and that the message on which it is passed on takes T'. Its segments arrive evenly over T
+and are added one by one. The first is done A / s after it has arrived, and the last is done
+max(A / s, A - T (1 - 1 / s)) after all have arrived. The next message may begin when the first segment is done, but it
+must not end before the last one is done. Counted from when all have arrived, it begins at
 
     max(A / s - T (1 - 1 / s), max(A / s, A - T (1 - 1 / s)) - T' (1 - 1 / s))
 
-Around a ring that is how messages are played (too slow by a little where adding takes longer than the message itself);
-those of chains and servers are played segment by segment, as at most 8.
+Messages around a ring are played in this way, which is a little too slow where adding takes longer than the message
+itself. Messages of chains and servers are played segment by segment, with at most 8 segments.
 
-**Folded** (`cost.fold`). A few participants stand for N. Their ring sends the bytes of N participants in fewer rounds.
-Alone, a round takes as many times the mean of N - 1 hops, all but the shortest, as it stands for rounds: what passes
-through n - 1 hops so takes what it takes through all N - 1. A hop of a chain that stands for w takes as long as w.
+**Folded** (`cost.replicas.folding`). A few participants stand for N. Their ring sends the bytes of N participants in
+fewer rounds, each of which stands for several. Alone, such a round takes as many times the mean of N - 1 hops (all but
+the shortest) as it stands for rounds; so passing through n - 1 hops takes as long as passing through all N - 1. A hop
+of a chain that stands for w hops takes as long as w.
 
-**Readiness.** Nobody sends before the receiver has said that it is ready to receive, which it does when it begins with
-the sync itself. So a message between two that begin at the same time leaves a latency later. It is played as sent when
-both are ready, with that latency behind it: which is right but where the receiver has been ready for long. Later
-messages of the sync find the receiver ready, and so do those that bring a result to who sent its part before.
+**Readiness.** A participant does not send before the receiver has said that it is ready to receive, which the receiver
+does when it begins with the sync itself. So a message between two participants that begin at the same time leaves a
+latency later. It is played as sent when both are ready, with that latency behind it, which is right unless the
+receiver has been ready for long. Later messages of the sync find the receiver ready, and so do messages that bring a
+result to a participant that sent its part before.
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ __all__ = ["all_reduce", "server", "spread", "steps_of_ring", "tree"]
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
-_PLAYED = 8  # segments of a chain or server, at most: more change little and take long
+_PLAYED = 8  # segments of a chain or server, at most: more change little and take long to play
 
 _whole = inlined(goes_whole)
 _segments = inlined(segments_of)
@@ -68,13 +72,16 @@ _segments = inlined(segments_of)
 
 @inlined
 def until_taken(adding: float, coming: float, segments: int) -> float:
-    """From when all of a message has come to when all of it has been added."""
+    """Return the seconds from when all of a message has arrived to when all of it has been added."""
     return max(adding / segments, adding - coming * (1.0 - 1.0 / segments))
 
 
 @inlined
 def until_passed_on(adding: float, coming: float, going: float, segments: int) -> float:
-    """From when all of a message has come to when the message that passes it on begins, which may be before."""
+    """Return the seconds from when all of a message has arrived to when the message that passes it on begins.
+
+    The result is negative if that message begins before.
+    """
     part = 1.0 - 1.0 / segments
     return max(adding / segments - coming * part, until_taken(adding, coming, segments) - going * part)
 
@@ -84,13 +91,13 @@ def steps_of_ring(
     out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, chunk: float, planned: int, rounds: int,
     adds: int, kind: int, owner: int,
 ) -> None:  # fmt: skip
-    """`rounds` rounds of a ring over `devices`, what comes in the first `adds` of them being added up.
+    """Write `rounds` rounds of a ring over `devices`, and add what arrives in the first `adds` of them.
 
-    Nobody sends anything on before it is ready itself; what comes in round n - 1 or later, everybody was needed for.
-    `done` is not `ready`.
+    No participant passes anything on before it is ready itself; what arrives in round n - 1 or later has passed through
+    all participants. `done` must not be the same array as `ready`.
     """
     n, segments = len(devices), _segments(chunk, planned)
-    after = np.empty((3, n))  # of a message to i: passed on, added and passed on, kept
+    after = np.empty((3, n))  # of a message to i, seconds until it is: passed on; added and passed on; kept
     for i in range(n):
         done[i] = ready[i]
         here = devices[i]
@@ -100,7 +107,7 @@ def steps_of_ring(
         after[0, i] = until_passed_on(0.0, coming, going, segments)
         after[1, i] = until_passed_on(adding, coming, going, segments)
         after[2, i] = until_taken(adding if rounds <= adds else 0.0, coming, segments)
-    shared = n  # rounds in which not everybody was needed for what comes
+    shared = n  # rounds in which what arrives has not passed through all participants
     if wires.stands != 1.0:
         played = min(rounds * (n - 1) // (members_of(wires, n) - 1), wires.rounds)
         fold_hops(wires, devices, chunk, rounds / played, 1 if rounds <= adds else 0, after)
@@ -111,7 +118,7 @@ def steps_of_ring(
 
 @lean
 def fold_hops(wires: Wires, devices: Ints, chunk: float, together: float, last: int, after: Floats) -> None:
-    """Adjust `after` for messages that each stand for `together` rounds; alone, all hops then take equally long."""
+    """Adjust `after` for messages that each stand for `together` rounds, so that alone all hops take equally long."""
     n = len(devices)
     mean_add = mean_pass = 0.0
     least_add = least_pass = np.inf
@@ -140,7 +147,7 @@ def write_rounds(
     out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, chunk: float, rounds: int, adds: int,
     shared: int, after: Floats, kind: int, owner: int,
 ) -> None:  # fmt: skip
-    """The messages of a ring."""
+    """Write the messages of a ring."""
     n = len(devices)
     lanes = SYNC * len(wires.host_of)
     for k in range(rounds):
@@ -162,7 +169,7 @@ def write_rounds(
 def all_reduce(
     out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, size: float, planned: int, owner: int
 ) -> None:
-    """A tensor becomes the sum over a ring."""
+    """Write an all-reduce, a ring after which every participant has the sum of a tensor."""
     n = members_of(wires, len(devices))
     far = latency_between(wires, devices[0], devices[-1]) + latency_between(wires, devices[-1], devices[0])
     if _whole(n, size, far):
@@ -173,7 +180,7 @@ def all_reduce(
 
 @inlined
 def alone(wires: Wires, source: int, target: int, size: float) -> float:
-    """Seconds of a message that shares nothing, from beginning to arrival."""
+    """Return the seconds of a message that shares nothing, from its beginning to its arrival."""
     return seconds_to_send(wires, source, target, size) + latency_between(wires, source, target)
 
 
@@ -181,12 +188,12 @@ def alone(wires: Wires, source: int, target: int, size: float) -> float:
 def tree(
     out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, whole: float, planned: int, owner: int
 ) -> None:
-    """Reduce along a chain inside each region, ring over the leaders, and back along the chains."""
+    """Write a reduction along a chain in each region, a ring over the leaders, and the way back along the chains."""
     n = len(devices)
     lanes = SYNC * len(wires.host_of)
     segments = min(_segments(whole, planned), _PLAYED)
     size = whole / segments
-    leader = np.empty(n, np.int32)  # of each participant
+    leader = np.empty(n, np.int32)  # the leader of each participant
     leaders = np.empty(n, np.int32)
     count = 0
     for i in range(n):
@@ -198,7 +205,7 @@ def tree(
             leaders[count] = i
             count += 1
     held = ready.copy()
-    come = np.full(segments, -1, np.int32)  # the segments that came last
+    come = np.full(segments, -1, np.int32)  # the segments that arrived last
     for q in range(count):
         last = -1  # the chain runs from the region's last participant to its leader
         come[:] = -1
@@ -239,7 +246,10 @@ def server(
     out: TaskList, wires: Wires, devices: Ints, ready: Ints, done: Ints, whole: float, planned: int, root: int,
     owner: int,
 ) -> None:  # fmt: skip
-    """All to the root, the root to all. A root that takes no part is ready from the beginning."""
+    """Write a sync over a server: all participants send to the root, and the root sends the sum to all of them.
+
+    A root that takes no part in the bucket is ready from the beginning.
+    """
     lanes = SYNC * len(wires.host_of)
     segments = min(_segments(whole, planned), _PLAYED)
     size = whole / segments
@@ -265,7 +275,7 @@ def server(
 def spread(
     out: TaskList, wires: Wires, devices: Ints, sender: int, ready: int, size: float, got: Ints, owner: int
 ) -> None:
-    """One participant's message to every other; each arrival is awaited by the others' task `got`."""
+    """Write one participant's message to every other; each receiver's task `got` waits for the arrival."""
     lane = beside(SYNC * len(wires.host_of) + devices[sender])
     for i in range(len(devices)):
         if i != sender:
@@ -276,7 +286,7 @@ def spread(
 
 @lean
 def combine(out: TaskList, a: int, b: int, owner: int) -> int:
-    """A task that has ended when both have."""
+    """Write a task that has ended when both of the given tasks have, and return it."""
     both = task(out, -1, 0.0, 0.0, -1, GATE, owner, 0)
     edge(out, a, both)
     edge(out, b, both)

@@ -1,20 +1,22 @@
-"""How long blocks compute on so many samples, on each device kind.
+"""Compute times of blocks on each device kind, for a number of samples.
 
-Without a measured profile the figures are a roofline from the catalog. For one forward over s samples
+Without a measured profile the times come from a roofline model with the figures of the catalog. For one forward over s
+samples
 
     work = flops * s / (peak rate * matmul) + (moved * s + weights) * width / (memory bandwidth * memory)
     time = max(operations * launch, work)
 
-The two parts of the work are added, not the larger taken: a block is a row of kernels, some bound by arithmetic, some
-by memory, and they run one after another. `launch` is what the processor needs to start one kernel: small work waits
-for it. Backward has its own FLOPs, moves twice the elements, and starts twice the kernels. The loss moves the model's
-outputs in fp32: three copies forward, two backward.
+The two parts of the work are added, and not the larger one taken, because a block is a series of kernels, some bound by
+arithmetic and some by memory, and they run one after another. `launch` is the time that the processor needs to start
+one kernel, and small work waits for it. Backward has its own FLOPs, moves twice the elements, and starts twice as many
+kernels. The loss moves the model's outputs in fp32: three copies forward, two backward.
 
-`width` is that of what is computed: the job's or, where a kind of a mixed job computes in fp32, 4 bytes.
+`width` is the bytes of an element in the computation: those of the job or, where a kind computes a mixed job in fp32,
+4.
 
-A tensor group of n devices divides what can be split by n and adds the all-reduces of its row-split layers, each as a
-ring on the group's own links: 2(n - 1)(latency + bytes / (n * bandwidth)), which the event engine gives too when
-nothing else uses those links.
+A tensor group of n devices divides what can be split by n and adds the all-reduces of its row-split layers. Each of
+them is a ring on the group's own links and takes 2(n - 1)(latency + bytes / (n * bandwidth)), which is what the event
+engine gives too when nothing else uses those links.
 """
 
 from __future__ import annotations
@@ -28,17 +30,18 @@ import numpy.typing as npt
 from isthmus.cluster.spec import DeviceKind, Precision
 from isthmus.model.graph import Block, BlockGraph
 
-__all__ = ["USUAL", "WIDTH_OF", "BlockArrays", "Efficiency", "Group", "block_arrays", "block_seconds"]
+__all__ = ["HOST_ADAM", "USUAL", "WIDTH_OF", "BlockArrays", "Efficiency", "Group", "block_arrays", "block_seconds"]
 
 Floats = npt.NDArray[np.float64]
 Group = tuple[int, float, float]  # devices, bandwidth and latency between them
 
 WIDTH_OF: dict[Precision, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+HOST_ADAM = 0.26e9  # parameters a second that one host core updates (4.2e9 on 16 threads, measured, fp32 AdamW)
 LOSS_FORWARD, LOSS_BACKWARD = 3.0, 2.0  # fp32 copies of the model's outputs that a loss moves
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device kind reaches of its catalog figures."""
+    """What a device kind reaches in practice: fractions of its catalog figures, and the time to start a kernel."""
 
     matmul: float = 0.6  # part of the peak rate that large matrix products reach
     memory: float = 0.8  # part of the peak memory bandwidth that copies reach
@@ -49,13 +52,13 @@ USUAL = Efficiency()
 
 
 class BlockArrays(NamedTuple):
-    """A model's blocks as columns, per sample where not said otherwise."""
+    """A model's blocks as columns; figures are per sample unless their comment says otherwise."""
 
     forward_flops: Floats
     backward_flops: Floats
     forward_moved: Floats  # elements of the computed width
     backward_moved: Floats
-    weights: Floats  # elements read, whatever the samples
+    weights: Floats  # elements read, whatever the number of samples
     operations: Floats
     split: Floats  # part of the work that a tensor group divides
     reduces: Floats
@@ -63,7 +66,7 @@ class BlockArrays(NamedTuple):
 
 
 def block_arrays(graph: BlockGraph, width: int) -> BlockArrays:
-    """The columns of a model; its loss counts as memory traffic of the last block."""
+    """Return the columns of a model; its loss counts as memory traffic of the last block."""
     blocks = graph.blocks
     loss = np.zeros(len(blocks))
     loss[-1] = graph.outputs * 4 / width
@@ -95,7 +98,7 @@ def block_seconds(
     samples: int,
     made: Efficiency = USUAL,
 ) -> Floats:
-    """Sums over blocks, [2, blocks + 1]: seconds of forward and of backward of all blocks before each."""
+    """Return cumulative seconds, [2, blocks + 1]: forward and backward of all blocks before each block."""
     degree, bandwidth, latency = group
     part = 1.0 - blocks.split * (1.0 - 1.0 / degree)
     arithmetic = part * (samples / (flops * made.matmul))

@@ -1,25 +1,27 @@
-"""The event engine: plays a task graph on lanes and shared links, and says when each task starts and ends.
+"""The event engine: plays a task graph on lanes and shared links, and gives the start and end of each task.
 
 A *task* is fixed work (computing) or a message. It is ready when all tasks before it have ended; then it joins the
-queue of its lane, first come first served. A *lane* is a serial executor (a device computing, a device sending): it
-works on one task at a time. A fixed task works for its seconds. A message sends its bytes at its max-min fair rate
-over the resources on its route (links, nics, trunks), leaves lane and resources when all bytes are `sent`, and has
-ended one latency later, when it arrives, and its own seconds after that, for what the receiver must do with it. Those
-may be below 0, where what waits for the message needs only its beginning; but it never ends before it is sent.
+queue of its lane, first come, first served. A *lane* is a serial executor (a device computing, a device sending): it
+works on one task at a time. Fixed work takes its seconds. A message sends its bytes at its max-min fair rate over the
+resources on its route (links, nics, trunks), and leaves its lane and resources when all bytes are `sent`. It arrives
+one latency later, and ends its own seconds after that, which is what the receiver must do with it. Those seconds may
+be negative, where the tasks that wait for the message need only its beginning; but it never ends before it is sent.
 
-Order is deterministic. At one instant: all finishes, then newly ready tasks join queues in order of their number, then
-free lanes take their next task; zero-length work finishes in a further round. Rates are settled at the instant's end.
+The order is deterministic. At one instant all finishes come first, then newly ready tasks join queues in order of their
+numbers, and then free lanes take their next tasks. Zero-length work finishes in a further round. Rates are settled at
+the end of the instant.
 
-A route may have a weight: its messages stand for as many equal ones and share as those would, each with that part of
-the rate.
+A route may have a weight. A message on it then stands for that many equal messages: it carries the bytes of all of
+them, and its rate is the sum of the rates that they would have.
 
-Max-min rates are found only where they can have changed. A message alone would run at `solo`, the least capacity on
-its route. A resource is *tight* when the solo rates of its messages add up to more than its capacity; one that is not
-tight limits nobody. So a message that starts or ends touches others only through tight resources: those reached from
-it that way are filled again, all others keep their rates.
+Max-min rates are computed only where they can have changed. A message alone would run at `solo`, the least capacity on
+its route. A resource is *tight* if the solo rates of its messages add up to more than its capacity; a resource that is
+not tight limits no message. So a message that starts or ends affects others only through tight resources: the messages
+that are reached from it in this way get new rates, and all others keep theirs.
 
-State is kept in arrays of records: what belongs together lies together, and compiled functions take few arguments. The
-loop and all that it calls make no arrays (`lean`): counting references, atomically, would take a third of the time.
+State is kept in arrays of records, so that what is used together lies together in memory and compiled functions take
+few arguments. The loop and all that it calls create no arrays (`lean`): atomic reference counting would take a third
+of the time.
 """
 
 from __future__ import annotations
@@ -35,17 +37,17 @@ __all__ = ["WIDTH", "Network", "Tasks", "Times", "run"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
-Numbers = npt.NDArray[np.uint32]  # of tasks or resources; never below 0, which spares a test at every use as an index
+Numbers = npt.NDArray[np.uint32]  # of tasks or resources; unsigned, which saves a check at every use as an index
 
 WIDTH = 4  # resources on a route, at most: nic out, link, trunk, nic in
-_SLACK = 1.0 + 1e-9  # rounding that does not make a resource tight
+_SLACK = 1.0 + 1e-9  # a load above the capacity by less is due to rounding
 
 
 class Tasks(NamedTuple):
-    """One row a task; edges say which task must have ended before another is ready."""
+    """The tasks, one row each; edges say which task must have ended before another is ready."""
 
     lane: Ints  # the lane it occupies while it works; -1: none
-    seconds: Floats  # fixed work, where route is -1; else what passes between arrival and end, or less than 0
+    seconds: Floats  # fixed work if route is -1; else the time from arrival to end, which may be negative
     bytes: Floats  # message size, where route is not -1
     route: Ints  # row of Network.resources, or -1
     before: Ints  # edge e: before[e] must have ended ...
@@ -58,11 +60,11 @@ class Network(NamedTuple):
     resources: Ints  # [routes, WIDTH]: resources on the route, then -1
     latency: Floats  # [routes]
     capacity: Floats  # [resources], bytes a second
-    weight: Ints | None = None  # [routes]: for how many messages one of them stands; None: each for itself
+    weight: Ints | None = None  # [routes]: for how many messages each message stands; None: for itself
 
 
 class Times(NamedTuple):
-    """When each task started, was sent (left its lane), and ended (a message: arrived, and was dealt with)."""
+    """When each task started, was sent (left its lane) and ended (a message: arrived and was dealt with)."""
 
     start: Floats
     sent: Floats
@@ -104,7 +106,7 @@ Records = Any  # arrays of the record types above
 
 
 def run(tasks: Tasks, lanes: int, network: Network) -> Times:
-    """Play the tasks; raise ValueError if some can never be ready (a cycle)."""
+    """Play the tasks, and raise ValueError if some of them can never be ready (a cycle)."""
     count = len(tasks.lane)
     start, sent, end = np.empty(count), np.empty(count), np.empty(count)
     weight = np.ones(len(network.latency), np.int32) if network.weight is None else network.weight
@@ -144,9 +146,9 @@ def loop(
     weight: Ints, state: Records, queues: Records, network: Records, slots: Records, heap: Records, ready: Numbers,
     touched: Ints, joined: Numbers, dirty: Numbers, found: Numbers, start: Floats, sent: Floats, end: Floats,
 ) -> int:  # fmt: skip
-    """The event loop; see the module's docstring. Fills start, sent and end, and returns how many tasks ended.
+    """Run the event loop of the module's docstring, fill start, sent and end, and return how many tasks ended.
 
-    `touched` lists lanes that may take a task, and -1 - task for one that needs no lane.
+    `touched` lists lanes that may take a task, and -1 - task for a task that needs no lane.
     """
     count = len(lane)
     now, ran, stamp, events = 0.0, 0, 0, 0
@@ -233,7 +235,10 @@ def loop(
 
 @compiled
 def successors(state: Records, before: Ints, after: Ints, count: int) -> Numbers:
-    """The tasks after task t as `[state[t].first : state[t + 1].first]` of the result; counts what each waits for."""
+    """Return the tasks after each task, and count what each waits for.
+
+    Those after task t are `[state[t].first : state[t + 1].first]` of the result.
+    """
     for t in range(count + 1):
         state[t].waits = 0
         state[t].first = 0
@@ -253,7 +258,7 @@ def successors(state: Records, before: Ints, after: Ints, count: int) -> Numbers
 
 @compiled
 def empty_lanes(lanes: int) -> Records:
-    """Queues with nothing in them."""
+    """Return lanes with nothing in their queues."""
     queues = np.empty(lanes, _LANE)
     for i in range(lanes):
         queues[i].head, queues[i].tail, queues[i].busy = -1, -1, 0
@@ -262,7 +267,7 @@ def empty_lanes(lanes: int) -> Records:
 
 @compiled
 def idle_resources(capacity: Floats) -> Records:
-    """Resources that nobody uses."""
+    """Return resources that no message uses."""
     network = np.empty(len(capacity), _RESOURCE)
     for r in range(len(capacity)):
         network[r].capacity, network[r].load = capacity[r], 0.0
@@ -272,7 +277,7 @@ def idle_resources(capacity: Floats) -> Records:
 
 @inlined
 def in_order(ready: Numbers, n: int) -> None:
-    """Sort the first n numbers, few and mostly sorted, by insertion at falling distances (Shell, with Knuth's gaps)."""
+    """Sort the first n numbers, which are few and mostly sorted, by Shell's method with Knuth's gaps."""
     gap = 1
     while 3 * gap < n:
         gap = 3 * gap + 1
@@ -289,7 +294,7 @@ def in_order(ready: Numbers, n: int) -> None:
 
 @inlined
 def put(heap: Records, events: int, state: Records, task: int, time: float) -> int:
-    """Set the time of the task's next event, whether or not it has one; returns the number of events."""
+    """Set the time of the task's next event, whether or not it has one, and return the number of events."""
     i = state[task].place
     if i < 0:
         i = events
@@ -311,7 +316,7 @@ def put(heap: Records, events: int, state: Records, task: int, time: float) -> i
 
 @inlined
 def sink(heap: Records, events: int, state: Records, i: int, task: int, time: float) -> None:
-    """Write an event at position i or below it."""
+    """Write an event at position i of the heap or below it."""
     while True:
         child = 2 * i + 1
         if child >= events:
@@ -329,7 +334,7 @@ def sink(heap: Records, events: int, state: Records, i: int, task: int, time: fl
 
 @inlined
 def drop_first(heap: Records, events: int, state: Records) -> int:
-    """Remove the earliest event; returns the number of events."""
+    """Remove the earliest event, and return the number of events."""
     state[heap[0].task].place = -1
     events -= 1
     if events > 0:
@@ -339,7 +344,7 @@ def drop_first(heap: Records, events: int, state: Records) -> int:
 
 @inlined
 def enqueue(task: int, lane: int, queues: Records, state: Records) -> int:
-    """Put a ready task at the end of its lane's queue; returns what may start: the lane, or -1 - task without one."""
+    """Put a ready task at the end of its lane's queue; return what may start: the lane or, without one, -1 - task."""
     if lane < 0:
         return -1 - task
     if queues[lane].head < 0:
@@ -352,7 +357,7 @@ def enqueue(task: int, lane: int, queues: Records, state: Records) -> int:
 
 @inlined
 def dequeue(lane: int, queues: Records, state: Records) -> int:
-    """The task that starts now on a lane, or -1 if it is busy or empty."""
+    """Return the task that starts now on a lane, or -1 if the lane is busy or has no task."""
     if lane < 0:
         return -1 - lane
     task = queues[lane].head
@@ -393,7 +398,7 @@ def leave(
     task: int, paths: Ints, route: int, weight: Ints, state: Records, network: Records, slots: Records, dirty: Numbers,
     n_dirty: int,
 ) -> int:  # fmt: skip
-    """Take a message off its resources; those that were tight are dirty: their other messages may now run faster."""
+    """Take a message off its resources, and mark the tight ones as dirty: their other messages may now run faster."""
     n_dirty = meet(paths, route, network, dirty, n_dirty)
     for k in range(WIDTH):
         r = paths[route, k]
@@ -429,7 +434,7 @@ def reach(
     dirty: Numbers, n_dirty: int, found: Numbers, route: Ints, paths: Ints, state: Records, network: Records,
     slots: Records, stamp: int,
 ) -> Any:  # fmt: skip
-    """Collect in `found` all messages reached from the dirty resources through tight ones, those in `dirty`."""
+    """Collect in `found` all messages reached from the dirty resources through tight ones, and those in `dirty`."""
     n_found = n_tight = 0
     for d in range(n_dirty):
         if network[dirty[d]].seen != stamp:
@@ -465,12 +470,12 @@ def fill(
     tight: Numbers, n_tight: int, found: Numbers, n_found: int, route: Ints, paths: Ints, weight: Ints, state: Records,
     network: Records, slots: Records, stamp: int,
 ) -> None:  # fmt: skip
-    """Max-min fair rates of the found messages, by progressive filling.
+    """Set the max-min fair rates of the found messages by progressive filling.
 
-    Raise all rates together, each times its weight. The least share of a resource, what it has left over those of its
-    messages that still rise, is the next level: messages whose solo rate is not above it stop there (which lowers no
-    share); if there are none, the messages of that resource stop at the level. A rate below 0 marks a message that
-    still rises.
+    All rates rise together, each times its weight. The next level is the least share of any resource, which is what it
+    has left divided by the number of its messages that still rise. Messages whose solo rate is not above that level
+    stop at their solo rate, which lowers no share; if there are none, the messages of that resource stop at the level.
+    A rate below 0 marks a message that still rises.
     """
     for i in range(n_tight):
         network[tight[i]].left = network[tight[i]].capacity

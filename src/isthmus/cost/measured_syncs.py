@@ -1,16 +1,17 @@
-"""Syncs whose time was measured: with how many bytes their messages are played.
+"""Syncs whose time was measured: the number of bytes with which their messages are played.
 
-A measured time is that of a sync with nothing beside it, but in a plan it shares links, overlaps others, and waits for
-those who are late. So it is played as the messages that it always is, with as many bytes as make it take the measured
-m seconds alone, all participants being ready. With T(x) the seconds that x bytes take alone on these links, and s the
-bytes that it has, the first guess is by the line through T(0) and T(s), each further one by that through the two
-before, the first two being s and x:
+A measured time is that of a sync with nothing beside it, but in a plan a sync shares links, overlaps others, and waits
+for participants that are late. So its usual messages are played, with as many bytes as make the sync take the measured
+m seconds when it is alone and all participants are ready. T(x) is the seconds that x bytes take alone on these links,
+and s is the bytes of the sync. The secant method finds the x with T(x) = m: the first guess lies on the line through
+T(0) and T(s), and each further guess lies on the line through the two before, the first two being s and x:
 
     x = s (m - T(0)) / (T(s) - T(0))        x'' = x' + (m - T(x')) (x' - x) / (T(x') - T(x))
 
-until T is m but for a millionth, five plays were made beside that of no bytes, or T falls as x grows: it jumps where a
-collective changes its form, and so no guess is more than 4 times, or less than a quarter of, the one before. What came
-nearest is taken. No bytes where m <= T(0); s where bytes take no time.
+The search ends when T differs from m by no more than a millionth, when five plays were made besides that of no bytes,
+or when T falls as x grows. T jumps where a collective changes its form, so no guess is more than 4 times, or less than
+a quarter of, the one before. The guess that came nearest is taken. It is no bytes if m <= T(0), and s if bytes take no
+time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _PLAYS, _NEAR, _STRIDE = 5, 1e-6, 4.0
 def played_bytes(
     fabric: Fabric, how: int, devices: Sequence[int], root: int, segments: int, size: float, seconds: float
 ) -> float:
-    """The bytes with which a sync of `size` bytes takes so long alone; remembered for each fabric."""
+    """Return the bytes with which a sync of `size` bytes takes `seconds` alone, and remember them in the fabric."""
     key = (how, tuple(devices), root, segments, size, seconds)
     if key not in fabric.remembered:
         fabric.remembered[key] = _Alone(fabric, how, devices, root, segments).bytes_for(seconds, size)
@@ -40,7 +41,7 @@ def played_bytes(
 
 
 class _Alone:
-    """One sync, to be played with any number of bytes."""
+    """One sync, which can be played with any number of bytes."""
 
     def __init__(self, fabric: Fabric, how: int, devices: Sequence[int], root: int, segments: int) -> None:
         self._fabric, self._how, self._root, self._segments = fabric, how, root, segments
@@ -65,7 +66,7 @@ class _Alone:
         return min(found)[1]
 
     def _seconds(self, size: float) -> float:
-        """T(size); what cannot talk takes no time here, and is refused when all is played."""
+        """Return T(size); devices that cannot talk take no time here, and are refused when the whole plan is played."""
         while True:
             out = self._out
             out.size[:] = 0

@@ -1,24 +1,26 @@
-"""Peak memory of each device: state, activations in flight by the device's own order, workspace.
+"""Peak memory of each device: state, live activations by the device's own order, and workspace.
 
 State per element, with Adam: weights and gradients in the job's width, fp32 master weights (16-bit jobs) and two fp32
-moments: 16 bytes either way. A mask keeps dense weights and, for the kept fraction f, gradients, an fp32 gradient copy
-(16-bit), master, moments, a 4-byte index and a temporary: 2 + 24 f in 16 bits. `sharded-optimizer` divides the
-optimizer's part by the replicas, `sharded-all` everything (plus two parts of gathered weights); `spill` moves it to the
-host (plus two parts in flight). A replica that computes a 16-bit job in fp32 holds state as the others do and, of the
-weights that are on the device, an fp32 copy to compute with: 4 bytes an element more. Its activations have 4 bytes.
+moments, which is 16 bytes either way. A pruned stage holds dense state and a mask of one byte, as the runtime does.
+`sharded-optimizer` divides the optimizer's part by the replicas; `sharded-all` divides everything, and adds two parts
+of gathered weights. `spill` moves the optimizer's part to the host. A replica that computes a 16-bit job in fp32 holds
+state as the others do and, of the weights that are on the device, an fp32 copy to compute with, which is 4 bytes an
+element more. Its activations have 4 bytes.
 
-Activations: walk the device's order; a forward adds the saved bytes of its samples, a backward takes them away, and
-while one computes it needs its largest slice's workspace. `recompute` keeps block inputs only and needs the largest
-block's saved bytes while it computes. A profile may say how much memory a byte of them takes: allocators leave gaps.
+Activations follow the device's order: a forward adds the saved bytes of its samples, a backward takes them away, and
+each needs the workspace of its largest slice while it computes. `recompute` keeps block inputs only, and needs the
+largest block's saved bytes while it computes. A profile may say how much memory a byte of activations takes, since
+allocators leave gaps.
 
-What comes and goes has room (`plan.ring`). From run to run, each way: some messages of a step, where they go to and
-where they come from (there with gaps: what is sent was computed). To be added up in a sync: a segment for each bucket
-and, for all that one worker sends, what may be on its way; no more than is added. Syncs in a row that go the same ways
-count together. A root that has no part in a bucket holds all of it. By `factors`: rows of all participants for some
-weights of a stage, and output gradients of a micro-batch that wait to be sent.
+Messages need memory as well (`plan.ring`). For those from run to run, in each direction, it is room for some messages
+of a step where they arrive and where they are sent from (there with gaps, because what is sent was computed). For a
+sync that adds up, it is room for a segment of each bucket and, over all that one worker sends, for what may be on its
+way, but for no more than is added. Consecutive syncs that go the same ways count together. A root that has no part in a
+bucket holds all of it. With `factors` it is room for the rows of all participants for some weights of a stage, and for
+the output gradients of a micro-batch that wait to be sent.
 
 The model's buffers (batch statistics, fp32) count whole on every device that has a stage. CONTEXT is what the driver
-and libraries take on a GPU; a profile may say what a worker really has before its model.
+and libraries take on a GPU; a profile may say what a worker really takes before its model is loaded.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ CONTEXT = 0.6e9  # bytes
 
 
 def context_bytes(kind: str, costs: DeviceCosts | None) -> float:
-    """Bytes of a worker on a device of this kind before its model: as measured, else the usual."""
+    """Return the bytes that a worker takes on a device of this kind before its model: as measured, or else as usual."""
     if costs is not None and costs.context_bytes is not None:
         return costs.context_bytes
     return CONTEXT if kind != "CPU" else 0.0
@@ -72,19 +74,19 @@ class StateBytes(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Return the sum of all three."""
         return self.weight + self.gradient + self.optimizer
 
 
 def moment_bytes(optimizer: Optimizer) -> float:
-    """Bytes of optimizer moments per element."""
+    """Return the bytes of the optimizer's moments per element."""
     if optimizer.name == "sgd":
         return 4.0 if optimizer.momentum else 0.0
     return 8.0
 
 
 def state_bytes(precision: Precision, optimizer: Optimizer, masked: bool = False) -> StateBytes:
-    """Bytes per element. A pruned stage holds dense state, and a mask of one byte: that is what the runtime does."""
+    """Return the bytes of state per element; a pruned stage holds dense state and a mask of one byte."""
     width = WIDTH_OF[precision]
     half = width == 2
     state = (4.0 if half else 0.0) + moment_bytes(optimizer)
@@ -95,10 +97,10 @@ def state_bytes(precision: Precision, optimizer: Optimizer, masked: bool = False
 def activation_peaks(
     runs: Runs, orders: Orders, forward: Edges, backward: Edges, replicas: Floats, devices: int, micro_batches: int
 ) -> Floats:
-    """Largest sum of live activations of each device, and room for what runs of different devices send each other.
+    """Return the peak bytes of live activations on each device, and of messages between runs of different devices.
 
-    `replicas`, [3, replicas]: bytes per sample, saved and transient, and of memory for a byte. Of the replicas of a run
-    all are saved, and one is computed at a time.
+    `replicas`, [3, replicas], holds the saved bytes per sample, the transient bytes per sample, and the memory that one
+    byte takes. Of the replicas of a run all are saved, and one is computed at a time.
     """
     peaks, saved, transient = np.zeros(devices), np.zeros(len(runs.device)), np.zeros(len(runs.device))
     for q in range(replicas.shape[1]):
@@ -142,7 +144,7 @@ def messages(runs: Runs, edges: Edges, e: int) -> tuple[int, float]:
 
 @compiled
 def scratch_bytes(syncs: Syncs, wires: Wires) -> Floats:
-    """Bytes on each device in which what comes waits to be added, in all syncs together."""
+    """Return the bytes on each device for what arrives and waits to be added, in all syncs together."""
     found = np.zeros(len(wires.host_of))
     b = 0
     while b < len(syncs.how):
@@ -174,16 +176,17 @@ def alike(syncs: Syncs, b: int, c: int) -> bool:
 
 @compiled
 def waiting(wires: Wires, sender: int, receiver: int, added: float, segment: float) -> float:
-    """Scratch for `added` bytes from one device to another, of segments that together have `segment` bytes."""
+    """Return the scratch for `added` bytes from one device to another, in segments of `segment` bytes together."""
     trip = latency_between(wires, sender, receiver) + latency_between(wires, receiver, sender)
     return min(added, _room(np.inf, trip) + segment)
 
 
 @compiled
 def around(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, members: int, b: int, end: int) -> None:
-    """Syncs b .. end - 1 around a ring: each adds what its neighbour sends, all but a piece or, whole, all of it.
+    """Add to `found` the scratch of syncs b .. end - 1 around a ring.
 
-    The devices stand for so many `members`.
+    Each device adds what its neighbour sends: all but one piece or, if the bucket goes around whole, all of it. The
+    devices stand for `members` participants.
     """
     n = len(devices)
     far = latency_between(wires, devices[0], devices[-1]) + latency_between(wires, devices[-1], devices[0])
@@ -202,7 +205,7 @@ def around(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, members: in
 
 @compiled
 def whole_buckets(syncs: Syncs, b: int, end: int) -> tuple[float, float]:
-    """Bytes of syncs b .. end - 1, and of a segment of each."""
+    """Return the bytes of syncs b .. end - 1, and the bytes of one segment of each of them."""
     added = segment = 0.0
     for c in range(b, end):
         added += syncs.bytes[c]
@@ -212,7 +215,10 @@ def whole_buckets(syncs: Syncs, b: int, end: int) -> tuple[float, float]:
 
 @compiled
 def up_the_tree(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, b: int, end: int) -> None:
-    """... up the chains of regions, where all but the last of each add all that comes; the leaders around a ring."""
+    """Add to `found` the scratch of syncs b .. end - 1 over a tree.
+
+    In the chain of a region all devices but the last add all that arrives; the leaders form a ring.
+    """
     added, segment = whole_buckets(syncs, b, end)
     leaders = np.empty(len(devices), np.int32)
     count = 0
@@ -231,7 +237,10 @@ def up_the_tree(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, b: int
 
 @compiled
 def to_the_root(found: Floats, syncs: Syncs, wires: Wires, devices: Ints, b: int, end: int) -> None:
-    """... through a server, which adds what comes to its own or, where it has none, to what the first sends."""
+    """Add to `found` the scratch of syncs b .. end - 1 through a server.
+
+    The server adds what arrives to its own part or, if it has none, to what the first participant sends.
+    """
     added, segment = whole_buckets(syncs, b, end)
     root, takes_part = syncs.root[b], False
     for i in range(len(devices)):

@@ -1,10 +1,12 @@
 """A cluster as shared resources: what every message between two devices passes through.
 
 A message between devices of one host passes the sender's way out and the receiver's way in, each with the host's own
-bandwidth. Between hosts it passes the sender's nic, what the pair of hosts can reach, the trunk of the two regions if
-it has one, and the receiver's nic. Each way counts for itself: links are full duplex. Spilling passes the device's bus.
+bandwidth. Between hosts it passes the sender's nic, the link of the two hosts, the trunk of the two regions if there is
+one, and the receiver's nic. Each direction is a resource of its own, since links are full duplex. Spilled state passes
+the device's bus.
 
-Where a plan relays messages over other hosts (`via`), a message is received whole and sent on by each of them.
+Where a plan relays messages over other hosts (`via`), each of these hosts receives a message whole and then sends it
+on.
 
 What was measured of messages (`NetworkCosts`) goes into the cluster before anything is priced on it: headers take their
 part of nics, links and trunks, and every message, inside a host too, takes some seconds beside the latency.
@@ -51,9 +53,9 @@ WIDE, SINGLE = 0, 1  # rows of Wires.ways
 
 
 class Wires(NamedTuple):
-    """Which route a message between two devices takes, for compiled code; and what devices need beside their blocks.
+    """The route that a message between two devices takes, and the overheads of devices, for compiled code.
 
-    Of a folded plan (`cost.fold`) a few copies are here and stand for all of them.
+    In a folded plan (`cost.replicas.folding`) there are a few copies here, which stand for all of them.
     """
 
     route_of: Ints  # [devices, devices], -1: they cannot talk
@@ -64,16 +66,16 @@ class Wires(NamedTuple):
     host_of: Ints  # [devices]
     region_of: Ints  # [devices]
     overheads: Floats  # [3, devices]: seconds around an action, of each step, and for each byte that is added
-    ways: Ints  # [2, devices, devices], folded: routes of what everybody sends to all, and of what is sent only once
+    ways: Ints  # [2, devices, devices], if folded: routes of what a device sends to all, and of what is sent only once
     copy_of: Ints  # [devices]
     stands: float  # for how many copies each copy stands; 1: nothing is folded
-    across: float  # ... and each step from a copy to another
-    rounds: int  # of a ring that are played, at most
+    across: float  # for how many steps from a copy to another each such step stands
+    rounds: int  # the most rounds of a ring that are played
 
 
 @inlined
 def latency_between(wires: Wires, source: int, target: int) -> float:
-    """Seconds that a message of no bytes takes; 0 where there is no way."""
+    """Return the seconds that a message of no bytes takes; 0 if there is no route."""
     route = wires.route_of[source, target] if source != target else -1
     seconds = 0.0
     while route >= 0:
@@ -84,20 +86,20 @@ def latency_between(wires: Wires, source: int, target: int) -> float:
 
 @inlined
 def seconds_to_send(wires: Wires, source: int, target: int, size: float) -> float:
-    """Seconds in which so many bytes leave, alone; 0 over a relay, which sends nothing on before it has all."""
+    """Return the seconds in which `size` bytes leave when alone; 0 over a relay, which must have all first."""
     route = wires.route_of[source, target] if source != target else -1
     return size / wires.rate[route] if route >= 0 and wires.hops[0, route] < 0 else 0.0
 
 
 @inlined
 def members_of(wires: Wires, n: int) -> int:
-    """The participants of a sync for which n stand."""
+    """Return the number of participants of a sync for which n stand."""
     return int(n * wires.stands + 0.5)
 
 
 @inlined
 def hops_of(wires: Wires, a: int, b: int) -> float:
-    """For how many hops of a ring or chain the one from a to b stands: see `cost.fold`."""
+    """Return for how many hops of a ring or chain the one from a to b stands (see `cost.replicas.folding`)."""
     if wires.copy_of[a] == wires.copy_of[b]:
         return wires.stands
     return 1.0 if wires.copy_of[b] == 0 else wires.across
@@ -105,13 +107,16 @@ def hops_of(wires: Wires, a: int, b: int) -> float:
 
 @inlined
 def flows_of(wires: Wires, a: int, b: int) -> float:
-    """For how many messages from a the one to b stands, when it sends to all."""
+    """Return for how many messages the one from a to b stands when a sends to all."""
     return 1.0 if wires.copy_of[a] == wires.copy_of[b] else wires.across
 
 
 @compiled
 def by_way(wires: Wires, way: int) -> Wires:
-    """The wires for what goes to all (WIDE), or for what is sent only once, however many copies there are (SINGLE)."""
+    """Return the wires for messages to all participants (WIDE) or for messages sent only once (SINGLE).
+
+    A SINGLE message is sent once, however many copies there are.
+    """
     if wires.stands == 1.0:
         return wires
     stands, across = (wires.stands, wires.across) if way == WIDE else (1.0, 1.0)
@@ -130,12 +135,12 @@ class Fabric(NamedTuple):
     regions: tuple[str, ...]
     wires: Wires
     network: Network
-    resources: tuple[str, ...]  # what each resource is, for people
-    remembered: dict[tuple[object, ...], float]  # bytes with which measured syncs are played (`cost.alone`)
+    resources: tuple[str, ...]  # a name of each resource for people
+    remembered: dict[tuple[object, ...], float]  # bytes with which measured syncs are played (`cost.measured_syncs`)
 
     @property
     def lanes(self) -> int:
-        """Lanes of all devices, then one processor and one relay lane for each host."""
+        """Return the number of lanes: those of all devices, then one processor and one relay lane for each host."""
         return LANE_KINDS * len(self.devices) + 2 * len(self.hosts)
 
     def lane_name(self, lane: int) -> tuple[str, str]:
@@ -177,7 +182,7 @@ class _Table:
 
 
 def with_overheads(cluster: Cluster, costs: NetworkCosts | None) -> Cluster:
-    """The cluster with the rates and latencies that messages meet."""
+    """Return the cluster with the rates and latencies that messages meet."""
     if costs is None:
         return cluster
 
@@ -210,9 +215,9 @@ def fabric(
     via: Mapping[tuple[str, str], tuple[str, ...]] | None = None,
     costs: Mapping[str, DeviceCosts] | None = None,
 ) -> Fabric:
-    """The fabric of a cluster; `via` gives the relay hosts of pairs of hosts, in both directions.
+    """Return the fabric of a cluster.
 
-    `costs`: what was measured of device kinds.
+    `via` gives the relay hosts of pairs of hosts, in both directions, and `costs` what was measured of device kinds.
     """
     devices = tuple(cluster.devices)
     hosts, regions = tuple(cluster.hosts), cluster.regions
@@ -232,7 +237,7 @@ def fabric(
     known: dict[tuple[str, str], list[int]] = {}
 
     def hop(a: str, b: str) -> list[int] | None:
-        """Resources between two hosts that have a link."""
+        """Return the resources between two hosts, or None if they have no link."""
         if (a, b) not in known:
             link = cluster.link(a, b)
             if link is None:
@@ -244,7 +249,7 @@ def fabric(
         return known[a, b]
 
     def relayed(path: Sequence[str]) -> int:
-        """The route along a path of hosts, from its last hop to its first."""
+        """Number the routes along a path of hosts, from its last hop to its first, and return the first hop's route."""
         after = -1
         for index in range(len(path) - 2, -1, -1):
             a, b = path[index], path[index + 1]
@@ -270,7 +275,7 @@ def fabric(
     region_number = {name: i for i, name in enumerate(regions)}
     region_of = np.array([region_number[cluster.host_of(d).region] for d in devices], np.int32)
     hops, network = np.array([table.next_hop, table.hop_lane], np.int32), table.network()
-    rate = np.append(network.capacity, np.inf)[network.resources].min(axis=1)  # row -1: nothing
+    rate = np.append(network.capacity, np.inf)[network.resources].min(axis=1)  # index -1: no resource
     overheads = device_overheads([cluster.devices[d].kind for d in devices], costs or {})
     bus = np.stack([load, store])
     ways, copy_of = np.empty((0, 0, 0), np.int32), np.zeros(len(devices), np.int32)
@@ -298,7 +303,7 @@ def _inside(
     out: list[int],
     into: list[int],
 ) -> None:
-    """Routes between devices of one host."""
+    """Add the routes between devices of one host."""
     by_host: dict[int, list[int]] = {}
     for d, host in enumerate(host_of):
         by_host.setdefault(int(host), []).append(d)

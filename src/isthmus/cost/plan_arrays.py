@@ -1,7 +1,7 @@
 """A pipeline as flat arrays: names become numbers, stages and buckets become bytes and seconds.
 
-The plan is taken as checked (`plan.validate`). This is the only part of pricing that runs in plain Python, so it does
-one pass over stages, replicas and syncs and leaves everything else to compiled code.
+The plan must have been checked (`plan.validate`). This is the only part of pricing that runs in plain Python, so it
+makes one pass over stages, replicas and syncs and leaves everything else to compiled code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.compute import USUAL, Group
+from isthmus.cost.compute import HOST_ADAM, USUAL, Group
 from isthmus.cost.measured_syncs import played_bytes
 from isthmus.cost.memory import StateBytes, moment_bytes, state_bytes
 from isthmus.cost.network import Fabric, latency_between
@@ -44,11 +44,10 @@ from isthmus.plan.ring import FEWEST_TURNS, room_for
 from isthmus.plan.schedule import SCHEDULES, Shape
 from isthmus.plan.types import Pipeline, Replica, Stage, Sync
 
-__all__ = ["HOST_ADAM", "Flat", "flatten", "group_of"]
+__all__ = ["Flat", "flatten", "group_of"]
 
 Floats = npt.NDArray[np.float64]
 
-HOST_ADAM = 0.26e9  # parameters a second that one host core updates (4.2e9 on 16 threads, measured, fp32 AdamW)
 _HOW = {"ring": RING, "sparse": RING, "tree": TREE, "server": SERVER, "factors": FACTORS, "duplicate": DUPLICATE}
 _MEASURED_AS = {"ring": "ring", "sparse": "ring", "tree": "tree", "server": "server"}  # what profiles call them
 _SPILL = {"none": 0, "optimizer": 1, "all": 2}
@@ -69,15 +68,16 @@ class Flat(NamedTuple):
     activations: Floats  # [3, replicas] bytes per sample: kept for the backward, needed while computing; memory of each
     groups: tuple[tuple[int, ...], ...]  # [replicas] devices
     buffers: float  # bytes of the model's buffers
-    rooms: Mapping[int, float]  # device -> bytes that its syncs hold beside scratch
-    rings: tuple[int, ...]  # of each sync: rows of `syncs` that it became
-    sources: npt.NDArray[np.int32]  # of each row of `syncs`: where its seconds come from (`cost.profiled`)
+    rooms: Mapping[int, float]  # device -> bytes that its syncs hold besides scratch
+    rings: tuple[int, ...]  # for each sync the number of rows of `syncs` that it became
+    sources: npt.NDArray[np.int32]  # for each row of `syncs` where its seconds come from (`cost.profiled`)
 
 
 def group_of(cluster: Cluster, devices: tuple[str, ...]) -> Group:
-    """Size of a tensor group, longest latency around its ring, and the bandwidth that its slowest message gets.
+    """Return the size of a tensor group, and the latency and bandwidth that its slowest messages get.
 
-    All messages of a round are sent at once: what k of them pass gives each the k-th part.
+    The latency is the longest one around the group's ring. All messages of a round are sent at once, so a resource that
+    k of them pass gives each of them the k-th part of its capacity.
     """
     if len(devices) == 1:
         return ALONE
@@ -91,7 +91,7 @@ def group_of(cluster: Cluster, devices: tuple[str, ...]) -> Group:
 
 
 def _hop(cluster: Cluster, a: str, b: str) -> tuple[float, dict[str, float]]:
-    """Latency between two devices, and all that a message passes (as in `cost.network`), with its capacity."""
+    """Return the latency between two devices, and the capacities of what a message passes (as in `cost.network`)."""
     host, other = cluster.host_of(a), cluster.host_of(b)
     if host.name == other.name:
         return host.latency, {f"{a} out": float(host.bandwidth), f"{b} in": float(host.bandwidth)}
@@ -110,7 +110,7 @@ def _hop(cluster: Cluster, a: str, b: str) -> tuple[float, dict[str, float]]:
 
 
 def flatten(pipeline: Pipeline, table: ModelTable, cluster: Cluster, fabric: Fabric) -> Flat:
-    """The arrays of one pipeline."""
+    """Return the arrays of one pipeline."""
     micro_batch = pipeline.job.batch // pipeline.micro_batches
     number, by_name = fabric.number, table.graph.by_name
     first, last, duplicate, stream, starts = [], [], [], [], [0]
@@ -194,7 +194,7 @@ def _finals(pipeline: Pipeline, table: ModelTable) -> set[int]:
 
 
 class _StageFacts:
-    """Bytes and seconds of one stage that its replicas share."""
+    """Bytes and seconds of one stage that are the same for its replicas."""
 
     def __init__(
         self, pipeline: Pipeline, stage: Stage, table: ModelTable, a: int, b: int, finals: set[int], stands: float
@@ -216,11 +216,14 @@ class _StageFacts:
         return self.known[degree, wide]
 
     def elements(self, degree: int) -> float:
-        """Trained elements on each device of a replica."""
+        """Return the trained elements on each device of a replica."""
         return self.span.elements - self.span.split_elements * (1.0 - 1.0 / degree)
 
     def state(self, degree: int, wide: bool) -> tuple[float, float]:
-        """Bytes on each device of a replica, and in host memory for it; `wide`: it computes with an fp32 copy."""
+        """Return the bytes of state on each device of a replica, and in host memory for it.
+
+        With `wide` the replica computes with an fp32 copy of its weights.
+        """
         per: StateBytes = self.bytes
         copy = 4.0 if wide else 0.0
         gathered = self.stage.state == "sharded-all"
@@ -232,26 +235,33 @@ class _StageFacts:
             more = self.elements(degree) * copy
         if self.stage.spill == "none":
             return resident + optimizer + more, 0.0
-        return resident + more, optimizer  # weights stay on the device in the runtime, also where all is to be spilled
+        return resident + more, optimizer  # in the runtime weights stay on the device, even with spill `all`
 
     def _largest(self, degree: int) -> float:
-        """Elements of the largest part that streams in as one: a block or, gathered, from bucket to bucket."""
+        """Return the elements of the largest part that streams in as one.
+
+        That is a block or, in state `sharded-all`, what lies between two cuts at buckets.
+        """
         cuts = [self.first, *self.cuts, self.last + 1] if self.stage.state == "sharded-all" else self.blocks
         spans = [self.table.span(a, b - 1) for a, b in pairwise(cuts)]
         return max(span.elements - span.split_elements * (1.0 - 1.0 / degree) for span in spans)
 
     def saved(self, degree: int, wide: bool) -> float:
-        """Bytes per sample kept from forward to backward."""
+        """Return the bytes per sample that are kept from forward to backward."""
         span = self.table.span(self.first, self.last, wide)
         return span.inputs if self.stage.recompute else span.saved - span.split_saved * (1.0 - 1.0 / degree)
 
     def transient(self, wide: bool) -> float:
-        """Bytes per sample needed while computing."""
+        """Return the bytes per sample that are needed while computing."""
         span = self.table.span(self.first, self.last, wide)
         return span.largest_workspace + (span.largest_saved if self.stage.recompute else 0.0)
 
     def update(self, cluster: Cluster, replica: Replica, degree: int) -> float:
-        """Seconds of the optimizer's update: what it reads and writes, over the bandwidth that it reaches."""
+        """Return the seconds of the optimizer's update.
+
+        On a device these are the bytes that it reads and writes, over the bandwidth that it reaches. A spilled
+        optimizer is updated by the cores of the host.
+        """
         elements = self.elements(degree) * self.kept
         if self.stage.state != "replicated":
             elements /= self.replicas
@@ -270,7 +280,7 @@ def _syncs(
 ) -> tuple[Syncs, tuple[int, ...], Mapping[int, float], npt.NDArray[np.int32]]:
     named = _named(pipeline)
     parted = {f"[{table.graph.blocks[user].name}]" for name in named for user in table.users[name]}
-    nobody: frozenset[str] = frozenset()  # what buckets of other blocks leave out: those the table remembers
+    nobody: frozenset[str] = frozenset()  # no name is left out of these buckets, so the table can remember them
     masked = next((stage.kept for stage in pipeline.stages if stage.kept is not None), None)
     grouped = any(len(group) > 1 for group in groups)
     sharded = any(stage.state == "sharded-optimizer" for stage in pipeline.stages)
@@ -315,7 +325,7 @@ def _syncs(
         if sync.how == "factors":
             lines.add(bucket, leads * rings, device[first[-1 - rings] :])
         elif sync.how == "server" and root[-1] not in leads:
-            rooms[root[-1]] += rings * size[-1]  # where it adds up
+            rooms[root[-1]] += rings * size[-1]  # the root adds them up there
     i, f = np.int32, np.float64
     sent, sources = np.array(size, f), np.full(len(how), ESTIMATED, i)
     if played:
@@ -332,7 +342,7 @@ def _syncs(
 def _measured(
     profile: Profile, fabric: Fabric, sync: Sync, devices: Sequence[int], root: int, size: float
 ) -> tuple[float, int]:
-    """The bytes with which a sync of `size` bytes is played, as the profile has its seconds; where these come from."""
+    """Return the bytes with which a sync of `size` bytes takes its measured seconds, and the source of these."""
     hosts = [fabric.hosts[fabric.wires.host_of[device]] for device in devices]
     server = fabric.hosts[fabric.wires.host_of[root]] if root >= 0 else None
     found = profile.collective(_MEASURED_AS.get(sync.how, ""), hosts, server, size)
@@ -348,7 +358,7 @@ def _replicated(pipeline: Pipeline, table: ModelTable, bucket: BucketCost) -> bo
 
 
 def _stages(pipeline: Pipeline, table: ModelTable, bucket: BucketCost) -> list[Stage]:
-    """The stages that hold some of a bucket's blocks."""
+    """Return the stages that hold some of a bucket's blocks."""
     ends = [table.graph.by_name[stage.last] for stage in pipeline.stages]
     return [pipeline.stages[s] for s in dict.fromkeys(bisect_left(ends, block) for block in bucket.blocks)]
 
@@ -362,9 +372,10 @@ def _layout(pipeline: Pipeline, table: ModelTable, bucket: BucketCost) -> int:
 
 
 class _Lines:
-    """Room for factors: of a stage's weights come as many at once as may be on their way, and two at least.
+    """The memory for factors.
 
-    Beside it a worker holds its own output gradients of a micro-batch until they have been sent.
+    A worker holds the factors of as many of a stage's weights as may be on their way at once, and of two at least.
+    Besides, it holds its own output gradients of a micro-batch until they have been sent.
     """
 
     def __init__(self, pipeline: Pipeline, table: ModelTable, fabric: Fabric) -> None:
@@ -374,7 +385,7 @@ class _Lines:
         self._room = defaultdict[tuple[int, int], float](float)
 
     def add(self, bucket: BucketCost, leads: Sequence[int], devices: Sequence[int]) -> None:
-        """A bucket that these devices sync, each of the replica that is led by the one at its place in `leads`."""
+        """Add a bucket that `devices` sync; the replica of each has its first device at the same place in `leads`."""
         stage = _stages(self._pipeline, self._table, bucket)[-1]
         shares = {self._fabric.number[replica.devices[0]]: replica.share for replica in stage.replicas}
         whole = sum(shares.values()) * self._fabric.wires.stands
@@ -392,7 +403,7 @@ class _Lines:
         return latency_between(wires, a, b) + latency_between(wires, b, a)
 
     def add_to(self, rooms: dict[int, float]) -> None:
-        """Adds to the bytes of each device."""
+        """Add the memory for factors to the bytes of each device."""
         for device, size in self._own.items():
             rooms[device] += size
         for key, size in self._all.items():
@@ -400,13 +411,16 @@ class _Lines:
 
 
 def _leading(pipeline: Pipeline, table: ModelTable, bucket: BucketCost, fabric: Fabric) -> dict[int, tuple[int, ...]]:
-    """First device -> all devices of the replicas that hold some of a bucket."""
+    """Return, by first device, all devices of the replicas that hold some of a bucket."""
     stages = _stages(pipeline, table, bucket)
     groups = [tuple(fabric.number[name] for name in q.devices) for stage in stages for q in stage.replicas]
     return {group[0]: group for group in groups}
 
 
 def _rings(pipeline: Pipeline, table: ModelTable, bucket: BucketCost) -> int:
-    """Members of equal tensor groups sync their own parts, in as many rings; unequal groups sync as one."""
+    """Return the number of rings in which a bucket is synchronised.
+
+    Members of equal tensor groups sync their own parts, in as many rings; unequal groups sync as one.
+    """
     degrees = {len(q.devices) for stage in _stages(pipeline, table, bucket) for q in stage.replicas}
     return degrees.pop() if len(degrees) == 1 else 1

@@ -1,27 +1,29 @@
 """A pool in numbers: one step of each of its jobs, unit by unit, on whichever device is free.
 
-A job of s shards has 2s - 1 units a step: forwards of all shards but the last, forward and backward of the last in one,
-backwards of the others. All devices are of one host, and all state lives in its memory: a unit loads its shard's
-weights over the bus, a backward stores the shard's gradients, the host updates. With `buffered` the next unit's weights
-are loaded while the present one computes.
+A job of s shards has 2s - 1 units a step: the forwards of all shards but the last, the forward and backward of the last
+in one, and the backwards of the others. All devices are on one host, and all state lives in its memory: a unit loads
+its shard's weights over the bus, a backward stores the shard's gradients, and the host updates. With `buffered` the
+next unit's weights are loaded while the present unit computes.
 
-Between units: a forward (and the last shard's unit) takes the shard's inputs, a backward the gradient of its outputs.
-A unit that follows on the same device finds them there, else they go out over one bus and in over the other. From a
-shard's forward to its backward the host keeps, and the backward loads over the bus once its device is free,
+Between units, a forward (and the last shard's unit) takes the shard's inputs, and a backward takes the gradient of its
+outputs. A unit that follows on the same device finds them there; otherwise they go out over one bus and in over the
+other. From a shard's forward to its backward the host keeps the following, which the backward loads over the bus once
+its device is free:
 
 - with `recompute` the shard's inputs, stored by the device that made them; the backward computes the forward again;
-- else all that the forward saves, stored after it. The device computes on (and, where not `buffered`, loads the next
-  weights) when that is out: it never holds two units'.
+- otherwise all that the forward saves, stored after it. The device computes on (and, where not `buffered`, loads the
+  next weights) when that is out, so it never holds the saved tensors of two units.
 
-Which device takes which unit is decided by the pool's policy as devices become free, on expected times (compute,
-exposed loading of weights, loading what was kept, storing what was saved); the event engine then plays those choices
-with everything else that uses the buses and hosts. A unit's tasks are written in the order weights, what was kept,
+The pool's policy decides which device takes which unit as devices become free, on expected times (compute, exposed
+loading of weights, loading what was kept, storing what was saved). The event engine then plays those choices with
+everything else that uses the buses and hosts. A unit's tasks are written in the order weights, what was kept,
 computing, boundary, what was saved, gradients, update.
 
-Memory while a unit runs: weights (and an fp32 copy where the kind computes in fp32), a backward's gradients, what the
-shard saves (a forward that is computed again: the largest block's), the largest workspace, the boundary (and a
-recomputing backward's inputs), the model's buffers. Where `buffered`, beside it the largest weights of any unit.
-Boundaries have the job's width, what is saved the device's; in host memory that of the pool's widest device.
+The memory of a running unit consists of the weights (and an fp32 copy where the kind computes in fp32), a backward's
+gradients, what the shard saves (or, of a forward that is computed again, what its largest block saves), the largest
+workspace, the boundary (and a recomputing backward's inputs), and the model's buffers. With `buffered` the largest
+weights of any unit come on top. Boundaries have the job's width, and what is saved has the device's width; in host
+memory it has that of the pool's widest device.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.cluster.spec import Cluster
+from isthmus.cost.compute import HOST_ADAM
 from isthmus.cost.memory import StateBytes, state_bytes
 from isthmus.cost.network import COMPUTE, LANE_KINDS, LOAD, STORE, Fabric
-from isthmus.cost.plan_arrays import HOST_ADAM
 from isthmus.cost.tables import ALONE, ModelTable
 from isthmus.cost.task_list import BACKWARD, FORWARD, HOST_UPDATE, LOADING, STORING, TaskList, edge, task
 from isthmus.plan.policy import POLICIES, ReadyJob
@@ -46,7 +48,10 @@ __all__ = ["PreparedPool", "Unit", "prepare_pool", "units_of", "write_pool"]
 
 
 class Unit(NamedTuple):
-    """Forward or backward of one shard, or both of the last; `seconds` and `memory` by device of the pool."""
+    """The forward or backward of one shard, or both of the last shard.
+
+    `seconds` and `memory` have a value for each device of the pool.
+    """
 
     job: int
     shard: int
@@ -57,13 +62,13 @@ class Unit(NamedTuple):
     gradients: float  # bytes stored
     boundary: float  # bytes that it gets from the unit before
     kept: float  # bytes that the host keeps from the shard's forward to its backward
-    recompute: bool  # those are its inputs
+    recompute: bool  # whether `kept` is its inputs, from which the backward computes the forward again
     update: float  # elements the host updates afterwards
     memory: tuple[float, ...]  # bytes on the device while it runs
 
     @property
     def moved(self) -> float:
-        """Bytes over the bus that the device waits for, beside weights and boundary."""
+        """Return the bytes over the bus that the device waits for, besides weights and boundary."""
         return self.kept if self.backward or not self.recompute else 0.0
 
 
@@ -111,12 +116,12 @@ def prepare_pool(pool: Pool, tables: Sequence[ModelTable], cluster: Cluster, net
 
 
 def _state(job: PoolJob) -> StateBytes:
-    """Bytes per trained element of a job's model, pruned or not."""
+    """Return the bytes per trained element of a job's model, pruned or not."""
     return state_bytes(job.precision, job.job.optimizer, job.kept is not None)
 
 
 def units_of(job: PoolJob, number: int, table: ModelTable, pool: Pool, cluster: Cluster) -> list[Unit]:
-    """The 2s - 1 units of one step of a job, in order."""
+    """Return the 2s - 1 units of one step of a job, in order."""
     ranges = [(table.graph.by_name[shard.first], table.graph.by_name[shard.last]) for shard in job.shards]
     forwards = [_unit(job, number, s, False, ranges, table, pool, cluster) for s in range(len(ranges) - 1)]
     backwards = [_unit(job, number, s, True, ranges, table, pool, cluster) for s in reversed(range(len(ranges)))]
@@ -146,7 +151,7 @@ def _unit(
 
 
 def _boundaries(table: ModelTable, a: int, b: int, batch: int) -> tuple[float, float]:
-    """Bytes of all that enters blocks a .. b, and of the gradient of all that leaves them."""
+    """Return the bytes of all that enters blocks a .. b, and of the gradient of all that leaves them."""
     inputs = outputs = 0.0
     for tensor in table.graph.tensors:
         size = (tensor.elements * batch + tensor.fixed) * (tensor.width or table.width)
@@ -164,7 +169,7 @@ def _seconds(job: PoolJob, table: ModelTable, kind: str, a: int, b: int, back: b
 
 
 def _live(job: PoolJob, table: ModelTable, per: StateBytes, kind: str, a: int, b: int, back: bool) -> float:
-    """Bytes of weights, gradients and activations of blocks a .. b while a unit of them runs."""
+    """Return the bytes of weights, gradients and activations of blocks a .. b while a unit of them runs."""
     wide = kind in table.wide
     span = table.span(a, b, wide)
     state = span.elements * (per.weight + (4.0 if wide else 0.0) + (per.gradient if back else 0.0))
@@ -173,7 +178,10 @@ def _live(job: PoolJob, table: ModelTable, per: StateBytes, kind: str, a: int, b
 
 
 def _assign(chains: list[list[Unit]], pool: Pool, cluster: Cluster) -> tuple[list[Unit], list[int]]:
-    """List scheduling: the device that is free first takes the unit that the policy picks."""
+    """Place all units by list scheduling: the device that is free first takes the unit that the policy picks.
+
+    Return the units in the order in which they were taken, and the device of each.
+    """
     policy = POLICIES[pool.policy]
     bus = cluster.host_of(pool.devices[0]).bus
     free = [0.0] * len(pool.devices)
@@ -201,13 +209,16 @@ def _assign(chains: list[list[Unit]], pool: Pool, cluster: Cluster) -> tuple[lis
 
 
 def _remaining(chain: list[Unit]) -> list[float]:
-    """Seconds of work left before each unit, to nine digits: jobs with equal work left are equal to the policy."""
+    """Return the seconds of work left before each unit, rounded to nine digits.
+
+    The policy must see jobs with equal work left as equal.
+    """
     sums = accumulate(unit.seconds[0] for unit in reversed(chain))
     return [float(f"{seconds:.9g}") for seconds in sums][::-1]
 
 
 class _Writer:
-    """Units as tasks: what each device and each job did last."""
+    """Writes units as tasks, and knows what each device and each job did last."""
 
     def __init__(self, out: TaskList, net: Fabric, pool: PreparedPool) -> None:
         self.out, self.net, self.pool, self.devices = out, net, pool, len(net.devices)
@@ -215,7 +226,7 @@ class _Writer:
         self.before_that = [-1] * len(pool.devices)
         self.leaving = [-1] * len(pool.devices)  # saved activations on their way out, for which the device waits
         self.chain: dict[int, tuple[int, int]] = {}  # job -> its last task and where
-        self.kept: dict[tuple[int, int], int] = {}  # job and shard -> what it keeps has arrived in host memory
+        self.kept: dict[tuple[int, int], int] = {}  # job and shard -> the task that brings what it keeps to the host
 
     def load(self, where: int, size: float, shard: int, *after: int) -> int:
         d = int(self.pool.devices[where])
@@ -232,7 +243,7 @@ class _Writer:
         return written
 
     def unit(self, unit: Unit, where: int) -> None:
-        """Load, compute, store, update on the host."""
+        """Write a unit's tasks: load, compute, store, and update on the host."""
         room = (self.before_that[where],) if self.pool.buffered else (self.computed[where], self.leaving[where])
         loads = [self.load(where, unit.weights, unit.shard, *room)]
         if unit.backward and not unit.last:
@@ -252,7 +263,10 @@ class _Writer:
         self.before_that[where], self.computed[where] = self.computed[where], compute
 
     def boundary(self, unit: Unit, where: int) -> int:
-        """When what the unit before gives is there; a forward that is computed again leaves it with the host."""
+        """Return the task after which the result of the unit before is on this unit's device.
+
+        A forward that is computed again also leaves its inputs with the host.
+        """
         previous, there = self.chain.get(unit.job, (-1, where))
         keeps = not unit.backward and unit.recompute
         stored = -1
@@ -263,14 +277,14 @@ class _Writer:
         return previous if there == where else self.load(where, unit.boundary, unit.shard, stored)
 
     def update(self, unit: Unit, where: int, gradients: int) -> None:
-        """The host's update of a shard."""
+        """Write the host's update of a shard."""
         lane = LANE_KINDS * self.devices + int(self.net.wires.host_of[self.pool.devices[where]])
         seconds = unit.update / (HOST_ADAM * self.pool.cores)
         edge(self.out, gradients, task(self.out, lane, seconds, 0.0, -1, HOST_UPDATE, unit.shard, 0))
 
 
 def write_pool(out: TaskList, net: Fabric, pool: PreparedPool) -> None:
-    """The units as tasks, in the order they were taken."""
+    """Write the units as tasks, in the order in which they were taken."""
     first_part, writer = int(out.size[2]), _Writer(out, net, pool)
     for unit, where in zip(pool.units, pool.taken, strict=True):
         out.size[2] = first_part + unit.job

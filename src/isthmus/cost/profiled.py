@@ -1,16 +1,17 @@
 """Block times of one model from a profile.
 
-For a block on s samples, on a kind that computes in some precision, as one device or as a tensor group of n:
+For a block on s samples, on a kind that computes in some precision, as one device or as a tensor group of n, there are
 
-- two points or more of that block, kind, precision and n: the straight line (`model.profile.along`);
-- one point (s_1, t_1): what the roofline says, times t_1 over what it says at s_1;
-- none, but a time t_1 of one device alone: c_n t_1 / c_1 + a_n, where c is what the roofline says of computing and a_n
-  what it says of the all-reduces on the group's links. What slows one device down slows each of a group down, and says
-  nothing of their links;
-- none: the roofline.
+- two points or more of that block, kind, precision and n: the time lies on a straight line (`model.profile.along`);
+- one point (s_1, t_1): the time is what the roofline says, times t_1 over what it says at s_1;
+- no point, but a time t_1 of one device alone: the time is c_n t_1 / c_1 + a_n, where c is what the roofline says of
+  computing and a_n what it says of the all-reduces on the group's links. What slows one device down slows down each
+  device of a group, and says nothing about their links;
+- no times at all: the time is the roofline's.
 
-Times of a tensor group were measured inside a host; a group whose links are not those of a host with such devices has
-none of its own. The loss is in no point: the last block gets it from the roofline, as memory traffic (`cost.compute`).
+Times of a tensor group were measured inside a host, so they do not hold for a group whose links are not those of a host
+with such devices. No point contains the loss: the last block gets it from the roofline, as memory traffic
+(`cost.compute`).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MEASURED, INTERPOLATED, ESTIMATED = 0, 1, 2  # where a time comes from
 
 
 class Profiled:
-    """What a profile says of one model's blocks on one cluster."""
+    """The times of one model's blocks on one cluster, as far as a profile has them."""
 
     def __init__(
         self,
@@ -53,9 +54,10 @@ class Profiled:
         bare: Roofline,
         loss: Roofline,
     ) -> None:
-        """`computed`: the precision in which each kind computes.
+        """Collect the points of the profile that apply to the model on the cluster.
 
-        `roofline` gives sums over blocks, `bare` seconds of blocks without the loss, [2, blocks], `loss` its own, [2].
+        `computed` has the precision in which each kind computes. `roofline` gives sums over blocks, `bare` the seconds
+        of blocks without the loss, [2, blocks], and `loss` the seconds of the loss, [2].
         """
         self._roofline, self._loss, self._blocks = roofline, loss, len(graph.blocks)
         self._bare = lru_cache(64)(bare)
@@ -80,7 +82,7 @@ class Profiled:
 
     @property
     def kinds(self) -> set[str]:
-        """Kinds on which some block was measured."""
+        """Return the kinds on which some block was measured."""
         return {kind for kind, _ in self._points}
 
     def _known(self, kind: str, group: Group) -> Known:
@@ -94,7 +96,7 @@ class Profiled:
         return {first: known for first, known in self._points.get((kind, 1), {}).items() if first not in own}
 
     def seconds(self, kind: str, group: Group, samples: int) -> Floats:
-        """Sums over blocks, [2, blocks + 1]: the roofline's, with what was measured in its place."""
+        """Return cumulative seconds over blocks, [2, blocks + 1]: the roofline's, or measured where possible."""
         sums, own, alone = self._roofline(kind, group, samples), self._known(kind, group), self._alone(kind, group)
         if not own and not alone:
             return sums
@@ -108,7 +110,7 @@ class Profiled:
         return np.concatenate((np.zeros((2, 1)), np.cumsum(times, axis=1)), axis=1)
 
     def _together(self, kind: str, group: Group, samples: int, blocks: Ints, points: BlockPoints) -> Floats:
-        """Seconds of equal blocks on a group of which only one device was measured, [2, blocks]."""
+        """Return the seconds of equal blocks on a group of which only one device was measured, [2, blocks]."""
         one, many = (self._bare(kind, (n, np.inf, 0.0), samples)[:, blocks] for n in (1, group[0]))
         ratio = np.ones(one.shape)
         np.divide(many, one, out=ratio, where=one > 0.0)
@@ -116,7 +118,7 @@ class Profiled:
         return np.asarray(ratio * self._at(kind, ALONE, samples, blocks, points) + sending)
 
     def _at(self, kind: str, group: Group, samples: int, blocks: Ints, points: BlockPoints) -> Floats:
-        """Seconds of equal blocks on so many samples, [2, blocks or 1]."""
+        """Return the seconds of equal blocks on `samples` samples, [2, blocks or 1]."""
         if len(points.forward) > 1:
             return np.array([[along(points.forward, samples)], [along(points.backward, samples)]])
         (once, forward), (_, backward) = points.forward[0], points.backward[0]
@@ -135,14 +137,14 @@ class Profiled:
         return marks
 
     def least(self, kind: str, samples: int, work: Work) -> Floats:
-        """Seconds per sample, both ways, that no device of the kind goes below in each block, on up to `samples`.
+        """Return for each block the least seconds per sample, both ways, on this kind and up to `samples` samples.
 
-        n devices that take t(s) for s samples spend n t(s) / s each. Along a straight line t / s is least at one of its
-        ends; where the roofline gives t or scales it, t / s falls as s grows. So the least is at a measured number of
-        samples or at the largest, of a measured degree or of one device. Groups of which one device was measured spend
-        no less than it: they divide a part f of the work, so c_n >= c_1 (1 - f + f / n) and n c_n >= c_1. In groups
-        that were not measured at all it is the roofline's `work`: for n devices n - f (n - 1) times that of one; 2
-        have least.
+        If n devices take t(s) for s samples, they spend n t(s) / s on each. Along a straight line t / s is least at one
+        of its ends; where the roofline gives t or scales it, t / s falls as s grows. So the least is at a measured
+        number of samples or at the largest, of a measured degree or of one device. Groups of which only one device was
+        measured spend no less than that device: they divide a part f of the work, so c_n >= c_1 (1 - f + f / n) and n
+        c_n >= c_1. In groups that were not measured at all it is the roofline's `work`: for n devices it is n - f (n -
+        1) times that of one, which is least for two devices.
         """
         groups = [ALONE]
         groups += [(n, *links) for of, n in self._points if of == kind and n > 1 for links in self._links[kind]]

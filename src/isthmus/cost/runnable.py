@@ -1,8 +1,8 @@
-"""What can be priced and not run: refused by name by the runtime, and never the answer of a planner.
+"""Plans that can be priced and not run: the runtime refuses them by name, and planners never return them.
 
-Pools, relays without devices and tensor groups over hosts; servers for tensor groups; state sharded over groups of
-different sizes; a batch that is split where samples may be mixed. Batch norm is summed up over replicas, if
-these go through their micro-batches in the same order.
+These are pools; relays without devices; tensor groups over several hosts; servers for tensor groups; state sharded over
+groups of different sizes; and a batch that is split where samples may be mixed. Batch norm is synchronised over
+replicas, if these go through their micro-batches in the same order.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["check_mixing", "check_runnable"]
 
 
 def check_runnable(resolved: Resolved, simulator: Simulator) -> None:
-    """Raises PlanError for what the runtime cannot do yet."""
+    """Raise PlanError for what the runtime cannot do yet."""
     for via in resolved.plan.via:
         if bare := [host for host in via.hosts if not simulator.cluster.hosts[host].devices]:
             raise PlanError(
                 "run",
-                "a relay without devices can be priced, not run: workers pass messages on, and it has none",
+                "a relay without devices can be priced but not run, because no worker is there to pass messages on",
                 where=f"via {via.between[0]} - {via.between[1]}",
                 found=bare[0],
                 expected="a host with a device",
@@ -44,7 +44,7 @@ def _check_groups(resolved: Resolved, part: ResolvedPipeline) -> None:
             if len(hosts) > 1:
                 raise PlanError(
                     "run",
-                    "a tensor group that spans hosts can be priced, not run",
+                    "a tensor group that spans hosts can be priced but not run",
                     where=f"pipeline {part.pipeline.job.name}, stage {told.first} .. {told.last}",
                     found=", ".join(hosts),
                     expected="the devices of a group on one host",
@@ -70,7 +70,7 @@ def _check_group_syncs(resolved: Resolved, part: ResolvedPipeline) -> None:
         if sync.root is not None and any(len(group) > 1 for group in groups):
             raise PlanError(
                 "run",
-                "a server for tensor groups can be priced, not run",
+                "a server for tensor groups can be priced but not run",
                 where=where,
                 found=f"root {resolved.devices[sync.root].name}",
                 expected="ring or tree among tensor groups",
@@ -83,10 +83,10 @@ def _sharded(part: ResolvedPipeline, sync: ResolvedSync) -> bool:
 
 
 def check_mixing(part: ResolvedPipeline) -> None:
-    """Refuses a plan that splits the batch where samples may be mixed. Batch norm is synchronised over replicas.
+    """Refuse a plan that splits the batch where samples may be mixed.
 
-    An operation that is not proven to keep samples apart needs the whole batch at once, unless the job says that its
-    samples are independent.
+    Batch norm is allowed, because it is synchronised over replicas. Any other operation that is not proven to keep
+    samples apart needs the whole batch at once, unless the job says that its samples are independent.
     """
     trusted = part.pipeline.job.trust_independent_samples
     for stage in part.stages:
@@ -129,7 +129,7 @@ def _unproven(part: ResolvedPipeline, stage: ResolvedStage, block: Block, how: s
 
 
 def _check_side_by_side(resolved: Resolved, part: ResolvedPipeline, simulator: Simulator) -> None:
-    """Replicas that add up batch statistics must go through their micro-batches in the same order."""
+    """Refuse replicas that add up batch statistics and go through their micro-batches in different orders."""
     if not any(block.statistics for block in part.graph.blocks):
         return
     walks = dict(_walks(resolved, part, simulator))

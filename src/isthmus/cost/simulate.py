@@ -1,11 +1,11 @@
-"""What a plan costs: seconds per step and peak memory, by playing one step of all its parts together.
+"""What a plan costs: seconds per step and peak memory, found by playing one step of all its parts together.
 
-    plan ─▶ flat arrays ─▶ runs, edges, orders ─▶ tasks ─▶ event engine ─▶ price, timeline
-            (cost.flat)    (plan.schedule)        (cost.lower)  (cost.engine)
+    plan ─▶ flat arrays ─▶ runs, edges, orders ─▶ tasks ───────▶ event engine ──▶ price, timeline
+            plan_arrays    plan.schedule          build_tasks    event_engine     timeline
 
-A `Simulator` knows one cluster and the models of some jobs; it keeps what does not change between plans (routes, sums
+A `Simulator` knows one cluster and the models of some jobs. It keeps what does not change between plans (routes, sums
 over blocks, time tables), so that a planner can price a thousand plans a second. Plans of many devices that are copies
-of a smaller plan are priced by two of the copies (`cost.fold`).
+of a smaller plan are priced by a few of the copies (`cost.replicas.folding`).
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ __all__ = ["PLAYED_WHOLE", "Played", "Prepared", "Price", "Shortage", "Simulator
 Floats = npt.NDArray[np.float64]
 
 _PRICED_WHOLE = 64  # devices; plans with more are folded
-PLAYED_WHOLE = 256  # ... where every task is asked for
+PLAYED_WHOLE = 256  # ... if every task is asked for
 _MOST = 4096  # devices of a plan that is not folded
 _MOST_MESSAGES = 200_000_000  # ... and messages of its rings
 _KEPT_FABRICS = 16
 
 
 class Shortage(NamedTuple):
-    """Memory that a plan needs and a device or host does not have."""
+    """Memory that a plan needs and that a device or host does not have."""
 
     where: str
     needed: float
@@ -58,7 +58,7 @@ class Shortage(NamedTuple):
 
 
 class Price(NamedTuple):
-    """What a plan costs. `shortages` is empty where everything fits."""
+    """What a plan costs; `shortages` is empty if everything fits."""
 
     step_seconds: float
     jobs: Mapping[str, float]
@@ -73,7 +73,7 @@ class Price(NamedTuple):
 
 
 class Played(NamedTuple):
-    """One step, task by task."""
+    """One played step, task by task."""
 
     fabric: Fabric
     tasks: TaskList
@@ -95,7 +95,7 @@ class Prepared(NamedTuple):
 
 
 class Simulator:
-    """Prices plans on one cluster for jobs whose models are given by the jobs' names."""
+    """Prices plans on one cluster, for jobs whose models are given by the jobs' names."""
 
     def __init__(
         self,
@@ -104,25 +104,27 @@ class Simulator:
         efficiency: Mapping[str, Efficiency] | None = None,
         profile: Profile | None = None,
     ) -> None:
-        """`efficiency`: what device kinds reach of their catalog figures, where that is known better than usual.
+        """Prepare to price plans on the cluster.
 
-        `profile`: measured times of blocks and collectives, which go before all figures, and what was measured beside.
+        `efficiency` has what device kinds reach of their catalog figures, where that is known better than usual.
+        `profile` has measured times of blocks and collectives, which take precedence over all figures, and what else
+        was measured.
         """
         self.cluster, self.models, self.efficiency, self.profile = cluster, models, efficiency, profile
         self.tasks = 0  # of all plans priced so far
         self.priced = (
             with_overheads(cluster, profile.network) if profile is not None else cluster
-        )  # as messages meet it
+        )  # with the rates and latencies that messages meet
         self._fabrics: dict[tuple[object, ...], Fabric] = {}
         self._tables: dict[tuple[str, Precision, bool], ModelTable] = {}
         self._out = new_list(4096, 8192)
 
     def price(self, plan: Plan) -> Price:
-        """Seconds per step and peak memory."""
+        """Return the seconds per step and the peak memory of a plan."""
         try:
             plan, net, folded = self.small(plan, _PRICED_WHOLE)
         except PlanError as problem:
-            return Price(math.inf, dict.fromkeys(_jobs(plan), math.inf), {}, (), problem.what)
+            return Price(math.inf, {job.name: math.inf for job in plan.jobs}, {}, (), problem.what)
         parts = [self.prepare(part, net) for part in plan.parts]
         out, jobs = self._write(parts, net, self._out)
         self._out = out
@@ -138,7 +140,7 @@ class Simulator:
         return Price(max(ends, default=0.0), dict(zip(jobs, ends, strict=True)), memory, shortages)
 
     def play(self, plan: Plan) -> Played:
-        """One step, task by task; of a plan of very many devices that can be folded, that of two copies."""
+        """Play one step, task by task; of a plan of very many devices that can be folded, play a few copies."""
         plan, net, _ = self.small(plan, PLAYED_WHOLE)
         parts = [self.prepare(part, net) for part in plan.parts]
         out, jobs = self._write(parts, net, new_list(4096, 8192))
@@ -149,7 +151,7 @@ class Simulator:
         return Played(net, out, _run(out, net), jobs, tuple(labels), groups, _senders(parts))
 
     def table(self, job: str, precision: Precision, mixed: bool) -> ModelTable:
-        """Sums and times of a job's model in one precision."""
+        """Return the sums and times of a job's model in one precision."""
         key = (job, precision, mixed)
         if key not in self._tables:
             graph = self.models[job]
@@ -157,8 +159,11 @@ class Simulator:
         return self._tables[key]
 
     def small(self, plan: Plan, most: int) -> tuple[Plan, Fabric, Folded | None]:
-        """The plan that is played for this one, and where: two of its copies, if it has more than `most` devices."""
-        measured = self.profile is not None and self.profile.collectives  # whose syncs are not played
+        """Return the plan to play for this one, its fabric, and how it was folded.
+
+        Only a plan of more than `most` devices is folded, if it consists of copies; otherwise it is played itself.
+        """
+        measured = self.profile is not None and self.profile.collectives  # then plans are not folded
         many = len(self.cluster.devices) > most and not measured and len(_used(plan)) > most
         folded = self._folder.fold(plan) if many else None
         if folded is None:
@@ -173,7 +178,7 @@ class Simulator:
         return folded.plan, with_copies(base, folded.kept, folded.copies, senders, folded.rounds), folded
 
     def fabric(self, plan: Plan) -> Fabric:
-        """The network as this plan uses it: of a large cluster only the hosts that the plan uses."""
+        """Return the network as this plan uses it: of a large cluster only the hosts that the plan uses."""
         hosts = self._hosts(plan) if len(self.cluster.devices) > PLAYED_WHOLE else None
         if (plan.via, hosts) not in self._fabrics:
             there = {v.between: v.hosts for v in plan.via}
@@ -190,7 +195,7 @@ class Simulator:
         self._fabrics[key] = made
 
     def _hosts(self, plan: Plan) -> tuple[str, ...]:
-        """The hosts that a plan names, in the cluster's order."""
+        """Return the hosts that a plan names, in the cluster's order."""
         named = {self.cluster.devices[name].host for name in _used(plan)}
         named.update(host for via in plan.via for host in (*via.between, *via.hosts))
         return tuple(name for name in self.cluster.hosts if name in named)
@@ -205,12 +210,12 @@ class Simulator:
 
     @cached_property
     def context(self) -> Mapping[str, float]:
-        """Bytes that a worker has before its model, by kind of its device."""
+        """Return the bytes that a worker takes before its model, by kind of its device."""
         costs = self.profile.device_costs if self.profile is not None else {}
         return {kind: context_bytes(kind, costs.get(kind)) for kind in self.cluster.kinds}
 
     def prepare(self, part: Pipeline | Pool, net: Fabric) -> Prepared | PreparedPool:
-        """A part as arrays: who computes what in which order, and what flows."""
+        """Return a part as arrays: who computes what in which order, and what is sent."""
         if isinstance(part, Pool):
             tables = [self.table(job.job.name, job.precision, job.job.mixed) for job in part.jobs]
             return prepare_pool(part, tables, self.cluster, net)
@@ -227,7 +232,7 @@ class Simulator:
     def _write(
         self, parts: Sequence[Prepared | PreparedPool], net: Fabric, out: TaskList
     ) -> tuple[TaskList, tuple[str, ...]]:
-        """All parts as tasks, in a longer list where this one is too short."""
+        """Write all parts as tasks, in a longer list if this one is too short, and return the list and the jobs."""
         while True:
             out.size[:] = 0
             out.size[4] = net.lanes
@@ -250,7 +255,7 @@ class Simulator:
     def _memory(
         self, parts: Sequence[Prepared | PreparedPool], net: Fabric
     ) -> tuple[dict[str, float], tuple[Shortage, ...]]:
-        """Peak bytes of every device that is used, and what is missing where."""
+        """Return the peak bytes of every device that is used, and the memory that is missing."""
         peak, spilled = np.zeros(len(net.devices)), np.zeros(len(net.hosts))
         caps: dict[int, float] = {}
         for part in parts:
@@ -281,7 +286,7 @@ class Simulator:
     def _of_all(
         self, folded: Folded, memory: Mapping[str, float], shortages: Sequence[Shortage]
     ) -> tuple[dict[str, float], tuple[Shortage, ...]]:
-        """The same for the devices and hosts of all copies, each as the kept copy that it is like."""
+        """Return the memory and shortages of all copies' devices and hosts, each as the kept copy that it is like."""
         short = {shortage.where: shortage for shortage in shortages}
         more: list[Shortage] = []
         everywhere: dict[str, float] = {}
@@ -300,7 +305,7 @@ class Simulator:
 
 
 def _used(plan: Plan) -> set[str]:
-    """The devices that a plan names."""
+    """Return the devices that a plan names."""
     found: set[str] = set()
     for part in plan.parts:
         if isinstance(part, Pool):
@@ -318,20 +323,17 @@ def _ring_messages(plan: Plan) -> int:
 def _check_playable(what: str, found: int, most: int) -> None:
     if found > most:
         raise PlanError(
-            "size", "the plan is too large to be played device by device", where="plan", found=f"{found:,} {what}",
+            "size", "the plan is too large to be simulated device by device", where="plan", found=f"{found:,} {what}",
             expected=f"at most {most:,}, or copies of a smaller plan",
         )  # fmt: skip
 
 
-def _jobs(plan: Plan) -> list[str]:
-    parts = [part.jobs if isinstance(part, Pool) else (part,) for part in plan.parts]
-    return [item.job.name for part in parts for item in part]
-
-
 def _run(out: TaskList, net: Fabric) -> Times:
-    """When each task starts and ends; PlanError where the plan cannot run."""
+    """Return when each task starts and ends; raise PlanError if the plan cannot run."""
     if out.size[3]:
-        raise PlanError("reachable", "devices must talk that cannot", found=f"{out.size[3]} messages without a route")
+        raise PlanError(
+            "reachable", "some devices must talk but have no route", found=f"{out.size[3]} messages without a route"
+        )
     try:
         return run(out.tasks(), out.lanes, net.network)
     except ValueError as problem:
@@ -344,7 +346,7 @@ def _run(out: TaskList, net: Fabric) -> Times:
 
 
 def _senders(parts: Sequence[Prepared | PreparedPool]) -> npt.NDArray[np.int32]:
-    """The device of every lane between runs, in the order in which they are written."""
+    """Return the sending device of every lane between runs, in the order in which these are written."""
     found = [
         part.runs.device[edges.source]
         for part in parts
@@ -355,7 +357,7 @@ def _senders(parts: Sequence[Prepared | PreparedPool]) -> npt.NDArray[np.int32]:
 
 
 def _labels(part: Pipeline | Pool, prepared: Prepared | PreparedPool) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return names for people of the runs and buckets of a part, job by job."""
+    """Return names of the runs and buckets of a part for people, job by job."""
     if isinstance(part, Pool):
         return [(tuple(f"shard {s.first}..{s.last}" for s in job.shards), ()) for job in part.jobs]
     assert isinstance(prepared, Prepared)
@@ -366,7 +368,7 @@ def _labels(part: Pipeline | Pool, prepared: Prepared | PreparedPool) -> list[tu
 
 
 def add_activations(part: Prepared, peak: Floats, net: Fabric) -> None:
-    """Adds to the bytes of each device all that is no state: activations, the model's buffers, room for what comes."""
+    """Add to the bytes of each device all that is not state: activations, the model's buffers, incoming data."""
     flat = part.flat
     activations = activation_peaks(
         part.runs, part.orders, part.forward, part.backward, flat.activations, len(peak), flat.micro_batches
@@ -384,7 +386,7 @@ def add_activations(part: Prepared, peak: Floats, net: Fabric) -> None:
 
 @compiled
 def ends_by_part(end: Floats, part: npt.NDArray[np.int32], parts: int) -> Floats:
-    """When the last task of each part ends."""
+    """Return when the last task of each part ends."""
     last = np.zeros(parts)
     for t in range(len(end)):
         last[part[t]] = max(last[part[t]], end[t])

@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int32]
 
 
 class Sources(NamedTuple):
-    """How many times were measured, lie between measured ones, or come from the catalog (syncs: from the links)."""
+    """The numbers of times that were measured, interpolated, or taken from the catalog (syncs: from the links)."""
 
     measured: int = 0
     interpolated: int = 0
@@ -32,7 +32,7 @@ class Sources(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Return the number of all times."""
         return sum(self)
 
 
@@ -41,9 +41,9 @@ class TimesUsed(NamedTuple):
 
     blocks: Sources
     syncs: Sources
-    known: bool  # whether the profile says anything of the plan's models on this cluster, or there is none
-    overheads: tuple[str, ...] = ()  # device kinds of the plan of which more was measured than blocks; "messages"
-    played: tuple[tuple[str, int], ...] = ()  # why syncs have no measured time, where collectives are known; how many
+    known: bool  # True if the profile says anything of the plan's models on this cluster, or if there is none
+    overheads: tuple[str, ...] = ()  # device kinds of the plan with measurements besides block times; "messages"
+    played: tuple[tuple[str, int], ...] = ()  # why syncs lack a measured time, where collectives are known; how many
 
 
 def times_used(simulator: Simulator, plan: Plan) -> TimesUsed:
@@ -67,7 +67,7 @@ def times_used(simulator: Simulator, plan: Plan) -> TimesUsed:
 
 
 def _played(pipeline: Pipeline, flat: Flat, fabric: Fabric) -> Iterator[str]:
-    """For each row of syncs that is played on the links, why."""
+    """Yield the reason for each row of syncs that is played on the links."""
     hows = [sync.how for sync, rows in zip(pipeline.syncs, flat.rings, strict=True) for _ in range(rows)]
     rows = flat.syncs
     for row, how in enumerate(hows):
@@ -108,7 +108,7 @@ def _counted(marks: list[Ints]) -> Sources:
 
 
 def _of_pipeline(flat: Flat, table: ModelTable) -> Iterator[Ints]:
-    """For each row of times that is used: the sources of the blocks it is used for."""
+    """Return, for each row of times that is used, the sources of the blocks for which it is used."""
     used = {int(row): np.zeros(len(table.graph.blocks), np.bool_) for row in flat.costs.row.flat}
     for stage, rows in zip(flat.shape.stage, flat.costs.row, strict=True):
         for row in rows.tolist():
@@ -117,7 +117,7 @@ def _of_pipeline(flat: Flat, table: ModelTable) -> Iterator[Ints]:
 
 
 def _of_pool(pool: Pool, simulator: Simulator) -> Iterator[Ints]:
-    """Every device of a pool may take any unit."""
+    """Yield the sources of a pool's times; every device of a pool may take any unit."""
     for job in pool.jobs:
         table = simulator.table(job.job.name, job.precision, job.job.mixed)
         for kind in dict.fromkeys(simulator.cluster.devices[device].kind for device in pool.devices):
@@ -126,9 +126,7 @@ def _of_pool(pool: Pool, simulator: Simulator) -> Iterator[Ints]:
 
 def _known(simulator: Simulator, plan: Plan) -> bool:
     profile, hosts = simulator.profile, simulator.cluster.hosts.keys()
-    parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in plan.parts]
-    jobs = [item for part in parts for item in part]
-    tables = [simulator.table(item.job.name, item.precision, item.job.mixed) for item in jobs]
+    tables = [simulator.table(item.job.name, item.precision, item.job.mixed) for item in plan.job_parts]
     known = any(table.profiled is not None for table in tables)
     if profile is None or known or any(hosts >= set(time.hosts) for time in profile.collectives):
         return True

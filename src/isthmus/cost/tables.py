@@ -1,7 +1,7 @@
 """A model in one precision as sums over its blocks, so that any run of blocks is priced by a subtraction.
 
 Kinds that compute a mixed 16-bit job in fp32 (`wide`) have sums of their own: what they compute has 4 bytes an element,
-what they send and the state they hold still 2.
+while what they send and the state that they hold still has 2.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = ["ALONE", "BlockSpan", "BucketCost", "ModelTable", "Sums", "TensorTabl
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
 
-_MANY = 2**40  # so many samples that nothing but the work counts
+_MANY = 2**40  # so many samples that only the work counts
 
 
 class Sums(NamedTuple):
-    """Sums over all blocks before each ([blocks + 1]), and largest values ([blocks])."""
+    """Sums over all blocks before each ([blocks + 1]), and values of each block ([blocks])."""
 
     elements: Floats  # trained elements; a tied parameter counts in every block that uses it
     split_elements: Floats  # the part that tensor groups divide
@@ -65,7 +65,7 @@ class TensorTable(NamedTuple):
 
 
 class BlockSpan(NamedTuple):
-    """What blocks a .. b are together."""
+    """The figures of blocks a .. b together."""
 
     elements: float  # trained, ties counted once
     split_elements: float
@@ -79,7 +79,7 @@ class BlockSpan(NamedTuple):
 
 
 class BucketCost(NamedTuple):
-    """What a list of parameters is together."""
+    """The figures of a list of parameters together."""
 
     elements: float
     split: float  # the part that tensor groups divide
@@ -127,13 +127,13 @@ class ModelTable:
         self._buckets: dict[tuple[str, ...], BucketCost] = {}
 
     def flops(self, kind: str) -> float | None:
-        """Peak FLOP/s at which this kind computes the job, None where it cannot."""
+        """Return the peak FLOP/s at which this kind computes the job, or None if it cannot."""
         own = self.kinds[kind].computes_in(self.precision, self.mixed)
         return None if own is None else self.kinds[kind].compute[own]
 
     @cached_property
     def update_bandwidth(self) -> Mapping[str, float]:
-        """Bytes a second that an optimizer's update reads and writes, by kind: measured, or a part of the memory's."""
+        """Return, by kind, the bytes a second of an optimizer's update: measured, or a fraction of the memory's."""
         usual = {
             name: kind.memory_bandwidth * self.efficiency.get(name, USUAL).memory for name, kind in self.kinds.items()
         }
@@ -141,7 +141,7 @@ class ModelTable:
         return usual | {name: own.update_bandwidth for name, own in costs.items() if own.update_bandwidth is not None}
 
     def row(self, kind: str, group: Group, samples: int) -> int:
-        """The row of `times` for so many samples on a tensor group (or one device: degree 1) of this kind."""
+        """Return the row of `times` for so many samples on a tensor group (or one device: degree 1) of this kind."""
         key = (kind, group if group[0] > 1 else ALONE, samples)
         if key not in self._rows:
             number = self._rows[key] = len(self._rows)
@@ -151,7 +151,7 @@ class ModelTable:
         return self._rows[key]
 
     def seconds(self, kind: str, group: Group, samples: int) -> Floats:
-        """Sums over blocks, [2, blocks + 1]: forward and backward seconds of all blocks before each."""
+        """Return cumulative seconds, [2, blocks + 1]: forward and backward of all blocks before each block."""
         if self.profiled is not None:
             return self.profiled.seconds(kind, group, samples)
         return self._roofline(kind, group, samples)
@@ -163,13 +163,13 @@ class ModelTable:
         return np.full(len(self.graph.blocks), ESTIMATED, np.int32)
 
     def work(self, kind: str, samples: int) -> Floats:
-        """Seconds per sample of each block, both ways: its work alone or, on a measured kind, of so many samples."""
+        """Return the seconds per sample of each block, both ways: its work or, on a measured kind, for `samples`."""
         if self.profiled is not None and kind in self.profiled.kinds:
             return np.asarray(np.diff(self.seconds(kind, ALONE, samples)).sum(axis=0) / samples)
         return self._work(kind, ALONE)
 
     def least(self, kind: str, samples: int = _MANY) -> Floats:
-        """Seconds per sample, both ways, that each block cannot go below on this kind, on up to so many samples."""
+        """Return for each block the least seconds per sample, both ways, on this kind and up to `samples` samples."""
         if self.profiled is not None and kind in self.profiled.kinds:
             return self.profiled.least(kind, samples, self._work)
         return self._work(kind, ALONE)
@@ -208,7 +208,7 @@ class ModelTable:
         return known if known.kinds else None
 
     def span(self, a: int, b: int, wide: bool = False) -> BlockSpan:
-        """Blocks a .. b together, computed in the job's width or in 4 bytes."""
+        """Return the figures of blocks a .. b together, computed in the job's width or (`wide`) in 4 bytes."""
         if (a, b, wide) not in self._spans:
             s, largest = (self.wide_sums, self._wide_largest) if wide else (self.sums, self._largest)
             twice = sum(max(0, sum(a <= user <= b for user in users) - 1) * n for users, n in self.tied)
@@ -234,7 +234,7 @@ class ModelTable:
         return _largest(self.wide_sums)
 
     def bucket(self, words: tuple[str, ...], named: frozenset[str]) -> BucketCost:
-        """Parameters by name; `[block]` is all parameters of the block that are not `named`."""
+        """Return the figures of parameters by name; `[block]` is all parameters of the block that are not `named`."""
         if named:
             return self._bucket(words, named)
         if words not in self._buckets:
@@ -275,7 +275,7 @@ class ModelTable:
 
     @cached_property
     def _own(self) -> list[tuple[float, ...] | None]:
-        """The facts of each block's parameters added up; None where it has none, or shares one with another block."""
+        """Return the sums of each block's parameters; None if a block has none, or shares one with another block."""
         found: list[tuple[float, ...] | None] = []
         for block in self.graph.blocks:
             rows = [self._facts[name] for name in block.parameters]
@@ -291,7 +291,7 @@ class ModelTable:
 
     @cached_property
     def weight_bytes(self) -> Floats:
-        """[2, blocks + 1]: sums of weight (or gradient) bytes, and of those that groups divide."""
+        """Return the sums of weight (or gradient) bytes, and of those that groups divide, [2, blocks + 1]."""
         return np.stack((self.sums.elements, self.sums.split_elements)) * float(self.width)
 
     @cached_property
@@ -333,7 +333,7 @@ def _sums(graph: BlockGraph, width: int) -> Sums:
 
 
 def _largest(sums: Sums) -> Floats:
-    """[3, first, last]: the most that one of the blocks first .. last saves, works with, has to train."""
+    """Return the most that one of the blocks first .. last saves, works with, and has to train, [3, first, last]."""
     rows = np.stack((sums.block_saved, sums.block_workspace, np.diff(sums.elements)))
     found = np.zeros((3, rows.shape[1], rows.shape[1]))
     for a in range(rows.shape[1]):
@@ -355,7 +355,7 @@ def _tensors(graph: BlockGraph, width: int) -> TensorTable:
 
 
 def _users(graph: BlockGraph) -> dict[str, tuple[int, ...]]:
-    """The blocks that use each parameter."""
+    """Return the blocks that use each parameter."""
     users: dict[str, list[int]] = {parameter.name: [] for parameter in graph.parameters}
     for index, block in enumerate(graph.blocks):
         for name in block.parameters:
@@ -365,7 +365,7 @@ def _users(graph: BlockGraph) -> dict[str, tuple[int, ...]]:
 
 @compiled
 def stage_links(first: Ints, tensors: TensorTable) -> Any:
-    """Bytes from stage to stage, [from, to]: forwards per sample and fixed, backwards per sample and fixed.
+    """Return the bytes from stage to stage, [from, to]: forwards per sample and fixed, backwards per sample and fixed.
 
     A tensor that several blocks of one stage use is sent there once. `first` has the first block of each stage.
     """

@@ -1,6 +1,6 @@
-"""Writing task graphs in compiled code: tasks, edges, messages with relays.
+"""Writing task graphs in compiled code: tasks, edges, and messages with relays.
 
-A list counts what is written even beyond its room, so that a caller whose list was too short learns the room it needs
+A list counts what is written even when it is full, so that a caller whose list was too short learns the room it needs
 and writes again.
 """
 
@@ -53,7 +53,10 @@ SECONDS, BYTES = range(2)
 
 
 class TaskList(NamedTuple):
-    """Tasks being written. `owner` is a run (computing, messages between runs) or a bucket (syncs) of part `part`."""
+    """The tasks being written.
+
+    `owner` is a run (computing, messages between runs) or a bucket (syncs) of part `part`.
+    """
 
     ints: Ints  # [6, room]: rows LANE, ROUTE, KIND, PART, OWNER, TURN
     floats: Floats  # [2, room]: rows SECONDS, BYTES
@@ -67,22 +70,22 @@ class TaskList(NamedTuple):
 
     @property
     def part(self) -> Ints:
-        """The job of each task, by its number in the plan."""
+        """Return the job of each task, by its number in the plan."""
         return self.ints[PART, : self.size[0]]
 
     @property
     def owner(self) -> Ints:
-        """The run or bucket of each task."""
+        """Return the run or bucket of each task."""
         return self.ints[OWNER, : self.size[0]]
 
     @property
     def turn(self) -> Ints:
-        """The micro-batch of each task, or the round of its collective."""
+        """Return the micro-batch of each task, or the round of its collective."""
         return self.ints[TURN, : self.size[0]]
 
     @property
     def lanes(self) -> int:
-        """Lanes of the fabric and, after those, one for each pair of runs and direction."""
+        """Return the number of lanes: those of the fabric and one for each pair of runs and direction."""
         return int(self.size[4])
 
     @property
@@ -104,7 +107,7 @@ class TaskList(NamedTuple):
 
 
 def new_list(tasks: int, edges: int) -> TaskList:
-    """An empty list with room for so many."""
+    """Return an empty list with room for so many tasks and edges."""
     return TaskList(
         np.empty((6, tasks), np.int32), np.empty((2, tasks)), np.empty((2, edges), np.int32), np.zeros(5, np.int64)
     )
@@ -112,7 +115,7 @@ def new_list(tasks: int, edges: int) -> TaskList:
 
 @inlined
 def task(out: TaskList, lane: int, seconds: float, bytes_: float, route: int, kind: int, owner: int, turn: int) -> int:
-    """Write one task; returns its number."""
+    """Write one task, and return its number."""
     n = out.size[0]
     out.size[0] = n + 1
     if n < out.ints.shape[1]:
@@ -124,7 +127,7 @@ def task(out: TaskList, lane: int, seconds: float, bytes_: float, route: int, ki
 
 @inlined
 def edge(out: TaskList, before: int, after: int) -> None:
-    """`after` waits for `before`; a number below 0 is nothing to wait for."""
+    """Let task `after` wait for task `before`; a number below 0 means nothing to wait for."""
     if before < 0 or after < 0:
         return
     n = out.size[1]
@@ -135,9 +138,10 @@ def edge(out: TaskList, before: int, after: int) -> None:
 
 @inlined
 def beside(lane: int) -> int:
-    """For a message that waits for nobody: it shares links with others, not the lane, and is shown there all the same.
+    """Return the lane of a message that bypasses the queue of `lane`.
 
-    The engine takes any number below 0 for no lane; the same function gives the lane back.
+    The message shares links with others but does not occupy the lane, although a timeline shows it there. The engine
+    takes any number below 0 for no lane; the same function gives the lane back.
     """
     return -2 - lane
 
@@ -147,10 +151,10 @@ def message(
     out: TaskList, wires: Wires, ready: int, also: int, lane: int, source: int, target: int, bytes_: float,
     after: float, kind: int, owner: int, turn: int,
 ) -> int:  # fmt: skip
-    """A message between two devices once `ready` and `also` have ended, relayed where the route says so.
+    """Write a message between two devices once `ready` and `also` have ended, relayed where the route says so.
 
-    Returns when it has been dealt with, `after` seconds after its arrival. Messages between devices that cannot talk
-    are counted: such a plan has no price.
+    Return the task that ends when the message has been dealt with, `after` seconds after its arrival. Messages between
+    devices that cannot talk are counted; a plan with such messages has no price.
     """
     if source == target:
         return ready

@@ -1,4 +1,4 @@
-"""What tasks are written from, and what has been written so far: the arrays between a plan and its tasks."""
+"""The arrays between a plan and its tasks: what tasks are written from, and what has been written so far."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Bools = npt.NDArray[np.bool_]
 
 RESIDENT, GATHERED, STREAMED = 0, 1, 2  # Shape.stream: weights stay; come from the other replicas; come over the bus
 RING, TREE, SERVER, FACTORS, DUPLICATE = 0, 1, 2, 3, 4  # Syncs.how; sparse is a ring of fewer bytes
-# Syncs.layout: everybody updates all of the bucket; some update a piece and gather the rest; all do
+# Syncs.layout: all update the whole bucket; some update a piece and gather the rest; all do so
 WHOLE, REGATHERED, SCATTERED = 0, 1, 2
 
 
@@ -43,17 +43,17 @@ class Costs(NamedTuple):
     """Seconds and bytes of the pipeline's blocks."""
 
     times: Floats  # [rows, 2, blocks + 1]: sums of forward and backward seconds, for a number of samples
-    row: Ints  # [replicas, 2]: of its smaller and of its larger slices
+    row: Ints  # rows of its smaller and of its larger slices
     recompute: Bools  # [stages]
     weight_bytes: Floats  # [2, blocks + 1]: sums of weight (or gradient) bytes, and of those that groups divide
-    stage_bytes: Floats  # [replicas]: the same of its whole stage on each device, ties counted once
+    stage_bytes: Floats  # [replicas]: weight bytes of its whole stage on each device, ties counted once
     update_seconds: Floats  # [replicas]: of its stage's parameters, on the device or (spilled) on the host
     spill: Ints  # [stages]: 0 none, 1 optimizer, 2 all
-    measured: bool  # the whole gradient is, to be clipped or scaled: all devices wait for that
+    measured: bool  # whether the norm of the whole gradient is needed, to clip or scale it: all devices wait for it
 
 
 class Syncs(NamedTuple):
-    """Buckets."""
+    """The buckets of a pipeline, and how each is synchronised."""
 
     how: Ints
     layout: Ints
@@ -61,11 +61,11 @@ class Syncs(NamedTuple):
     segments: Ints
     root: Ints
     first: Ints  # [syncs + 1] participants of sync b are device[first[b]:first[b + 1]]
-    device: Ints  # that sends its part
-    holder: Ints  # first device of its replica: that computes the gradients
+    device: Ints  # the device that sends its part
+    holder: Ints  # first device of its replica, which computes the gradients
     first_block: Ints  # [syncs + 1] blocks that hold its parameters
     block: Ints
-    played: Floats  # bytes that its messages are played with: other than `bytes` where its time was measured
+    played: Floats  # bytes that its messages are played with; not `bytes` where its time was measured
     factor_bytes: Floats  # per sample: inputs and output gradients (factors only)
     rebuild_flops: Floats  # per sample: the weight gradient's product (factors only)
     rebuild_rate: Floats  # [replicas] FLOP/s
@@ -74,7 +74,7 @@ class Syncs(NamedTuple):
 class State(NamedTuple):
     """What has been written so far."""
 
-    times: Floats  # [runs, 2, 2, blocks + 1]
+    times: Floats  # [runs, slice size, direction, blocks + 1]: cumulative seconds
     base: Ints  # [runs] first operation of each run; operation = base + micro-batch * slices + slice
     begin: Ints  # [2, operations] first task of each forward and backward
     finish: Ints  # [2, operations] last task
@@ -89,20 +89,20 @@ class State(NamedTuple):
     behind: Ints  # [devices, 2, 2] operation and first block of its last two backward parts with gathered weights
     room: Ints  # [operations, blocks] ... of each such part: the part that waits until its gradients are summed
     update: Ints  # [devices] its update
-    settled: Ints  # [devices] what waits for all its syncs: its update or, before that, what it tells of its gradients
+    settled: Ints  # [devices] what waits for all its syncs: its update or, before that, its message about its gradients
     fresh: Ints  # [replicas] the task after which its stage's new weights are there
 
 
 @inlined
 def samples_of(runs: Runs, u: int, k: int) -> Any:
-    """The samples [lo, hi) of slice k of run u."""
+    """Return the samples [lo, hi) of slice k of run u."""
     share = runs.hi[u] - runs.lo[u]
     return runs.lo[u] + share * k // runs.slices[u], runs.lo[u] + share * (k + 1) // runs.slices[u]
 
 
 @inlined
 def lowest_blocks(shape: Shape, runs: Runs, syncs: Syncs, b: int, device: int, lowest: Ints) -> None:
-    """For each run on the device, its lowest block that holds a parameter of bucket b (-1: none)."""
+    """Write into `lowest`, for each run on the device, its lowest block with a parameter of bucket b (-1: none)."""
     for u in range(len(lowest)):
         lowest[u] = -1
     for i in range(syncs.first_block[b], syncs.first_block[b + 1]):

@@ -17,14 +17,15 @@ __all__ = ["Activity", "DeviceUse", "LinkUse", "Timeline", "covered_length", "ti
 
 
 class Activity(NamedTuple):
-    """One task. A message holds its lane from `start` to `sent`; at `end` it has arrived, and was added if need be.
+    """One task.
 
-    Messages that do not wait for each other lie on one lane at the same time.
+    A message holds its lane from `start` to `sent`; at `end` it has arrived and, if need be, has been added. Messages
+    that do not wait for each other can be on one lane at the same time.
     """
 
     track: str  # device or host
-    lane: str  # what of it: compute, send, sync, load, store, relay, processor
-    kind: str  # one of cost.emit.KINDS
+    lane: str  # its lane: compute, send, sync, load, store, relay, processor
+    kind: str  # one of cost.task_list.KINDS
     job: str
     label: str
     start: float
@@ -34,7 +35,7 @@ class Activity(NamedTuple):
 
 
 class DeviceUse(NamedTuple):
-    """Seconds of one step. Sending overlaps computing; waiting is all that is not computing."""
+    """The seconds of a device in one step; sending overlaps computing, and waiting is all time without computing."""
 
     name: str
     computing: float
@@ -43,7 +44,7 @@ class DeviceUse(NamedTuple):
 
 
 class LinkUse(NamedTuple):
-    """One shared resource: bytes in one step, and the part of its capacity that they take."""
+    """One shared resource: its bytes in one step, and the part of its capacity that they take."""
 
     name: str
     bytes: float
@@ -52,7 +53,7 @@ class LinkUse(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """One step."""
+    """The timeline of one step."""
 
     step_seconds: float
     devices: tuple[DeviceUse, ...]  # those that compute
@@ -61,7 +62,7 @@ class Timeline(NamedTuple):
 
 
 class _Activities(Sequence[Activity]):
-    """The tasks of a played step, without the zero-length gates; made when first looked at, as they can be millions."""
+    """The tasks of a played step, without zero-length gates; made when first used, as there can be millions."""
 
     def __init__(self, played: Played) -> None:
         self._played = played
@@ -103,7 +104,7 @@ def _devices(played: Played, step: float) -> tuple[DeviceUse, ...]:
 
 
 def _held(played: Played) -> npt.NDArray[np.float64]:
-    """Seconds in which each lane of the fabric has something to do."""
+    """Return the seconds in which each lane of the fabric has something to do."""
     lanes, times = shown_lanes(played), played.times
     held = np.zeros(played.fabric.lanes)
     if (lanes == played.tasks.tasks().lane).all():  # one thing at a time
@@ -119,9 +120,10 @@ def _held(played: Played) -> npt.NDArray[np.float64]:
 
 
 def shown_lanes(played: Played) -> npt.NDArray[np.int32]:
-    """The lane of the fabric on which each task is shown.
+    """Return the lane of the fabric on which each task is shown.
 
-    Its own; that beside which it is sent (`cost.emit.beside`); or, between runs, the sending lane of the device.
+    That is its own lane; the lane whose queue it bypasses (`cost.task_list.beside`); or, for a message between runs,
+    the sending lane of the device.
     """
     lanes, first = played.tasks.tasks().lane, played.fabric.lanes
     lanes = np.where(lanes < -1, -2 - lanes, lanes)
@@ -131,7 +133,7 @@ def shown_lanes(played: Played) -> npt.NDArray[np.int32]:
 
 
 def covered_length(spans: npt.NDArray[np.float64]) -> float:
-    """Length of the union of intervals, [n, 2]."""
+    """Return the length of the union of intervals, [n, 2]."""
     if not len(spans):
         return 0.0
     ordered = spans[np.argsort(spans[:, 0])]

@@ -1,11 +1,12 @@
 """Totals: what all devices of a job must know of a step before they update.
 
-How many losses there were: whoever computes the last stage tells the leader, the first of them, after its last forward,
-and the leader tells all. Where gradients are clipped or scaled also how long the whole gradient is: everybody tells the
-leader after all its syncs, once the leader has come so far itself and said that it listens, and the leader answers.
-These are messages of no bytes on connections of their own, so they take latency only.
+One is the number of losses. Each device that computes the last stage tells the leader, the first of them, after its
+last forward, and the leader tells all. Where gradients are clipped or scaled, the other is the norm of the whole
+gradient. Each device tells the leader after all its syncs, once the leader has come that far itself and has said that
+it listens; then the leader answers. These messages have no bytes and go over connections of their own, so they take
+latency only.
 
-Devices stand for workers: other members of a tensor group sit beside its first device, and the root of a server that
+Devices stand for workers: other members of a tensor group are next to its first device, and the root of a server that
 has no stage knows its part before the participants do.
 """
 
@@ -22,7 +23,7 @@ __all__ = ["totals"]
 
 @lean
 def note(out: TaskList, wires: Wires, ready: int, source: int, target: int, turn: int) -> int:
-    """A message of no bytes, on a connection of its own."""
+    """Write a message of no bytes on a connection of its own."""
     return message(out, wires, ready, -1, -1, source, target, 0.0, 0.0, TOTALS, -1, turn)
 
 
@@ -30,7 +31,7 @@ def note(out: TaskList, wires: Wires, ready: int, source: int, target: int, turn
 def totals(
     out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs, state: State, micro_batches: int
 ) -> None:
-    """Write the tasks that tell all, before they update, the number of losses and, if it counts, the gradient norm."""
+    """Write the tasks that tell all devices, before they update, the number of losses and any gradient norm."""
     s = len(shape.first) - 1
     first, judges = shape.replicas[s], 1 if shape.duplicate[s] else shape.replicas[s + 1] - shape.replicas[s]
     leader = shape.device[first]

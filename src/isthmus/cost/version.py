@@ -1,4 +1,7 @@
-"""Which cost model this is: raised when prices change so much that what was learned from old ones no longer holds."""
+"""The version of the cost model.
+
+It is raised when prices change so much that what was learned from old prices no longer holds.
+"""
 
 __all__ = ["COST_MODEL"]
 

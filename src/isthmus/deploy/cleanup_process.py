@@ -1,10 +1,10 @@
 """A small process beside a run's workers: it outlives a parent that is killed, and cleans up.
 
-    python -I -S cleanup_process.py FOLDER        reads `+PID` and `-PID`, a line each, as workers come and go
+    python -I -S cleanup_process.py FOLDER        reads `+PID` and `-PID`, one per line, as workers come and go
 
-When its standard input ends, the run is over, or the parent is gone. Workers end with their parent by themselves, but
-what they have started may not; so all process groups that are left are killed, and the run's folder is removed.
-Imports nothing of the project: it starts in milliseconds.
+Its standard input ends when the run is over or the parent is gone. Workers end with their parent by themselves, but the
+processes that they have started may not. So this process kills all process groups that are left and removes the run's
+folder. It imports nothing of the project, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Waits for the end of the run."""
+    """Wait for the end of the run, then kill the process groups that are left and remove the run's folder."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     groups: set[int] = set()
     for line in sys.stdin:

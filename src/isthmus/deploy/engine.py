@@ -1,4 +1,4 @@
-"""What an engine does: it starts workers somewhere, passes on what they tell, and leaves nothing behind."""
+"""What an engine must do: start workers somewhere, pass on their events, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A worker is gone. `signal` names what killed it; `last` are its last lines."""
+    """A worker has ended. `signal` names the signal that killed it; `last` holds its last lines of output."""
 
     exit_code: int
     signal: str | None = None
@@ -44,7 +44,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Silent:
-    """A worker gave no sign of life for so many seconds; `state` says what is seen of its process."""
+    """A worker gave no sign of life for this many seconds; `state` describes its process as seen from outside."""
 
     seconds: float
     state: str
@@ -52,19 +52,19 @@ class Silent:
 
 @dataclass(frozen=True, kw_only=True)
 class Garbled:
-    """A worker told something that is no event; it is not listened to any more."""
+    """A worker sent a line that is not an event; no further lines are read from it."""
 
     line: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interrupt:
-    """Somebody wants the run to stop; comes from no worker."""
+    """Somebody asked the run to stop. This notice comes from no worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointPassedOver:
-    """A damaged checkpoint was passed over; `aside` is where it lies now. Comes from no worker."""
+    """A damaged checkpoint was skipped; `aside` is its new path. This notice comes from no worker."""
 
     path: Path
     why: str
@@ -73,7 +73,10 @@ class CheckpointPassedOver:
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """Training goes on from a checkpoint; `notes` are what differs from the run that saved it. Comes from no worker."""
+    """Training resumes from a checkpoint. This notice comes from no worker.
+
+    `notes` tell how the run may differ from the one that saved the checkpoint.
+    """
 
     step: int
     path: Path
@@ -82,7 +85,7 @@ class Resumed:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointKept:
-    """A checkpoint is whole; comes from no worker."""
+    """A checkpoint is complete. This notice comes from no worker."""
 
     step: int
     path: Path
@@ -92,41 +95,47 @@ News = Event | Said | Ended | Silent | Garbled | Interrupt | CheckpointPassedOve
 
 
 class Notice(NamedTuple):
-    """Something that a worker (its device) tells, or that is seen of it."""
+    """An event that a worker (named by its device) sent, or that was observed of it."""
 
     worker: str
     news: News
 
 
 class Running(Protocol):
-    """Workers that were started. Leaving the context kills those that are still there and waits for their end."""
+    """Workers that were started. Leaving the context kills those that are still running and waits for their end."""
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """Return this object."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is left running, and no file."""
+        """Kill the workers that are still running and delete their temporary files."""
 
     def next(self, timeout: float | None = None) -> Notice | None:
-        """The next that there is to know; None if nothing came in `timeout` seconds; RunError if all is gone."""
+        """Return the next notice; None if none came in `timeout` seconds.
+
+        Raise RunError if the place where the workers run is gone.
+        """
 
     def command(self, worker: str, number: int) -> None:
-        """Tells a worker to STOP; one that is gone does not hear it."""
+        """Send a worker the command STOP; do nothing if the worker has ended."""
 
     def interrupt(self) -> None:
-        """Puts an Interrupt among the notices; may be called from a signal handler."""
+        """Put an Interrupt among the notices. It is safe to call this from a signal handler."""
 
 
 class Engine(Protocol):
     """A way to run workers."""
 
     def check_memory(self, own: Mapping[str, float], building: float) -> None:
-        """RunError if memory is short: bytes that each worker trains with, and that each needs to build the model."""
+        """Raise RunError if memory is short.
+
+        `own` gives the bytes that each worker trains with, `building` the bytes that each needs to build the model.
+        """
 
     def start(self, orders: Mapping[str, StepOrder]) -> Running:
-        """Starts a worker for each device."""
+        """Start a worker for each device."""
 
     def describe(self, workers: int) -> str:
         """Return a line for people that says where the workers run."""

@@ -1,8 +1,8 @@
-"""Tells how much memory is free on this machine, and refuses workers that need more.
+"""Find out how much memory is free on this machine, and refuse workers that need more.
 
-Host memory is what the kernel calls available, or what the control groups of this process leave of their limits (both
-versions), whichever is least. The memory of GPUs is asked of the driver's own libraries: a question through torch would
-take a part of it. What cannot be found out is not checked.
+Free host memory is what the kernel calls available, or what is left of the limits of this process's control groups
+(versions 1 and 2), whichever is least. The memory of GPUs is asked of the driver's own libraries, because a query
+through torch would itself take memory. What cannot be found out is not checked.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from isthmus.units import format_bytes
 
 __all__ = ["FreeMemory", "check_fit", "free_on_gpus", "free_on_host", "gpu_needs", "host_needs"]
 
-_PROCESS = 0.2e9  # bytes of a worker's process before its model; the pages of libraries are shared, and not counted
-_UNLIMITED = 2**60  # bytes; version 1 writes a number above this where there is no limit
-_NAMED = 4  # workers that an error names
-_FILES = (  # of a control group, by version: limit, use, and the use's part that the kernel gives back
+_PROCESS = 0.2e9  # bytes of a worker's process before its model; the shared pages of libraries are not counted
+_UNLIMITED = 2**60  # bytes; version 1 reports a number above this if there is no limit
+_NAMED = 4  # workers that an error message names
+_FILES = (  # files of a control group by version: limit, use, and the part of the use that the kernel can reclaim
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
 class FreeMemory(NamedTuple):
-    """Bytes that are free somewhere, and what says so."""
+    """Free memory in bytes, and where the figure comes from."""
 
     bytes: float
     source: str
 
 
 def check_fit(where: str, needs: Mapping[str, float], free: FreeMemory | None) -> None:
-    """Raises RunError if workers (bytes by name) together need more than is free."""
+    """Raise RunError if the workers' needs (bytes by name) add up to more than is free."""
     total = sum(needs.values())
     if free is None or total <= free.bytes:
         return
@@ -50,13 +50,16 @@ def check_fit(where: str, needs: Mapping[str, float], free: FreeMemory | None) -
         where=where,
         found=f"{count}: {', '.join(named + more)}",
         expected=f"at most {format_bytes(free.bytes)} together ({free.source})",
-        next="End what uses the memory, train a smaller batch or model, or take the risk with --ignore-memory "
+        next="Free some memory, train a smaller batch or model, or take the risk with --ignore-memory "
         "(LocalEngine(ignore_memory=True) in Python)",
     )
 
 
 def free_on_host(system: Path = Path("/")) -> FreeMemory | None:
-    """Free host memory; None where the system does not tell (`system` is the root of its files)."""
+    """Return the free host memory, or None if the system does not report it.
+
+    `system` is the root of the system's files.
+    """
     found = [*_available(system / "proc/meminfo"), *_left_by_groups(system)]
     return min(found, default=None)
 
@@ -75,7 +78,7 @@ def _left_by_groups(system: Path) -> Iterator[FreeMemory]:
             continue
         top = system / "sys/fs/cgroup" / ("memory" if controllers else "")
         group = top / name.lstrip("/")
-        for folder in (group, *group.parents):  # in a container the name may be of a world outside: the top remains
+        for folder in (group, *group.parents):  # in a container the name may be that of an outer one: the top remains
             yield from _left_in(folder)
             if folder == top:
                 break
@@ -98,7 +101,7 @@ def _text(path: Path) -> str:
 
 
 class _MemoryInfo(ctypes.Structure):
-    """`nvmlMemory_t`."""
+    """The C structure `nvmlMemory_t`."""
 
     _fields_: ClassVar = [
         ("total", ctypes.c_ulonglong),
@@ -108,7 +111,7 @@ class _MemoryInfo(ctypes.Structure):
 
 
 def free_on_gpus(count: int) -> list[FreeMemory | None]:
-    """Free memory of each CUDA device, in CUDA's order; None where the driver does not tell."""
+    """Return the free memory of each CUDA device in CUDA's order; None for a device that the driver does not report."""
     try:
         cuda, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
         if cuda.cuInit(0) or nvml.nvmlInit_v2():
@@ -119,7 +122,10 @@ def free_on_gpus(count: int) -> list[FreeMemory | None]:
 
 
 def _free_on_gpu(cuda: ctypes.CDLL, nvml: ctypes.CDLL, number: int) -> FreeMemory | None:
-    """CUDA's numbers are not the management library's: the device is found by its identity."""
+    """Return the free memory of a CUDA device; None if the driver does not report it.
+
+    CUDA and the management library number devices differently, so the device is found by its UUID.
+    """
     device, identity = ctypes.c_int(), (ctypes.c_ubyte * 16)()
     if cuda.cuDeviceGet(ctypes.byref(device), number) or cuda.cuDeviceGetUuid(identity, device):
         return None
@@ -134,11 +140,15 @@ def _free_on_gpu(cuda: ctypes.CDLL, nvml: ctypes.CDLL, number: int) -> FreeMemor
 
 
 def host_needs(own: Mapping[str, float], building: float, on_gpus: bool) -> dict[str, float]:
-    """Bytes of host memory for each worker: its process, and the model while it is built or what it trains."""
+    """Return the bytes of host memory that each worker needs.
+
+    That is its process, and the larger of the model while it is built and what the worker trains. On a machine with
+    GPUs, what it trains lies there.
+    """
     return {worker: _PROCESS + (building if on_gpus else max(building, bytes)) for worker, bytes in own.items()}
 
 
 def gpu_needs(own: Mapping[str, float], count: int) -> list[dict[str, float]]:
-    """Bytes on each GPU by worker: worker i has GPU i modulo their number."""
+    """Return the bytes that each worker needs, by GPU; worker i has GPU i modulo the number of GPUs."""
     workers = list(own)
     return [{worker: own[worker] + CONTEXT for worker in workers[gpu::count]} for gpu in range(count)]

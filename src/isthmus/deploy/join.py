@@ -1,7 +1,7 @@
-"""A loop of one's own: the workers of a plan as threads of this process, stepped one batch at a time.
+"""Train a plan from a loop of your own: its workers are threads of this process, stepped one batch at a time.
 
 Nothing is started, sent or pickled: the module is the caller's own object, copied once for each worker. In exchange
-all workers share one interpreter and one machine: Python's part of their work takes turns, torch's part does not.
+all workers share one interpreter and one machine: their Python code takes turns, torch's kernels run side by side.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ from isthmus.runtime.worker_run import cast_example, check_hooks, cut_model, kep
 __all__ = ["Joined"]
 
 T = TypeVar("T")
-_PATIENCE = 2.0  # seconds to wait for a better reason than a lost channel
+_PATIENCE = 2.0  # seconds to wait for a more informative error than a lost channel
 
 
 class Joined:
     """A plan that is being trained; a context manager.
 
-    Workers are made at the first batch, whose form tells the model's inputs. `step_number` counts steps done. What
-    fails or is interrupted inside a worker's task closes the run: its workers are no longer at the same point.
+    Workers are created at the first batch, which shows the form of the model's inputs. `step_number` counts the steps
+    done. An error or an interrupt inside a worker's task closes the run, because its workers are no longer at the same
+    point.
     """
 
     def __init__(
@@ -72,19 +73,19 @@ class Joined:
         sequence: int | None = None,
         resume: Path | None = None,
     ) -> None:
-        """`loss(output, targets)` gives the sum of the losses and how many were summed."""
+        """Prepare the run; `loss(output, targets)` returns the sum of the losses and how many were summed."""
         self.plan, self.job, self.cluster = plan, part.job, cluster
         self.step_number = 0
         check_hooks(model, "each worker trains a copy of the model, which has no hooks")
         self._part, self._model, self._sequence = part, model, sequence
-        self._loss = CheckedLoss(loss, "the loss given to join")
+        self._loss = CheckedLoss(loss, "the loss given to join", part.job.batch // part.micro_batches)
         self._checkpoint = _opened(resume) if resume is not None else None
         self._updates = 0
         self._batch: tuple[Example, Any] | None = None
         self._crew: _Crew | None = None
-        self._closed: str | None = None  # why
+        self._closed: str | None = None  # why it is closed
         self._run = secrets.token_hex(8)
-        self._folders: dict[Path, ExitStack] = {}  # those that it saved to, which are its own until it is closed
+        self._folders: dict[Path, ExitStack] = {}  # folders that it has saved to, which stay locked until it is closed
 
     def __enter__(self) -> Self:
         return self
@@ -95,10 +96,10 @@ class Joined:
         self.close()
 
     def step(self, batch: tuple[Any, Any]) -> float:
-        """One update from `(inputs, targets)` of the whole job's batch; the mean loss before it.
+        """Make one update from `(inputs, targets)` of the whole job's batch, and return the mean loss before it.
 
-        Inputs: a tensor, a tuple or a dict of tensors, as the module takes them, batch first. Targets: None, or
-        tensors, batch first, in whatever tuples, lists and dicts the loss takes.
+        Inputs are a tensor, or a tuple or dict of tensors as the module takes them, batch first. Targets are None, or
+        tensors, batch first, in any tuples, lists and dicts that the loss takes.
         """
         inputs, targets = batch
         example = Example.of(inputs)
@@ -115,7 +116,7 @@ class Joined:
         return result.loss
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Weights (in fp32) and buffers under the names of the model; `model.load_state_dict(...)` takes them."""
+        """Return the weights (in fp32) and buffers under the model's names, for `model.load_state_dict(...)`."""
         crew = self._ready()
         with self._closing():
             pieces = [piece for found in crew.all(saved_pieces, self.step_number).values() for piece in found]
@@ -127,9 +128,9 @@ class Joined:
         return state | {other: state[name] for other, name in _other_names(self._model).items() if name in state}
 
     def save(self, folder: str | Path) -> Path:
-        """Writes a checkpoint as `isthmus train --checkpoint` does; `resume` and `isthmus train --resume` read it.
+        """Write a checkpoint as `isthmus train --checkpoint` does, and return its path.
 
-        No other run can save to the folder until this one is closed.
+        `resume` and `isthmus train --resume` read it. No other run can save to the folder until this one is closed.
         """
         crew, step = self._ready(), self.step_number
         self._own(Path(folder).absolute())
@@ -154,7 +155,7 @@ class Joined:
         return finish(Path(folder), parts, header)
 
     def close(self) -> None:
-        """Ends all threads; the weights are gone with them."""
+        """End all threads. The weights that they trained are gone with them."""
         self._closed = self._closed or "the run was closed"
         while self._folders:
             self._folders.popitem()[1].close()
@@ -163,7 +164,7 @@ class Joined:
             self._crew = None
 
     def _own(self, folder: Path) -> None:
-        """Locks a folder of checkpoints, once."""
+        """Lock a folder of checkpoints, unless this run already has."""
         if folder not in self._folders:
             with writing(folder, next="Name a folder that can be written to"):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +174,7 @@ class Joined:
 
     @contextmanager
     def _closing(self) -> Iterator[None]:
-        """Closes the run if what is done fails, or is interrupted."""
+        """Close the run if the body of the context fails or is interrupted."""
         try:
             yield
         except BaseException as error:
@@ -185,7 +186,7 @@ class Joined:
 
     def _ready(self) -> _Crew:
         if self._closed:
-            raise UsageError(self._closed, next="Join the plan again; `resume` goes on from what was saved")
+            raise UsageError(self._closed, next="Join the plan again; `resume` continues from what was saved")
         if self._crew is None:
             if self._batch is None:
                 raise UsageError("nothing was trained yet", next="Call step(batch) first")
@@ -217,7 +218,7 @@ class Joined:
         crew.all(lambda worker: load_state(worker, checkpoint, manifest.updates), manifest.step)
 
     def _samples(self, numbers: Sequence[int]) -> tuple[Example, Any]:
-        """Rows of the present batch; they are asked for in intervals."""
+        """Return the inputs and targets of these samples of the present batch; `numbers` must be consecutive."""
         assert self._batch is not None
         example, targets = self._batch
         low = numbers[0] - self.step_number * self.job.batch
@@ -225,7 +226,7 @@ class Joined:
         return _rows(example, low, high), pytree.tree_map_only(Tensor, lambda tensor: tensor[low:high], targets)
 
     def _check_batch(self, what: str, values: Iterable[Any]) -> None:
-        """Every replica gets its own rows of all of them."""
+        """Raise UsageError unless all values are tensors of the job's batch size: each replica takes some rows."""
         values = list(values)
         if any(not isinstance(value, Tensor) or not value.ndim for value in values) or not values:
             raise UsageError(
@@ -243,7 +244,7 @@ class Joined:
 
 
 class _Source:
-    """Where every worker's own copy of its blocks comes from."""
+    """The source of every worker's own copy of its blocks."""
 
     def __init__(self, model: nn.Module, example: Example, part: Pipeline, sequence: int | None) -> None:
         self._model, self._example, self._part, self._sequence = model, example, part, sequence
@@ -256,7 +257,10 @@ class _Source:
                 node.meta.clear()
 
     def copy(self, program: Program) -> Pieces:
-        """The blocks of the program's runs, ties kept. Parts of a tensor group are cut from a model of their own."""
+        """Return copies of the blocks of the program's runs, with ties kept.
+
+        Members of a tensor group get blocks cut from another copy of the model.
+        """
         if any(len(run.group) > 1 for run in program.runs):
             return self._cut()
         blocks = {b: self.pieces.blocks[b] for run in program.runs for b in range(run.first, run.last + 1)}
@@ -269,7 +273,7 @@ class _Source:
 
 
 class _Crew:
-    """The workers as threads that do the same task and answer."""
+    """The workers as threads that all do the same task and answer."""
 
     def __init__(
         self,
@@ -300,13 +304,13 @@ class _Crew:
             raise
 
     def all(self, task: Callable[[Worker], T], step: int) -> dict[str, T]:
-        """Has every worker do the task; what each gave."""
+        """Run the task on every worker and return what each returned, by device."""
         for tasks in self._tasks.values():
             tasks.put(task)
         return self._collect(step)
 
     def close(self) -> None:
-        """Ends channels, which ends whoever waits for a message, then threads."""
+        """Close the channels, which wakes every worker that waits for a message, then join the threads."""
         for tasks in self._tasks.values():
             tasks.put(None)
         for network in self._networks.values():
@@ -336,7 +340,7 @@ class _Crew:
                 self._answers.put((device, None, None))
                 while (task := self._tasks[device].get()) is not None:
                     self._answers.put((device, task(worker), None))
-            except BaseException as error:  # told before the channels are closed, which makes others fail too
+            except BaseException as error:  # reported before closing the channels makes other workers fail too
                 self._answers.put((device, None, error))
 
     def _collect(self, step: int | None) -> dict[str, Any]:
@@ -349,7 +353,7 @@ class _Crew:
         return answers
 
     def _reason(self, device: str, error: BaseException, step: int | None) -> RunError:
-        """The first error that is not just a lost channel."""
+        """Return the first error that is not just a lost channel, if one comes in time."""
         deadline = time.monotonic() + _PATIENCE
         while isinstance(error, ChannelError) and (left := deadline - time.monotonic()) > 0:
             try:
@@ -364,9 +368,11 @@ class _Crew:
 
 
 def _check_meetings(resolved: Resolved, places: Mapping[str, torch.device]) -> None:
-    """A process has one thread for the backward of a CUDA device: who waits on it for another's sum keeps it from all.
+    """Raise PlanError if workers that meet in the backward pass would share a CUDA device.
 
-    Workers that meet in the backward (tensor groups, batch statistics over replicas) need a CUDA device each.
+    Such workers (tensor groups, batch statistics over replicas) wait for each other's sums in the backward pass. A
+    process has one backward thread for each CUDA device, so a worker that waits on it would block the one that it waits
+    for.
     """
     seen: dict[torch.device, str] = {}
     for part, stage in ((p, stage) for p in resolved.pipelines for stage in p.stages):
@@ -387,17 +393,17 @@ def _check_meetings(resolved: Resolved, places: Mapping[str, torch.device]) -> N
 
 
 def _other_names(model: nn.Module) -> dict[str, str]:
-    """Every further name of a tensor in the model's state -> its first."""
+    """Return a map from every further name of a tensor in the model's state to its first name."""
     first: dict[int, str] = {}
     names = {name: first.setdefault(id(tensor), name) for name, tensor in model.state_dict(keep_vars=True).items()}
     return {other: name for other, name in names.items() if other != name}
 
 
 def _opened(path: Path) -> Checkpoint:
-    """The checkpoint, or the newest whole one of a folder of them; every byte is read and compared with its hash."""
+    """Open the checkpoint, or the newest complete one in a folder of them, and check the hash of every byte."""
     found, refused = (None, []) if (path / MANIFEST).exists() else newest_whole(path)
     for damaged in refused:
-        warnings.warn(f"a damaged checkpoint is passed over: {damaged.error}", stacklevel=4)
+        warnings.warn(f"skipping a damaged checkpoint: {damaged.error}", stacklevel=4)
     return found or open_checkpoint(path, verify=True)
 
 

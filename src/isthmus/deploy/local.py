@@ -1,9 +1,9 @@
-"""The engine that needs nothing but this machine: one process for each device of the plan.
+"""The engine that needs nothing but this machine: it runs one process for each device of the plan.
 
-Processes find each other through a file in a private folder, and talk over loopback only; in an emulated world each
-runs on its host there, and they talk over its links. Each is the leader of a session of its own, so that Ctrl-C
-reaches the parent alone; it ends with the parent (worker_process.py), and what it has started ends with the guard
-(cleanup_process.py).
+The processes find each other through a file in a private folder and talk over loopback only. In an emulated world each
+process runs on its emulated host, and they talk over its links. Each process leads a session of its own, so that Ctrl-C
+reaches only the parent. It ends with the parent (`worker_process.py`), and the guard (`cleanup_process.py`) ends
+whatever it has started.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from isthmus.runtime.protocol import Alive, Clock, Command, Event, Hello, Start,
 __all__ = ["LocalEngine", "WorkerSetting"]
 
 _LAST_LINES = 20
-_LOOK = 1.0  # seconds between two looks at workers and at where they run
-_SILENCE = 30.0  # seconds without a sign of life; computing with Python's lock held is no fault
-_STARTING = 4.0  # times as long may pass before the first: many processes begin at once
-_BUSY = 0.05  # of a processor: who uses that much while he is silent is computing
+_LOOK = 1.0  # seconds between two checks of the workers and of where they run
+_SILENCE = 30.0  # seconds without a sign of life; computing with Python's lock held is not an error
+_STARTING = 4.0  # factor on that for the first sign of life, as many processes start at once
+_BUSY = 0.05  # of a processor: a silent worker that uses at least this much is computing
 _BEATS = 10  # signs of life in that time
-_LAST_WORDS = 1.0  # seconds to read what an ended worker has told and printed
+_LAST_WORDS = 1.0  # seconds to read what an ended worker has sent and printed
 _COMMAND = (
     sys.executable,
     "-P",
@@ -50,27 +50,27 @@ _COMMAND = (
 
 
 class WorkerSetting(Protocol):
-    """How workers run, where that is not plainly on this machine: on emulated hosts, say."""
+    """How workers run if not directly on this machine: on emulated hosts, for example."""
 
     @property
     def interface(self) -> str:
-        """The network device by which workers reach each other; none named: loopback."""
+        """Return the network device through which workers reach each other; an empty name means loopback."""
 
     def command(self, device: str, argv: Sequence[str]) -> list[str]:
-        """The command that runs `argv` where the worker of a device belongs."""
+        """Return the command that runs `argv` where the worker of a device belongs."""
 
     def slower(self, device: str) -> float:
         """Return how many times slower than this machine the device computes."""
 
     def describe(self) -> str:
-        """Return where the devices run, for people: the text that follows `2 devices of the plan,`."""
+        """Return where the devices run, for people; this text follows `2 devices of the plan,`."""
 
     def check(self) -> None:
-        """RunError if it is not there any more: workers that wait for each other would not notice."""
+        """Raise RunError if the setting is gone; workers that wait for each other would not notice that."""
 
 
 class LocalEngine:
-    """Workers as processes of this machine, whatever devices the plan has."""
+    """The engine that runs workers as processes of this machine, whatever devices the plan has."""
 
     def __init__(
         self,
@@ -80,15 +80,16 @@ class LocalEngine:
         silence: float = _SILENCE,
         ignore_memory: bool = False,
     ) -> None:
-        """`nccl`: GPUs that have one worker each talk over it. `silence`: seconds that no worker may be silent.
+        """Choose how workers run.
 
-        `ignore_memory`: workers start even if they are predicted to need more memory than is free.
+        `nccl` lets GPUs that have one worker each talk over NCCL. `silence` is how many seconds a worker may be silent.
+        With `ignore_memory`, workers start even if they are predicted to need more memory than is free.
         """
         self._setting, self._nccl, self._silence = setting, nccl, silence
         self._ignore_memory = ignore_memory
 
     def check_memory(self, own: Mapping[str, float], building: float) -> None:
-        """RunError if the workers need more than is free on this machine or on one of its GPUs."""
+        """Raise RunError if the workers need more memory than is free on this machine or on one of its GPUs."""
         if self._ignore_memory:
             return
         count = _accelerators() if self._setting is None else 0
@@ -97,7 +98,7 @@ class LocalEngine:
             check_fit(f"cuda:{number}", needs, free)
 
     def start(self, orders: Mapping[str, StepOrder]) -> _Processes:
-        """A process for each. The calling thread must outlive the run: the kernel ends workers with it."""
+        """Start a process for each device. The calling thread must outlive the run: the kernel ends workers with it."""
         folder = Path(tempfile.mkdtemp(prefix="isthmus-"))  # mode 0700
         places = [self._place(device, number, len(orders), folder) for number, device in enumerate(orders)]
         check = self._setting.check if self._setting is not None else lambda: None
@@ -115,7 +116,7 @@ class LocalEngine:
         return f"{workers} devices of the plan run as processes on this machine ({where})"
 
     def _command(self, device: str) -> list[str]:
-        """Its last word is the device's name, for people who look at the list of processes."""
+        """Return the command that starts a worker; its last word is the device's name, as a label in process lists."""
         command = [*_COMMAND, device]
         return command if self._setting is None else self._setting.command(device, command)
 
@@ -149,7 +150,11 @@ class _Processes:
         check: Callable[[], None],
         silence: float,
     ) -> None:
-        """`folder` goes with them; `check` raises if where they run has gone; `silence`: seconds that are too many."""
+        """Start the processes.
+
+        `folder` is removed when they end; `check` raises if the place where they run is gone; `silence` is how many
+        seconds a worker may be silent.
+        """
         self._notices: SimpleQueue[Notice] = SimpleQueue()
         self._folder, self._check, self._silence = folder, check, silence
         self._workers: dict[str, _Process] = {}
@@ -172,7 +177,7 @@ class _Processes:
         self._end()
 
     def next(self, timeout: float | None = None) -> Notice | None:
-        """The next notice."""
+        """Return the next notice, or None if none came in `timeout` seconds; check on the workers meanwhile."""
         end = math.inf if timeout is None else time.monotonic() + timeout
         pause = min(_LOOK, self._silence / _BEATS)
         while True:
@@ -184,18 +189,18 @@ class _Processes:
                 return None
 
     def command(self, worker: str, number: int) -> None:
-        """Passes a command on."""
+        """Send a command to a worker."""
         self._workers[worker].tell(Command(number=number))
 
     def interrupt(self) -> None:
-        """An Interrupt among the notices; a SimpleQueue may be put to from a signal handler."""
+        """Put an Interrupt among the notices; a SimpleQueue may be put to from a signal handler."""
         self._notices.put(Notice("", Interrupt()))
 
     def _look(self) -> None:
-        """Looks at where workers run, and who of them is silent: each of those is told once."""
+        """Check where the workers run and which of them are silent; report each silent one once."""
         self._check()
         now = time.monotonic()
-        if now - self._looked > self._silence / 2:  # this process was held up itself: signs of life may lie unread
+        if now - self._looked > self._silence / 2:  # this process was held up itself, so signs of life may lie unread
             self._excused = now
         self._looked = now
         for device, process in self._workers.items():
@@ -217,7 +222,7 @@ class _Processes:
 
 
 class _Guard:
-    """The process that ends what workers have started, should this one be killed."""
+    """The process that ends whatever the workers have started if this process is killed."""
 
     def __init__(self, folder: Path) -> None:
         words = [sys.executable, "-I", "-S", str(guard.__file__), str(folder)]
@@ -225,14 +230,14 @@ class _Guard:
         self._lock = threading.Lock()
 
     def tell(self, what: str) -> None:
-        """`+PID` for a worker that is there, `-PID` for one that is gone."""
+        """Send the guard a line: `+PID` for a worker that has started, `-PID` for one that has ended."""
         assert self._popen.stdin is not None
-        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):  # it was killed, or closed
+        with self._lock, contextlib.suppress(BrokenPipeError, ValueError):  # the guard was killed or closed
             self._popen.stdin.write(what.encode() + b"\n")
             self._popen.stdin.flush()
 
     def close(self) -> None:
-        """The run is over."""
+        """Tell the guard that the run is over, and wait for its end."""
         assert self._popen.stdin is not None
         with self._lock, contextlib.suppress(BrokenPipeError):
             self._popen.stdin.close()
@@ -240,15 +245,18 @@ class _Guard:
 
 
 class _Process:
-    """One worker: two threads read what it tells and what it prints, and close these pipes; a third sees its end."""
+    """One worker's process.
+
+    Two threads read its events and its output and close these pipes; a third waits for its end.
+    """
 
     def __init__(
         self, device: str, command: Sequence[str], start: Start, notices: SimpleQueue[Notice], guard: _Guard
     ) -> None:
-        self.begun = self.ended = False  # whether it told anything, and whether it is gone
-        self.heard = time.monotonic()  # when it last told anything
-        self._asked = 0.0  # when it was last asked whether it computes,
-        self._used: float | None = None  # ... and the processor's seconds that it had used by then
+        self.begun = self.ended = False  # whether it has sent anything, and whether it has ended
+        self.heard = time.monotonic()  # when it last sent anything
+        self._asked = 0.0  # when its processor time was last read,
+        self._used: float | None = None  # ... and the seconds that it had used by then
         self._device, self._notices, self._guard = device, notices, guard
         self._lock, self._reaping = threading.Lock(), threading.Lock()
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
@@ -268,7 +276,7 @@ class _Process:
         self.tell(start)
 
     def tell(self, message: msgspec.Struct) -> None:
-        """A line to the worker."""
+        """Send the worker a line."""
         line = msgspec.json.encode(message) + b"\n"
         with self._lock, contextlib.suppress(BrokenPipeError):  # it is gone: its end comes as a notice
             assert self._popen.stdin is not None
@@ -276,23 +284,26 @@ class _Process:
             self._popen.stdin.flush()
 
     def kill(self) -> None:
-        """At once, with all that it started; once it was reaped, that is done, and its number may be another's."""
+        """Kill the process with everything that it started, unless it was reaped.
+
+        A reaped process's group has been killed already, and its number may belong to another process.
+        """
         with self._reaping:
             if self._popen.returncode is None:
                 self._kill_group()
 
     def wait(self) -> None:
-        """Until it is gone and its pipes are read, or held by a process that has left its group."""
+        """Wait until the process is gone and its pipes are read; a process that left its group may hold them longer."""
         self._seen.join()
         assert self._popen.stdin is not None
         with self._lock, contextlib.suppress(BrokenPipeError):  # of a line that it never read
             self._popen.stdin.close()
 
     def computes(self, every: float) -> bool:
-        """Return whether the process used a processor since it was last asked: it holds Python's lock.
+        """Return whether the process has used a processor since it was last asked, and so holds Python's lock.
 
-        The answer is no where it was asked less than `every` seconds ago, and where the system does not say. A process
-        that waits while it holds the lock uses next to nothing.
+        The answer is False if it was asked less than `every` seconds ago, or if the system does not say. A process that
+        only waits while it holds the lock uses next to no processor time.
         """
         now = time.monotonic()
         if now < self._asked + every:
@@ -324,7 +335,11 @@ class _Process:
         return f"process {self._popen.pid}{stopped}"
 
     def _watch(self) -> None:
-        """Waits for its end and ends what it started, which may hold its pipes, while its number is still its own."""
+        """Wait for the process to end, kill what it started, and report its end.
+
+        What it started may hold its pipes; its process group is killed before it is reaped, while its number is still
+        its own.
+        """
         os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
         self.ended = True
         with self._reaping:

@@ -1,4 +1,4 @@
-"""A plan made to run: orders for all workers, what they tell, checkpoints, and one error if something fails."""
+"""Run a plan: send workers their orders, follow their events, finish checkpoints, and report one error on failure."""
 
 from __future__ import annotations
 
@@ -43,12 +43,16 @@ __all__ = ["Listener", "RunResult", "RunSettings", "failure", "train"]
 
 Listener = Callable[[Notice], None]
 _LAST_WORDS = 2.0  # seconds
-_PATIENCE = (0.0, 0.5, 5.0)  # seconds to wait for a better reason, by how good the one known is
+_PATIENCE = (0.0, 0.5, 5.0)  # seconds to wait for a better reason, by the rank of the one known
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """`stop`: steps of the whole training, those before a resumed checkpoint included. `every`: steps between saves."""
+    """Settings of a run.
+
+    `stop` counts steps of the whole training, including those before a resumed checkpoint. `every` is the number of
+    steps between two checkpoints, and `keep` is how many checkpoints stay.
+    """
 
     stop: int
     folder: Path | None = None
@@ -61,17 +65,17 @@ class RunSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What came of a run: what this run itself did. Only `last_step` counts from the beginning of the training."""
+    """The result of a run. All fields but `last_step` cover this run only."""
 
-    last_step: int  # how many steps the training has had, those before a resumed checkpoint included
+    last_step: int  # number of steps of the whole training, including those before a resumed checkpoint
     losses: tuple[float | None, ...]  # None: not a finite number
     seconds: tuple[float, ...]
     bytes_sent: int
-    memory: Mapping[str, int]  # bytes at most, by worker
+    memory: Mapping[str, int]  # peak bytes, by worker
     workers: tuple[str, ...]
     checkpoint: Path | None
     interrupted: bool
-    timeline: Timeline | None  # of the last step, as measured, if that was asked for
+    timeline: Timeline | None  # of the last step, as measured, if it was recorded
     predicted_step_seconds: float | None = None
 
     @property
@@ -86,17 +90,20 @@ class RunResult:
 
     @property
     def step_seconds(self) -> float | None:
-        """The median, without the first step if there are others: it also makes connections and buffers."""
+        """Return the median step time in seconds.
+
+        If there are several steps, the first is left out, because it also creates connections and buffers.
+        """
         return statistics.median(self.seconds[1:] or self.seconds) if self.seconds else None
 
 
 def train(
     programs: Mapping[str, Program], graph: BlockGraph, engine: Engine, settings: RunSettings, listen: Listener
 ) -> RunResult:
-    """Runs the workers of one job to the end, or to the step after which somebody interrupts them.
+    """Run the workers of one job to the end, or to the step after which they are interrupted.
 
-    The first interrupt (Ctrl-C, SIGTERM) saves, where there is a folder, and stops after the present step; the second
-    ends everything at once, with KeyboardInterrupt.
+    The first interrupt (Ctrl-C, SIGTERM) saves, if there is a folder, and stops after the present step. The second ends
+    everything at once with KeyboardInterrupt.
     """
     if settings.export is None:
         return _trained(programs, graph, engine, settings, listen)
@@ -120,7 +127,7 @@ def _trained(
 
 @contextmanager
 def _own_folder(folder: Path | None, run: str) -> Iterator[None]:
-    """Makes the folder of checkpoints, and keeps other runs out of it."""
+    """Create the folder of checkpoints and lock it against other runs."""
     if folder is None:
         yield
         return
@@ -133,7 +140,7 @@ def _own_folder(folder: Path | None, run: str) -> Iterator[None]:
             "checkpoints cannot be written there",
             where=str(folder),
             found=str(error.strerror),
-            expected="a folder, or room for a new one",
+            expected="a folder that can be written, or one that can be made",
         ) from error
     with lock_folder(folder, run):
         yield
@@ -172,19 +179,19 @@ def _followed(
 
 
 def _begin(program: Program, graph: BlockGraph, settings: RunSettings, listen: Listener) -> tuple[int, Path | None]:
-    """The first step, and the checkpoint to begin with; what an ended run left unfinished goes."""
+    """Return the first step and the checkpoint to resume from, after removing what an ended run left unfinished."""
     from isthmus.runtime.checkpoint.reading import clear
     from isthmus.runtime.checkpoint.saving import saved_folders
 
     if settings.folder is None:
         return 0, None
-    there = saved_folders(settings.folder)  # damaged ones too: somebody may mend them
+    there = saved_folders(settings.folder)  # damaged ones too: somebody may repair them
     if there and not settings.resume:
         raise CheckpointError(
             "there is a checkpoint already",
             where=str(there[0]),
             expected="an empty folder",
-            next="Go on from it with --resume, or name another folder",
+            next="Continue from it with --resume, or name another folder",
         )
     clear(settings.folder)
     checkpoint = _newest(settings.folder, listen) if settings.resume else None
@@ -201,7 +208,7 @@ def _begin(program: Program, graph: BlockGraph, settings: RunSettings, listen: L
 
 
 def _buffers(job: Job, graph: BlockGraph) -> dict[str, tuple[int, ...]]:
-    """The shape of everything that the model keeps beside trained parameters."""
+    """Return the shape of every tensor that the model keeps besides trained parameters."""
     import torch
 
     from isthmus.model import source
@@ -214,7 +221,7 @@ def _buffers(job: Job, graph: BlockGraph) -> dict[str, tuple[int, ...]]:
 
 
 def _newest(folder: Path, listen: Listener) -> Checkpoint | None:
-    """The newest checkpoint that is whole to the last byte; newer ones that are not get another name."""
+    """Return the newest checkpoint that is complete to the last byte; rename newer ones that are damaged."""
     from isthmus.runtime.checkpoint.reading import newest_whole
     from isthmus.runtime.checkpoint.saving import set_aside
 
@@ -243,7 +250,7 @@ def _what_is_trained(job: Job) -> dict[str, object]:
 
 
 class _Run:
-    """What is known of a run."""
+    """The state of a run, as known from the workers' notices."""
 
     def __init__(
         self,
@@ -254,7 +261,7 @@ class _Run:
         checkpoint: Path | None,
         name: str,
     ) -> None:
-        """`name` is the run's identity."""
+        """Begin with what was known before the workers started; `name` is the run's identity."""
         self._name = name
         self._programs, self._graph, self._settings, self._listen = programs, graph, settings, listen
         self._some = next(iter(programs.values()))
@@ -267,7 +274,7 @@ class _Run:
         self._parts: dict[int, dict[str, PartInfo | None]] = {}
 
     def follow(self, running: Running) -> None:
-        """Until every worker is done."""
+        """Follow the workers' notices until every worker is done; raise RunError if one fails."""
         while len(self._done) < len(self._programs):
             notice = running.next()
             if notice is None:
@@ -301,14 +308,14 @@ class _Run:
                 pass
 
     def _interrupt(self, running: Running) -> None:
-        """Stops after the present step; before all are ready there is nothing to save and nothing to wait for."""
+        """Stop after the present step; if not all workers are ready, there is nothing to save, so stop at once."""
         if len(self._ready) < len(self._programs):
             raise KeyboardInterrupt
         self._interrupted = True
         running.command(self._some.leader, STOP)
 
     def _finish(self, step: int) -> None:
-        """Makes the parts of a step a checkpoint when the last has come."""
+        """Finish the checkpoint of a step once all its parts have come."""
         parts, saving = self._parts.get(step, {}), self._saving.get(step)
         if saving is None or len(parts) < len(self._programs):
             return
@@ -331,7 +338,11 @@ class _Run:
         self._listen(Notice("", CheckpointKept(step=step, path=self._checkpoint)))
 
     def _reason(self, running: Running, first: Notice) -> RunError:
-        """One worker's end takes others with it: the best reason is a signal, then an error, then a lost channel."""
+        """Return the error that best explains a failure.
+
+        One worker's end takes others with it, so this waits a little for a more informative notice. A signal is the
+        best reason, then an error, and a lost channel is the worst.
+        """
         best, gone = first, {first.worker}
         ended = {first.worker} if isinstance(first.news, Ended) else set()
         deadline = time.monotonic() + _PATIENCE[_rank(best)]
@@ -344,7 +355,7 @@ class _Run:
             if isinstance(notice.news, Ended):
                 ended.add(notice.worker)
             told = notice.worker in gone and isinstance(notice.news, Ended) and notice.news.signal is None
-            if not told:  # the end of a worker that has said why it fails says nothing new
+            if not told:  # the end of a worker that has already failed is no news
                 gone.add(notice.worker)
                 best = min(best, notice, key=_rank)
                 deadline = min(deadline, time.monotonic() + _PATIENCE[_rank(best)])
@@ -369,7 +380,7 @@ class _Run:
         where = self._where(notice.worker)
         if isinstance(news, Garbled):
             return RunError(
-                "the worker told something that is not an event",
+                "the worker sent a line that is not an event",
                 where=where,
                 found=f"the line {news.line[:100]!r}",
                 expected="one JSON object a line, on a pipe that nothing else writes to",
@@ -381,7 +392,7 @@ class _Run:
             if news.signal
             else f"the worker ended with exit code {news.exit_code}"
         )
-        memory = "The system kills what takes too much memory: look for that in its log"
+        memory = "The system kills processes that take too much memory: look in its log"
         return RunError(
             what,
             where=where,
@@ -390,7 +401,7 @@ class _Run:
         )
 
     def _silence(self, running: Running, first: Notice, news: Silent) -> RunError:
-        """Names everyone who is silent: a worker that stands still makes no other fall silent."""
+        """Return an error that names every silent worker; a worker that stands still does not silence the others."""
         others, deadline = [], time.monotonic() + _LAST_WORDS
         while time.monotonic() < deadline and (notice := running.next(timeout=0.0)) is not None:
             self._listen(notice)
@@ -401,7 +412,7 @@ class _Run:
             f"the worker gave no sign of life for {news.seconds:.0f} s, since {since}",
             where=self._where(first.worker),
             found="; ".join([news.state, *others]),
-            next="The run was ended. See what stopped or blocked it, then train on with --resume",
+            next="The run was ended. See what stopped or blocked it, then continue with --resume",
         )
 
     def _where(self, worker: str) -> str:
@@ -425,21 +436,21 @@ class _Run:
 
 
 def failure(program: Program, news: Failed) -> RunError:
-    """Return the error that a worker reported as it ended, with which worker it is and where."""
+    """Return the error that a worker reported when it failed, with its name, its stages and the step."""
     what = f"{news.where}: {news.what}" if news.where else news.what
     where = _where(program, news.step)
     return RunError(what, where=where, found=news.found, expected=news.expected, next=news.next)
 
 
 def _where(program: Program, step: int | None) -> str:
-    """`worker va1/A100-40GB/0, stages 2, 3, step 7`; the first step is 1."""
+    """Return where an error occurred, as in `worker va1/A100-40GB/0, stages 2, 3, step 7`; the first step is 1."""
     stages = [str(stage) for run in program.runs for stage in run.stages]
     held = f"stage{'s' * (len(stages) > 1)} {', '.join(stages)}" if stages else "no stage"
     return f"worker {program.device}, {held}, {'before the first step' if step is None else f'step {step + 1}'}"
 
 
 def _rank(notice: Notice) -> int:
-    """Return how good a notice is as the reason of a failure; less is better."""
+    """Return how well a notice explains a failure; smaller is better."""
     if isinstance(notice.news, Ended):
         return 0 if notice.news.signal else 1
     return 2 if isinstance(notice.news, Failed) and notice.news.lost else 1
@@ -447,9 +458,9 @@ def _rank(notice: Notice) -> int:
 
 @contextmanager
 def _interrupts(running: Running) -> Iterator[None]:
-    """Ctrl-C and a request to end (SIGTERM) become a notice; a second one is a KeyboardInterrupt.
+    """Turn Ctrl-C and SIGTERM into a notice, and a second one into KeyboardInterrupt.
 
-    Other threads than the main one hear none.
+    This only works in the main thread; elsewhere signals are left alone.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

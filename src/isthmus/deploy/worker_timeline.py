@@ -1,4 +1,4 @@
-"""What workers did in a step, in the form in which the simulator says what they would do."""
+"""Turn what workers measured in a step into the timeline that the simulator also produces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["measured_timeline"]
 
 
 def measured_timeline(spans: Mapping[str, Sequence[Measured]], job: str) -> Timeline:
-    """One step from the first thing that any worker did to the last; links are not measured."""
+    """Return the timeline of one step, from the first span of any worker to the last; links are not measured."""
     start = min(span.begin for found in spans.values() for span in found)
     end = max(span.end for found in spans.values() for span in found)
     activities = [

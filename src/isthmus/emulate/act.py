@@ -1,14 +1,14 @@
-"""A cluster acted out for training: its hosts and links as a world, its devices by their proportions.
+"""Emulate a cluster for training: its hosts and links as a `World`, and its devices by their relative speeds.
 
-No processor here is as fast as the devices of most clusters, so devices keep their proportions only. With r_d the rate
-of device d in fp32 and R the largest of them, d computes c R / r_d times slower than one core of this machine, with
-the least c >= 1 for which all devices of the cluster together compute no more than `cores` cores can:
+No processor here is as fast as the devices of most clusters, so the devices keep only their proportions. Let r_d be
+the fp32 rate of device d and R the largest of these rates. Then d computes c R / r_d times slower than one core of
+this machine, with the smallest c >= 1 for which all devices of the cluster together need no more than `cores` cores:
 
     sum over d of r_d / (c R) <= cores
 
-Links, which one machine can act out as they are, are not slowed down. So what training takes here says how plans
-compare where computing and sending are to each other as they are here; a plan for such a world is made with times
-measured in it (`isthmus profile MODEL --emulate CLUSTER`), and predicted from them.
+One machine can emulate the links as they are, so links are not slowed down. Training times measured here therefore
+compare plans for a cluster in which computing relates to sending as it does here. A plan for such a world is made with
+times measured in it (`isthmus profile MODEL --emulate CLUSTER`), and its step time is predicted from them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["Emulation", "as_emulated", "paces"]
 
 
 class Emulation:
-    """A world with devices of unequal speed. Leaving it removes everything."""
+    """A world with devices of unequal speed. Leaving the context removes everything."""
 
     def __init__(self, cluster: Cluster, hosts: Sequence[str] | None = None, *, cores: float = 1.0) -> None:
-        """Only some of the hosts, where others have nothing to do."""
+        """Emulate the given hosts of the cluster (default: all); the other hosts have nothing to do."""
         self._cluster, self._paces = cluster, paces(cluster, cores)
         self.world = World(cluster, hosts=hosts)
 
@@ -48,7 +48,7 @@ class Emulation:
         return self.world.interface if self.world.shaped else ""
 
     def command(self, device: str, argv: Sequence[str]) -> list[str]:
-        """The command that runs on the device's host."""
+        """Return the command that runs `argv` on the device's host."""
         return self.world.command(self._cluster.devices[device].host, argv)
 
     def slower(self, device: str) -> float:
@@ -56,16 +56,16 @@ class Emulation:
         return self._paces[self._cluster.devices[device].kind]
 
     def check(self) -> None:
-        """RunError if the world was broken from outside; then it is removed."""
+        """Raise RunError if the world was broken from outside; in that case the world is removed."""
         self.world.check()
 
     def describe(self) -> str:
-        """Return how and where devices run, for people: the text that follows `2 devices of the plan,`."""
+        """Return a text for people that says how and where the devices run; it follows `2 devices of the plan,`."""
         slowest, fastest = max(self._paces.values()), min(self._paces.values())
         speed = f"1/{fastest:.3g}" if slowest == fastest else f"1/{fastest:.3g} to 1/{slowest:.3g}"
         hosts = len(self.world.hosts)
-        where = f"{hosts} emulated host{'s' * (hosts > 1)}" if self.world.shaped else "loopback, links not shaped"
-        return f"acted out on this machine: {where}, at {speed} of a core's speed"
+        where = f"{hosts} emulated host{'s' * (hosts > 1)}" if self.world.shaped else "loopback, links not emulated"
+        return f"emulated on this machine: {where}, at {speed} of a core's speed"
 
 
 def paces(cluster: Cluster, cores: float = 1.0) -> dict[str, float]:
@@ -83,9 +83,10 @@ def _rate(kind: DeviceKind) -> float:
 
 
 def as_emulated(measured: Profile, slower: Mapping[str, float]) -> Profile:
-    """A profile of one core of this machine as one of the kinds that are acted out on it.
+    """Turn a profile of one core of this machine into a profile of the device kinds that are emulated on it.
 
-    All that the thread that computes does is slowed down; adding up gradients and sending is not. Links carry headers.
+    Everything that the computing thread does is slowed down; adding up gradients and sending are not. Packets on the
+    emulated links carry headers, so the network's payload fraction is that of TCP unless it was measured.
     """
 
     def block(time: BlockTime, kind: str, factor: float) -> BlockTime:

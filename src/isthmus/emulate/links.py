@@ -1,11 +1,11 @@
-"""A cluster as what a router must do: resources that packets pass, and the route of each pair of hosts over them.
+"""A cluster as its router sees it: the resources that packets pass, and the route of each pair of hosts over them.
 
-A packet between two hosts passes the sender's nic, what the pair can reach, the trunk of the two regions if there is
-one, and the receiver's nic; then it travels for the latency. Each way counts for itself. This is what
-`cost.network.fabric` says of messages. Resources that can never hold anything up are left out:
+A packet between two hosts passes the sender's NIC, the link of the pair, the trunk between the two regions if there is
+one, and the receiver's NIC; then it travels for the latency. Each direction has its own resources. This is the same
+model that `cost.network.fabric` uses for messages. Resources that can never hold anything up are left out:
 
-- a nic or a trunk, if all the pairs that pass it can together not exceed it;
-- a pair, if a nic or a trunk on its route stays and is not faster.
+- a NIC or a trunk, if all the pairs that pass it cannot exceed it together;
+- the link of a pair, if its route keeps a NIC or a trunk that is not faster.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from isthmus.units import Bytes, BytesPerSecond, Seconds
 
 __all__ = ["MOST_HOSTS", "Links", "Route", "check_values"]
 
-MOST_HOSTS = 500  # a router waits for all of them in one select, which has room for 1024 files
-_LEAST_BUFFER, _MOST_BUFFER = 1 << 20, 1 << 29  # bytes of a socket
-_PAUSE = 0.05  # seconds for which a process on a busy machine may wait for a processor without its link falling idle
+MOST_HOSTS = 500  # the router waits for all hosts in one `select`, which takes at most 1024 files
+_LEAST_BUFFER, _MOST_BUFFER = 1 << 20, 1 << 29  # bytes of a socket buffer
+_PAUSE = 0.05  # seconds that a process on a busy machine may wait for a processor without its link becoming idle
 
 
 class Route(msgspec.Struct, kw_only=True):
-    """How one host reaches another, at present."""
+    """The present state of the way from one host to another."""
 
     bandwidth: BytesPerSecond
     latency: Seconds
@@ -42,7 +42,7 @@ class _Resource(NamedTuple):
 
 
 class Links:
-    """All routes between some hosts of a cluster; they may change."""
+    """All routes between some hosts of a cluster. Routes may change while the world runs."""
 
     def __init__(self, cluster: Cluster, hosts: Sequence[str]) -> None:
         self._cluster, self.hosts = cluster, tuple(hosts)
@@ -64,7 +64,10 @@ class Links:
         loss: float | None = None,
         cut: bool | None = None,
     ) -> None:
-        """Both ways between two hosts, or between all hosts of two regions. None: as it is."""
+        """Change the links in both directions between two hosts, or between all hosts of two regions.
+
+        A value of None leaves that property as it is.
+        """
         check_values(bandwidth, latency, loss)
         for pair in self.pairs(a, b):
             route = self._routes[pair]
@@ -74,22 +77,25 @@ class Links:
             route.cut = route.cut if cut is None else cut
 
     def mend(self, a: str, b: str) -> None:
-        """As the cluster says."""
+        """Reset the links between two hosts or regions to the values of the cluster file."""
         for pair in self.pairs(a, b):
             self._mend(pair)
 
     def reach(self, a: str, b: str) -> BytesPerSecond:
-        """Return the bandwidth that one pair of hosts can reach when nobody else sends."""
+        """Return the bandwidth that one pair of hosts can reach when no other host sends."""
         trunk = self._trunk(a, b)
         nics = (self._cluster.hosts[a].nic, self._cluster.hosts[b].nic_in)
         return BytesPerSecond(min(self._routes[a, b].bandwidth, *nics, *([trunk] if trunk is not None else [])))
 
     def window(self, a: str, b: str) -> Bytes:
-        """Bytes that are on their way or acknowledged on the way back when the pair sends all it can."""
+        """Return the bandwidth-delay product of a pair: the bytes in flight or being acknowledged at full rate."""
         return Bytes(self.reach(a, b) * 2 * self._routes[a, b].latency)
 
     def buffers(self) -> dict[str, int]:
-        """Bytes for each socket, by host: three times what its best route carries in a round trip and a pause."""
+        """Return the socket buffer size in bytes of each host.
+
+        A buffer holds three times what the host's best route carries during a round trip and a pause of its process.
+        """
         needs = dict.fromkeys(self.hosts, float(_LEAST_BUFFER))
         for a, b in self._routes:
             need = 3 * (self.window(a, b) + self.reach(a, b) * _PAUSE)
@@ -97,7 +103,7 @@ class Links:
         return {host: round(min(need, _MOST_BUFFER)) for host, need in needs.items()}
 
     def table(self) -> dict[str, Any]:
-        """For the router: each route with the rates of its resources, the buffers of each host."""
+        """Return the router's table: each route with the rates of its resources, and the buffer size of each host."""
         kept = self._kept()
         number = {host: index for index, host in enumerate(self.hosts)}
         rows = {}
@@ -114,7 +120,7 @@ class Links:
         return {"routes": rows, "buffers": {str(number[host]): size for host, size in self.buffers().items()}}
 
     def _kept(self) -> Mapping[tuple[str, ...], _Resource]:
-        """Nics and trunks that can hold something up."""
+        """Return the NICs and trunks that can hold something up."""
         asked: dict[tuple[str, ...], float] = {}
         for (a, b), route in self._routes.items():
             for name in self._shared(a, b):
@@ -123,7 +129,7 @@ class Links:
         return {name: _Resource(self._number(name), rate) for name, rate in rates.items() if rate < asked[name]}
 
     def _shared(self, a: str, b: str) -> Iterator[tuple[str, ...]]:
-        """The resources of a route that other pairs pass too."""
+        """Yield the resources of a route that other pairs pass too."""
         yield "nic out", a
         if self._trunk(a, b) is not None:
             yield "trunk", self._cluster.hosts[a].region, self._cluster.hosts[b].region
@@ -149,19 +155,19 @@ class Links:
         self._routes[pair] = Route(bandwidth=link.bandwidth, latency=link.latency)
 
     def _pairs(self, ones: Sequence[str], others: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Ordered pairs that have a link, both ways."""
+        """Yield the ordered pairs of hosts that have a link, in both directions."""
         both = {pair for a in ones for b in others for pair in ((a, b), (b, a)) if a != b}
         yield from sorted(pair for pair in both if self._cluster.link(*pair) is not None)
 
     def pairs(self, a: str, b: str) -> list[tuple[str, str]]:
-        """Ordered pairs of hosts between two hosts or two regions that have a link; UsageError if there is none."""
+        """Return the linked ordered pairs of hosts between two hosts or regions; raise UsageError if there are none."""
         pairs = list(self._pairs(self._members(a), self._members(b)))
         if not pairs:
             raise UsageError(f"no link between {a} and {b}", next="Change only links that the cluster file has")
         return pairs
 
     def _members(self, name: str) -> list[str]:
-        """A host, or the hosts of a region."""
+        """Return the host of this name, or all hosts of the region of this name."""
         found = [host for host in self.hosts if name in (host, self._cluster.hosts[host].region)]
         if not found:
             regions = dict.fromkeys(self._cluster.hosts[host].region for host in self.hosts)
@@ -172,10 +178,12 @@ class Links:
 
 
 def check_values(bandwidth: float | None = None, latency: float | None = None, loss: float | None = None) -> None:
-    """UsageError where no link can be so."""
+    """Raise UsageError if a link cannot have these values."""
     if bandwidth is not None and not (math.isfinite(bandwidth) and bandwidth > 0):
-        raise UsageError("a bandwidth is above 0", found=str(bandwidth), next="To stop all packets, cut the link")
+        raise UsageError(
+            "the bandwidth must be above 0", found=str(bandwidth), next="To stop all packets, cut the link"
+        )
     if latency is not None and not (math.isfinite(latency) and latency >= 0):
-        raise UsageError("a latency is 0 or more", found=str(latency))
+        raise UsageError("the latency must be 0 or more", found=str(latency))
     if loss is not None and not 0 <= loss <= 1:
-        raise UsageError("a loss is the part of packets that is lost", found=str(loss), expected="0 to 1")
+        raise UsageError("the loss must be a fraction of the packets", found=str(loss), expected="0 to 1")

@@ -1,8 +1,9 @@
-"""Network namespaces of emulated hosts: made, entered, found again and removed.
+"""Create, enter, find and remove the network namespaces of emulated hosts.
 
-Each has a loopback of its own and one TUN device, `wan0`: what is sent there is read from a file by whoever opened it.
-The name of a namespace says who owns it: `isthmus-PID-START-WORLD-HOST`, with the time at which that process started
-(clock ticks since boot), so that a recycled process number is not taken for the owner.
+Each namespace has its own loopback device and one TUN device, `wan0`. The process that opened the TUN device reads
+what is sent to it from a file. The name of a namespace tells its owner: `isthmus-PID-START-WORLD-HOST`. START is the
+time at which the owning process started, in clock ticks since boot, so that a reused process number is not taken for
+the owner.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 INTERFACE = "wan0"
-_FOLDER = Path("/run/netns")  # where iproute2 keeps them
+_FOLDER = Path("/run/netns")  # where iproute2 keeps namespaces
 _NAME = re.compile(r"isthmus-(?P<pid>[0-9]+)-(?P<start>[0-9]+)-[0-9]+-[0-9]+")
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 _TUN = "/dev/net/tun"
@@ -48,19 +49,19 @@ _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _TUN_F_CSUM, _TUN_F_TSO4 = 1, 2
 _CLONE_NEWNET = 0x40000000
 _SETTINGS = {
-    "tcp_congestion_control": "reno",  # always allowed; fills a queue that loses nothing
+    "tcp_congestion_control": "reno",  # always permitted; fills a queue that loses nothing
     "tcp_slow_start_after_idle": "0",
     "tcp_no_metrics_save": "1",  # no connection learns from another
-    "tcp_pacing_ss_ratio": "50",  # TCP hands over about a millisecond at once: so long a small message may wait
-    "tcp_timestamps": "0",  # 40 bytes of headers in a packet of 1500
+    "tcp_pacing_ss_ratio": "50",  # TCP hands over about 1 ms of data at once, so a small message may wait that long
+    "tcp_timestamps": "0",  # timestamps would make the headers of a 1500-byte packet longer than 40 bytes
 }
 _ROUTER = b"\0isthmus.emulate.router\0"
-_PATIENCE = 5.0  # seconds for killed processes to go
+_PATIENCE = 5.0  # seconds to wait until killed processes are gone
 _worlds = itertools.count()
 
 
 def missing() -> str | None:
-    """Return what this machine lacks for namespaces with shaped links, as far as can be seen without making one."""
+    """Return what this machine lacks for emulating links, as far as can be told without creating a namespace."""
     if not sys.platform.startswith("linux"):
         return "emulated links need Linux"
     if os.geteuid() != 0:
@@ -73,13 +74,13 @@ def missing() -> str | None:
 
 
 def names_for(count: int) -> list[str]:
-    """Names for the namespaces of a new world of this process."""
+    """Return names for the namespaces of a new world of this process."""
     world, pid = next(_worlds), os.getpid()
     return [f"isthmus-{pid}-{started(pid)}-{world}-{host}" for host in range(count)]
 
 
 def started(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None if there is none, or only its remains."""
+    """Return when a process started, in clock ticks since boot; None if there is no such process or it is a zombie."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -88,21 +89,22 @@ def started(pid: int) -> int | None:
 
 
 def command_in(name: str, argv: Sequence[str]) -> list[str]:
-    """The command that becomes `argv` inside a namespace: same process, same pipes."""
+    """Return the command that runs `argv` inside a namespace, as the same process with the same pipes."""
     return [_ip(), "netns", "exec", name, *argv]
 
 
 def make(name: str, address: str, reaches: Iterable[tuple[str, int]]) -> int:
-    """Makes a host; returns the open TUN file. `reaches`: addresses that it has a way to, with a first window.
+    """Create a host's namespace and return its open TUN file.
 
-    The first window counts packets: a new connection fills its path at once instead of beginning slowly.
+    `reaches` lists the addresses that the host has a route to, each with an initial congestion window in packets. With
+    that window a new connection fills its path at once instead of starting slowly.
     """
     _run_ip(["netns", "add", name])
     with entered(name):
         tun = open_tun(INTERFACE)
         for setting, value in _SETTINGS.items():
             _set(setting, value)
-        with contextlib.suppress(OSError):  # a kernel without it
+        with contextlib.suppress(OSError):  # the kernel has no IPv6
             Path(f"/proc/sys/net/ipv6/conf/{INTERFACE}/disable_ipv6").write_text("1")
         lines = ["link set lo up", f"link set {INTERFACE} mtu 1500 txqueuelen 10000 up"]
         lines += [f"address add {address}/32 dev {INTERFACE}"]
@@ -115,10 +117,10 @@ def make(name: str, address: str, reaches: Iterable[tuple[str, int]]) -> int:
 
 
 def open_tun(name: str) -> int:
-    """A TUN device in the present namespace.
+    """Open a new TUN device in the current namespace and return its file.
 
-    With IFF_VNET_HDR each packet begins with 10 bytes that say how it is to be cut and summed: so TCP hands over up to
-    64 KB at once, though the packets on the wire have 1500 bytes.
+    With IFF_VNET_HDR each packet begins with 10 bytes that say how it is to be segmented and checksummed. So TCP hands
+    over up to 64 KB at once, although the packets on the wire have 1500 bytes.
     """
     tun = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
@@ -145,7 +147,7 @@ def set_buffers(name: str, size: int) -> None:
 
 @contextlib.contextmanager
 def entered(name: str) -> Iterator[None]:
-    """Inside a namespace, as long as it lasts; only this thread."""
+    """Enter a namespace for the duration of the context; this affects only the calling thread."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         there = os.open(_FOLDER / name, os.O_RDONLY | os.O_CLOEXEC)
@@ -162,7 +164,10 @@ def entered(name: str) -> Iterator[None]:
 
 
 def processes_in(names: Iterable[str]) -> list[int]:
-    """Processes that live in namespaces; a router that is about to clean up behind its owner is none of them."""
+    """Return the processes that live in the given namespaces.
+
+    A router process does not count: it may be about to clean up after its owner.
+    """
     wanted = set()
     for name in names:
         with contextlib.suppress(OSError):
@@ -177,7 +182,7 @@ def processes_in(names: Iterable[str]) -> list[int]:
 
 
 def remove(names: Sequence[str]) -> None:
-    """Ends what still lives in namespaces, and removes them; those that are gone already are no fault."""
+    """Kill the processes that still live in these namespaces and remove the namespaces; missing ones are ignored."""
     deadline = time.monotonic() + _PATIENCE
     while (pids := processes_in(names)) and time.monotonic() < deadline:
         for pid in pids:
@@ -192,7 +197,7 @@ def remove(names: Sequence[str]) -> None:
 
 
 def remove_orphans() -> list[str]:
-    """Removes the namespaces of worlds whose owner is gone; returns their names."""
+    """Remove the namespaces of worlds whose owner is gone, and return their names."""
     orphans = []
     for path in _FOLDER.iterdir() if _FOLDER.is_dir() else ():
         match = _NAME.fullmatch(path.name)

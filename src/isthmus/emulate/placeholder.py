@@ -1,7 +1,8 @@
-"""Runs a command that does not outlive whoever holds the other end of this process's standard input.
+"""Run a command that ends when the other end of this process's standard input closes.
 
-Its arguments are the command. Its standard input tells nothing; when it ends, everything in this process's group is
-killed: so it is started as the leader of one. Else it ends as the command does, with the same exit code or signal.
+The arguments are the command. Nothing is read from standard input; when it ends, every process in this process's group
+is killed, so this process must be started as the leader of a group of its own. Otherwise it ends when the command does,
+with the same exit code or signal.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """The exit code of the command."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # of the whole group: the command decides
+    """Run the command and return its exit code."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the whole group gets them; the command decides
         signal.signal(number, lambda number, frame: None)
     command = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
     threading.Thread(target=_end_with_the_other_end, daemon=True).start()
     status = command.wait()
     if status < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it is not this process that crashed
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command crashed, not this process, so write no core file
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [-status])
         if -status not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-status, signal.SIG_DFL)

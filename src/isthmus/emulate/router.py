@@ -1,10 +1,10 @@
-"""The router of an emulated world: reads every packet that a host sends, and hands it over when it would arrive.
+"""The router process of an emulated world: reads every packet that a host sends, and delivers it when it would arrive.
 
     python -P -m isthmus.emulate.router
 
-Started by `World`, which writes JSON lines to its standard input: first the hosts, with all routes between them, then
-changes of routes. Each is answered by a line. When the input ends, or the owner does, the router removes the hosts with
-everything that still runs in them, and ends. `queues` says when each packet arrives.
+`World` starts this process and writes JSON lines to its standard input: first the hosts with all routes between them,
+then changes of routes. The router answers each with a line. When the input or the owner ends, the router removes the
+hosts with everything that still runs in them, and ends. `queues.py` computes when each packet arrives.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from isthmus.emulate.queues import FLAGS, Queues, RouteQueue
 __all__ = ["main"]
 
 _LONGEST = FLAGS + 65536  # bytes of a packet, or a run of packets
-_AT_ONCE = 64  # packets read from one host before the next has its turn
-_EARLY = 1e-4  # seconds: waking takes about so long, so what is due so soon is done now
+_AT_ONCE = 64  # packets read from one host before the next host has its turn
+_EARLY = 1e-4  # seconds: waking up takes about this long, so events that are due this soon are run now
 _PR_SET_TIMERSLACK = 29
-_PRIORITY = 20  # of real time
+_PRIORITY = 20  # of the real-time scheduler
 
 
 class _Hosts:
@@ -40,7 +40,7 @@ class _Hosts:
         self.tuns: list[int] = []
         self._names: list[str] = []
         self._routes: dict[str, RouteQueue] = {}
-        self._single: set[int] = set()  # devices that hand over single packets
+        self._single: set[int] = set()  # devices whose TCP hands over single packets
 
     def make(self, order: dict[str, Any]) -> None:
         for host in order["hosts"]:
@@ -55,7 +55,10 @@ class _Hosts:
         self.change(order)
 
     def change(self, order: dict[str, Any]) -> None:
-        """Routes, and what sockets may hold. Where packets may be lost they must come one by one, to be lost so."""
+        """Change routes and socket buffers as ordered.
+
+        A host with a route that loses packets hands them over one by one, so that each is lost on its own.
+        """
         for pair, row in order["routes"].items():
             self.queues.change(self._routes[pair], row)
         for number, size in order["buffers"].items():
@@ -79,7 +82,7 @@ class _Orders:
         self._rest = b""
 
     def read(self) -> list[dict[str, Any]] | None:
-        """Those that are whole by now; None when there will be no more."""
+        """Read the lines that are complete by now; return None when the input has ended."""
         got = os.read(0, 1 << 16)
         if not got:
             return None
@@ -92,17 +95,20 @@ def _answer(**values: object) -> None:
 
 
 def _hurry() -> None:
-    """Real time where that is allowed; threads and processes started from here do not inherit it."""
+    """Use real-time scheduling where it is allowed; threads and processes started from here do not inherit it."""
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))
 
 
 def _watch(owner: int, start: int) -> list[int]:
-    """A file that can be read when the owner is gone, as its input may be held open by something it started."""
+    """Return files that become readable when the owner is gone; raise BrokenPipeError if it is gone already.
+
+    The end of the input is not enough, because a process that the owner started may hold the input open.
+    """
     try:
         watched = [os.pidfd_open(owner)]
-    except OSError:  # an old kernel, or it is gone
+    except OSError:  # the kernel is old, or the owner is gone
         watched = []
     if namespaces.started(owner) != start:
         raise BrokenPipeError
@@ -110,7 +116,7 @@ def _watch(owner: int, start: int) -> list[int]:
 
 
 def _serve(hosts: _Hosts, orders: _Orders, owner: list[int]) -> None:
-    """Until the owner is gone or says no more."""
+    """Route packets and answer orders until the owner is gone or closes the input."""
     queues, clock, due = hosts.queues, time.monotonic, None
     files = [0, *owner, *hosts.tuns]
     while True:
@@ -130,7 +136,7 @@ def _serve(hosts: _Hosts, orders: _Orders, owner: list[int]) -> None:
 
 
 def _read(queues: Queues, file: int, now: float) -> None:
-    queues.run_until(now)  # what was due before this comes
+    queues.run_until(now)  # first the events that are due before this packet arrives
     for _ in range(_AT_ONCE):
         try:
             data = os.read(file, _LONGEST)
@@ -140,7 +146,7 @@ def _read(queues: Queues, file: int, now: float) -> None:
 
 
 def main() -> int:
-    """Makes the hosts, serves, removes the hosts."""
+    """Create the hosts, route their packets until the owner ends, and remove the hosts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     orders = _Orders()
     first = None

@@ -1,11 +1,11 @@
-"""A cluster acted out on this machine: a network namespace for each host, and a router between them.
+"""A cluster emulated on this machine: a network namespace for each host, and a router between them.
 
     with World(load_cluster("cluster.yaml")) as world:
         subprocess.run(world.command("va1", ["python", "train.py"]))
         world.change("virginia", "frankfurt", bandwidth=parse_bandwidth("100 Mbit/s"))
 
-Needs Linux, root, iproute2 and /dev/net/tun. Where one is missing all hosts are this machine, on loopback, and
-`reason` says so. Only links are emulated here: processors, memory and disks are those of this machine.
+This needs Linux, root, iproute2 and /dev/net/tun. If one of them is missing, all hosts are this machine on loopback,
+and `reason` says why. Only links are emulated here: processors, memory and disks are those of this machine.
 """
 
 from __future__ import annotations
@@ -35,20 +35,24 @@ __all__ = ["World", "unable"]
 _ROUTER = (sys.executable, "-P", "-m", "isthmus.emulate.router")  # -P: no file of the working directory hides a module
 _LOOPBACK = "127.0.0.1"
 _SEGMENT = 1460  # bytes of payload in a packet
-_FIRST_PACKETS = 10  # that a new connection may always send
-_PATIENCE = 60.0  # seconds for the router to answer; more than it takes to make the largest world
-_PARTING = 20.0  # seconds for it to remove the hosts
+_FIRST_PACKETS = 10  # packets that a new connection may always send
+_PATIENCE = 60.0  # seconds to wait for the router's answer; creating the largest world takes less
+_PARTING = 20.0  # seconds to wait for the router to remove the hosts
 
 
 class World:
-    """Hosts of a cluster, with its links between them. Leaving it removes everything, with all that runs in it."""
+    """Hosts of a cluster and the links between them. Leaving the context removes them and all that runs in them."""
 
     def __init__(
         self, cluster: Cluster, *, hosts: Sequence[str] | None = None, shaped: bool | None = None, seed: int = 0
     ) -> None:
-        """Some hosts (all). `shaped` None: if this machine can; True: or an error; False: loopback; `seed` of loss."""
+        """Emulate the given hosts of the cluster (default: all).
+
+        `shaped`: None shapes links if this machine can; True raises RunError if it cannot; False uses plain loopback.
+        `seed` seeds the random loss of packets.
+        """
         self.hosts = _chosen(cluster, hosts)
-        self.reason: str | None = "links were asked to be left as they are" if shaped is False else namespaces.missing()
+        self.reason: str | None = "links are not emulated, as asked" if shaped is False else namespaces.missing()
         self._links = Links(cluster, self.hosts)
         self._names: list[str] = []
         self._router: _Router | None = None
@@ -58,9 +62,7 @@ class World:
         if self.reason is not None:
             if shaped:
                 raise RunError("links cannot be emulated on this machine", found=self.reason, next="See isthmus doctor")
-            self.reason += (
-                ": all hosts are this machine, on loopback; no bandwidth, latency, nic or trunk of the cluster is kept"
-            )
+            self.reason += ": all hosts are this machine, on loopback; nothing of the cluster's network is emulated"
 
     def __enter__(self) -> Self:
         return self
@@ -77,7 +79,7 @@ class World:
 
     @property
     def interface(self) -> str:
-        """The network device by which a host reaches the others."""
+        """Return the network device through which a host reaches the others."""
         return namespaces.INTERFACE if self.shaped else "lo"
 
     @property
@@ -88,22 +90,22 @@ class World:
         apart = [f"{a} and {b}" for a in self.hosts for b in self.hosts if a < b and (a, b) not in self._links]
         more = f" and {len(apart) - 3} more pairs" if len(apart) > 3 else ""
         return (
-            "what a host sends to itself is not shaped: it has a loopback of its own",
+            "what a host sends to itself is not slowed down: it has a loopback of its own",
             *([f"no link, so no connection: {', '.join(apart[:3])}{more}"] if apart else []),
         )
 
     @property
     def router(self) -> int | None:
-        """The router's process number, where there is one."""
+        """Return the process number of the router, or None if there is no router."""
         return self._router.pid if self._router is not None else None
 
     def address(self, host: str) -> str:
-        """The IPv4 address of a host, for the other hosts of this world."""
+        """Return the IPv4 address of a host, as seen by the other hosts of this world."""
         number = self._number(host)
         return _address(number) if self.shaped else _LOOPBACK
 
     def command(self, host: str, argv: Sequence[str]) -> list[str]:
-        """The command that runs `argv` on a host: the same process, with the same pipes and signals."""
+        """Return the command that runs `argv` on a host, as the same process with the same pipes and signals."""
         number = self._number(host)
         if not self.shaped:
             return list(argv)
@@ -111,7 +113,7 @@ class World:
         return namespaces.command_in(self._names[number], argv)
 
     def pairs(self, a: str, b: str) -> list[tuple[str, str]]:
-        """The ordered pairs of hosts whose link `change` would change; UsageError if there is none."""
+        """Return the ordered pairs of hosts whose link `change` would change; raise UsageError if there is none."""
         return self._links.pairs(a, b)
 
     def change(
@@ -124,9 +126,10 @@ class World:
         loss: float | None = None,
         cut: bool | None = None,
     ) -> None:
-        """Changes links both ways, between two hosts or all hosts of two regions; None leaves a value as it is.
+        """Change links in both directions, between two hosts or between all hosts of two regions.
 
-        Holds at once, for all that has not left its sender. `loss` is the part of packets that is lost.
+        None leaves a value as it is. The change applies at once to everything that has not left its sender. `loss` is
+        the fraction of packets that is lost.
         """
         with self._changing:
             router = self._living()
@@ -134,19 +137,19 @@ class World:
             self._tell(router)
 
     def mend(self, a: str, b: str) -> None:
-        """Makes links what the cluster says again."""
+        """Reset links to the values of the cluster file."""
         with self._changing:
             router = self._living()
             self._links.mend(a, b)
             self._tell(router)
 
     def check(self) -> None:
-        """RunError if the world was broken from outside; then it is removed."""
+        """Raise RunError if the world was broken from outside; in that case the world is removed."""
         if self.shaped:
             self._living()
 
     def close(self) -> None:
-        """Ends everything that runs in this world and removes it. May be called again."""
+        """End everything that runs in this world and remove it. It is safe to call this twice."""
         router, self._router = self._router, None
         names, self._names = self._names, []
         try:
@@ -180,7 +183,7 @@ class World:
         return {"name": self._names[number], "address": _address(number), "reaches": reaches}
 
     def _tell(self, router: _Router) -> None:
-        """Sends what is not as it was."""
+        """Send the router the rows of the table that have changed."""
         table = self._links.table()
         news = {
             kind: {key: value for key, value in rows.items() if self._sent[kind].get(key) != value}
@@ -198,7 +201,7 @@ class World:
         return self.hosts.index(host)
 
     def _living(self) -> _Router:
-        """The router, if there is one and it runs."""
+        """Return the running router; raise an error if there is none or it has ended."""
         if not self.shaped:
             raise UsageError("links of a world on loopback cannot be changed", found=self.reason)
         if self._router is None:
@@ -215,24 +218,24 @@ class World:
 
 
 class _Router:
-    """The router's process."""
+    """The router process, seen from its owner."""
 
     def __init__(self, name: str) -> None:
         self._popen = subprocess.Popen(
-            (*_ROUTER, name),  # for people who look at the list of processes
+            (*_ROUTER, name),  # the name is for people who look at the list of processes
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is its owner's
+            start_new_session=True,  # so that Ctrl-C reaches only the owner
         )
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Return the process number."""
         return self._popen.pid
 
     def ask(self, order: dict[str, Any]) -> str | None:
-        """Sends a line and waits for the answer: None, or what went wrong."""
+        """Send an order and wait for the answer; return None, or a text that says what went wrong."""
         stdin, stdout = self._popen.stdin, self._popen.stdout
         assert stdin is not None and stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -251,7 +254,7 @@ class _Router:
         return None if self._popen.poll() is None else self._last_words()
 
     def end(self) -> None:
-        """Lets it remove the hosts and go."""
+        """Let the router remove the hosts and wait for its end; kill it if that takes too long."""
         for pipe in (self._popen.stdin, self._popen.stdout):
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
@@ -274,7 +277,7 @@ class _Router:
 
 
 def unable() -> str | None:
-    """Return what keeps this machine from emulating hosts, found by trying one; None if nothing does."""
+    """Create a small world to find out what keeps this machine from emulating links; return None if nothing does."""
     figures = dict.fromkeys(("bandwidth", "latency", "nic", "bus", "memory"), 1.0)
     host = msgspec.convert({"name": "trial", "region": "here", "devices": {}, "cores": 1, **figures}, Host)
     try:
@@ -285,7 +288,7 @@ def unable() -> str | None:
 
 
 def _chosen(cluster: Cluster, hosts: Sequence[str] | None) -> tuple[str, ...]:
-    """Those hosts, in the cluster's order."""
+    """Return the chosen hosts in the cluster's order; raise UsageError for an unknown host or a wrong count."""
     for host in hosts or ():
         if host not in cluster.hosts:
             raise UsageError(f"no host {host!r} in {cluster.name}", expected=f"one of {', '.join(cluster.hosts)}")
@@ -296,5 +299,8 @@ def _chosen(cluster: Cluster, hosts: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _address(number: int) -> str:
-    """Worlds do not see each other, nor the machine's own network: all may use the same addresses."""
+    """Return the address of the host with this number.
+
+    All worlds may use the same addresses, because they see neither each other nor the machine's own network.
+    """
     return f"10.77.{(number + 1) // 256}.{(number + 1) % 256}"

@@ -1,4 +1,4 @@
-"""What binds a plan: where its seconds go, what would help, and by how much, found by trying it in the simulator.
+"""The limits of a plan: its seconds by place, and changes that would help, found by trying them in the simulator.
 
 The step is the chain of `cost.critical`; its legs are added up by place. What binds is the place with most seconds, or
 memory, where a way to do the same that needs more of it would bring more than any one faster device or link. What would
@@ -17,7 +17,7 @@ from isthmus.cost.simulate import Played, Price, Shortage
 from isthmus.cost.timeline import LinkUse, timeline
 from isthmus.errors import NoPlanError, NoPlanYetError
 from isthmus.explain.group_talk import talk_of
-from isthmus.explain.what_if import Alternative, Culprit, PricedPlan, ladders, roomier
+from isthmus.explain.what_if import Alternative, Culprit, PricedPlan, ladders, with_more_memory
 from isthmus.plan.types import Outcome
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.problem import Problem
@@ -50,7 +50,7 @@ class TimePart(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """What binds. `sort`: memory, or the sort of a place."""
+    """The limit of a plan. `sort`: memory, or the sort of a place."""
 
     sort: str
     name: str
@@ -69,7 +69,7 @@ class WhatIf(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """All of it; `what_if` has the change that saves most first."""
+    """The whole explanation; `what_if` has the change that saves most first."""
 
     step_seconds: float
     parts: tuple[TimePart, ...]
@@ -90,10 +90,10 @@ def explain(given: PricedPlan, listen: Listener = lambda text: None) -> Explanat
     price, played = given.price(), given.simulator.play(given.plan)
     parts = _parts(given, played)
     tried = list(_machines(given, price, played, parts, listen)) if price.fits else []
-    room = list(_memory(given, price, listen)) if price.fits else []
-    found = sorted([*tried, *(each for each, _ in room)], key=lambda each: each.step_seconds)
+    with_memory = list(_memory(given, price, listen)) if price.fits else []
+    found = sorted([*tried, *(each for each, _ in with_memory)], key=lambda each: each.step_seconds)
     binding = _binding(parts, played, given.cluster, price)
-    best, short = min(room, key=lambda item: item[0].step_seconds, default=(None, ()))
+    best, short = min(with_memory, key=lambda item: item[0].step_seconds, default=(None, ()))
     if best is not None and short and all(best.step_seconds <= each.step_seconds for each in tried if not each.wide):
         binding = _short_of(short, price.step_seconds - best.step_seconds, _way(price, best))
     return Explanation(price.step_seconds, parts, binding, tuple(found))
@@ -124,7 +124,7 @@ def _scheme(problem: Problem, name: str, budget: float | None, listen: Listener)
 
 
 def place_of(cluster: Cluster, where: str) -> Culprit:
-    """The place of a leg of the chain: `where` is a device, a host, or a resource of the fabric."""
+    """Return the place of a leg of the chain: `where` is a device, a host, or a resource of the fabric."""
     if where in cluster.devices:
         return Culprit("device", (where,))
     if where in cluster.hosts:
@@ -143,7 +143,10 @@ def place_of(cluster: Cluster, where: str) -> Culprit:
 
 
 def _parts(given: PricedPlan, played: Played) -> tuple[TimePart, ...]:
-    """The chain added up, the largest part first; what tensor groups send while they compute is told as sending."""
+    """Add up the chain by place, the largest part first.
+
+    What tensor groups send while they compute counts as sending.
+    """
     found: dict[tuple[str, Culprit], dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
     def add(what: str, place: Culprit, kind: str, seconds: float) -> None:
@@ -169,7 +172,7 @@ def _parts(given: PricedPlan, played: Played) -> tuple[TimePart, ...]:
 
 
 def _together(cluster: Cluster, seconds: Mapping[tuple[str, Culprit], float]) -> dict[Culprit, Culprit]:
-    """Devices of one kind and region of which none takes half of their seconds: a long pipeline's, told as one."""
+    """Join devices of one kind and region into one entry if none takes half of their seconds, as in a long pipeline."""
     classes: dict[tuple[str, str], dict[Culprit, float]] = defaultdict(lambda: defaultdict(float))
     for (_, place), spent in seconds.items():
         if place.sort == "device":
@@ -184,7 +187,7 @@ def _together(cluster: Cluster, seconds: Mapping[tuple[str, Culprit], float]) ->
 
 
 def _by_place(parts: Sequence[TimePart]) -> dict[Culprit, list[TimePart]]:
-    """The parts of each place, that with most seconds first."""
+    """Group the parts by place, that with most seconds first."""
     found: dict[Culprit, list[TimePart]] = defaultdict(list)
     for part in parts:
         found[part.place].append(part)
@@ -199,12 +202,12 @@ def _seconds(parts: Sequence[TimePart]) -> float:
 
 
 def _binding(parts: Sequence[TimePart], played: Played, cluster: Cluster, price: Price) -> Binding:
-    """Memory that is missing, or the place with most seconds."""
+    """Return what limits the step: memory that is missing, or the place with most seconds."""
     if price.shortages:
         return _short_of(price.shortages, 0.0, "the plan does not fit")
     places = _by_place(parts)
     if not places:
-        return Binding("nothing", "nothing", 0.0, "nothing in it takes any time")
+        return Binding("nothing", "nothing", 0.0, "no part of the step takes any time")
     place, own = next(iter(places.items()))
     total = _seconds(own)
     text = f"{place}: {_percent(total / price.step_seconds)} of the step ({_spent(own)}"
@@ -213,7 +216,7 @@ def _binding(parts: Sequence[TimePart], played: Played, cluster: Cluster, price:
 
 
 def _spent(parts: Sequence[TimePart]) -> str:
-    """`1.2 s sending gradients, 300 ms latency`."""
+    """Say how long each thing takes: `1.2 s sending gradients, 300 ms latency`."""
     return ", ".join(f"{format_seconds(part.seconds)} {_doing(part)}" for part in parts)
 
 
@@ -223,7 +226,7 @@ def _doing(part: TimePart) -> str:
 
 
 def _why(parts: Sequence[TimePart], step: float) -> str:
-    """The places that take most of a step: `link a - b 61 % (sending gradients, latency), ...`."""
+    """Name the places that take most of a step: `link a - b 61 % (sending gradients, latency), ...`."""
     told, words = 0.0, []
     for place, own in list(_by_place(parts).items())[:_TOLD]:
         doing = ", ".join(_doing(part) for part in own if part.seconds >= _LEAST * step)
@@ -240,14 +243,14 @@ def _percent(part: float) -> str:
 
 
 def _use(cluster: Cluster, place: Culprit, links: Sequence[LinkUse]) -> float:
-    """Bytes a step over a place, both ways."""
+    """Return the bytes a step that pass a place, both ways."""
     return sum(link.bytes for link in links if place_of(cluster, link.name) == place)
 
 
 def _short_of(shortages: Sequence[Shortage], saves: float, why: str) -> Binding:
-    """Memory, where most of it is missing."""
+    """Return memory as what limits the step, at the device where most of it is missing."""
     worst = max(shortages, key=lambda short: short.needed - short.available)
-    text = f"memory of {worst.where}: {format_bytes(worst.needed)} needed, {format_bytes(worst.available)} there"
+    text = f"memory of {worst.where}: {format_bytes(worst.needed)} needed, {format_bytes(worst.available)} available"
     more = f" (and {len(shortages) - 1} more)" if len(shortages) > 1 else ""
     return Binding("memory", f"memory of {worst.where}", saves, f"{text}{more}; {why}")
 
@@ -263,7 +266,7 @@ def _way(price: Price, best: WhatIf) -> str:
 def _machines(
     given: PricedPlan, price: Price, played: Played, parts: Sequence[TimePart], listen: Listener
 ) -> Iterator[WhatIf]:
-    """Faster devices and links at the places that take most of the step."""
+    """Try faster devices and links at the places that take most of the step."""
     names, tried = played.fabric.devices, set[str]()
     groups = {names[first]: [names[d] for d in members] for first, members in played.groups.items()}
     for place, own in list(_by_place(parts).items())[:_PLACES]:
@@ -278,7 +281,9 @@ def _machines(
 def _climbed(
     place: Culprit, ladder: Sequence[Alternative], price: Price, total: float, tried: set[str], listen: Listener
 ) -> Iterator[WhatIf]:
-    """The changes that save something, up to one that was tried; wider ones only where narrower ones save little."""
+    """Yield the changes that save something, up to one that was tried; try wider ones only where narrower ones save
+    little.
+    """
     told = _LEAST * price.step_seconds / _MORE
     for change in ladder:
         if change.words in tried:
@@ -295,8 +300,8 @@ def _climbed(
 
 
 def _memory(given: PricedPlan, price: Price, listen: Listener) -> Iterator[tuple[WhatIf, tuple[Shortage, ...]]]:
-    """Ways to do the same that need more memory and are faster, with what they lack."""
-    for words, other in roomier(given):
+    """Yield ways to do the same that need more memory and are faster, with what they lack."""
+    for words, other in with_more_memory(given):
         listen(words)
         after = other.price()
         if after.impossible or price.step_seconds - after.step_seconds < _LEAST * price.step_seconds:

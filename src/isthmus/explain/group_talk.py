@@ -1,4 +1,4 @@
-"""What tensor groups talk while they compute: those all-reduces are inside the seconds of their blocks.
+"""The messages of tensor groups while they compute: those all-reduces are inside the seconds of their blocks.
 
 With T(n, rate, latency) what the blocks of a group of n devices take on links of that rate and latency, the part of
 its computing that is sending is (T(n, rate, 0) - T(n, inf, 0)) / T, and latency (T - T(n, rate, 0)) / T.
@@ -67,7 +67,7 @@ def _ring(replica: Replica) -> Iterator[tuple[str, str]]:
 
 
 def _hop(cluster: Cluster, a: str, b: str) -> tuple[float, float, Culprit]:
-    """Bandwidth and latency between two devices, and whose those are."""
+    """Return the bandwidth and latency between two devices, and whose those are."""
     host, other = cluster.host_of(a), cluster.host_of(b)
     link = cluster.link(host.name, other.name) if host.name != other.name else None
     if link is None:

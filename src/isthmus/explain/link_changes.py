@@ -70,7 +70,9 @@ class FasterLinks:
         return hosts
 
     def words(self, factor: int) -> str:
-        """`link virginia - frankfurt at 16 Gbit/s instead of 2 Gbit/s, 5.5 ms instead of 44 ms one way`."""
+        """Describe the change: `link virginia - frankfurt at 16 Gbit/s instead of 2 Gbit/s, 5.5 ms instead of 44 ms one
+        way`.
+        """
         named = [self._words(link, factor) for link in self.links[:_NAMED]]
         rest = len(self.links) - _NAMED
         named += [f"{rest} more link{'s' * (rest > 1)} {factor} times as fast"] if rest > 0 else []
@@ -117,7 +119,7 @@ class NewLinks:
         return Link(between=pair, bandwidth=BytesPerSecond(factor * _SLOWEST), latency=latency)
 
     def words(self, factor: int) -> str:
-        """`a new link oslo - lima of 160 Mbit/s, 20 ms one way`."""
+        """Describe the change: `a new link oslo - lima of 160 Mbit/s, 20 ms one way`."""
         named = [self._words(self._link(pair, factor)) for pair in self.pairs[:_NAMED]]
         rest = len(self.pairs) - _NAMED
         return " and ".join([*named, *([f"{rest} more like {'them' if rest > 1 else 'it'}"] if rest > 0 else [])])

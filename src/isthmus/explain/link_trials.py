@@ -1,4 +1,4 @@
-"""Why devices are unused, and which links would make them useful, found by planning anew with better links.
+"""Reasons why devices are unused, and links that would make them useful, found by planning anew with better links.
 
 For each group of unused devices more bandwidth is tried and then, where that does not help, more bandwidth with less
 latency; for hosts that cannot be reached, a new link. The largest change comes first. Where even that brings no faster
@@ -15,13 +15,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from isthmus.cluster.spec import Cluster
-from isthmus.cost.simulate import Price, Simulator
+from isthmus.cost.simulate import Price
 from isthmus.errors import NoPlanError
 from isthmus.explain.link_changes import FasterLinks, LinkChange, NewLinks
 from isthmus.explain.why_unused import Idle, idle_devices, why_left_out
-from isthmus.plan.types import Plan
 from isthmus.planners.portfolio import choose_plan
-from isthmus.planners.problem import LARGE, Problem
+from isthmus.planners.problem import LARGE, Problem, make_problem
 from isthmus.units import Bytes, format_bytes, format_seconds
 
 __all__ = ["MARGIN", "Useful", "WhyUnused", "explain_unused"]
@@ -43,7 +42,7 @@ class Useful(NamedTuple):
 
 
 class WhyUnused(NamedTuple):
-    """Why devices are unused. `with_them`: seconds of the fastest plan with them that was found.
+    """The reason why devices are unused. `with_them`: seconds of the fastest plan with them that was found.
 
     `tried`: the largest change of links that was tried, in words; empty where none was.
     """
@@ -55,23 +54,20 @@ class WhyUnused(NamedTuple):
     tried: str = ""
 
 
-class _Watched(Problem):
-    """A problem that remembers the fastest plan with devices of each group."""
+class _Fastest:
+    """The fastest plan with devices of each group, among all plans that a search prices."""
 
-    def __init__(self, given: Problem, cluster: Cluster, groups: Sequence[Idle]) -> None:
-        super().__init__(cluster, given.job, given.graph, given.precision, given.seed, given.profile)
+    def __init__(self, groups: Sequence[Idle]) -> None:
         self.groups = [frozenset(each.devices) for each in groups]
         self.best: dict[frozenset[str], float] = {}
 
-    def priced(self, simulator: Simulator, plan: Plan) -> Price:
-        """Price a plan, and note whom it uses."""
-        price = super().priced(simulator, plan)
+    def __call__(self, price: Price) -> None:
+        """Take note of a plan's price."""
         for group in self.groups if price.fits else ():
             if not group.isdisjoint(price.memory):
                 self.best[group] = min(price.step_seconds, self.best.get(group, math.inf))
-        return price
 
-    def fastest_with(self, group: Idle) -> float | None:
+    def using(self, group: Idle) -> float | None:
         """Return the seconds of the fastest plan so far with any of the group's devices."""
         return self.best.get(frozenset(group.devices))
 
@@ -83,27 +79,35 @@ def explain_unused(problem: Problem, price: Price, listen: Listener = lambda tex
     tried = sorted(open_, key=lambda each: -len(each.devices))[:_GROUPS]
     if not price.fits or len(problem.usable) > LARGE:
         tried = []
-    now = _Watched(problem, problem.cluster, open_)
+    now = _Fastest(open_)
     if any(each.reason == "slower" for each in tried):
         listen("plans with devices that are not used")
-        _planned(now)
+        _planned(problem, now)
     trials = _Trials(problem, price, listen)
-    found = [now.fastest_with(each) for each in idle]
+    found = [now.using(each) for each in idle]
     return tuple(
         trials.explained(each, best) if each in tried else WhyUnused(each, _why(problem, each, price, best), best)
         for each, best in zip(idle, found, strict=True)
     )
 
 
-def _planned(problem: Problem) -> float | None:
-    """Return the seconds of the fastest plan, found as `isthmus plan` finds it; None where nothing fits."""
+def _planned(problem: Problem, watch: _Fastest) -> float | None:
+    """Return the seconds of the fastest plan, found as `isthmus plan` finds it; None where nothing fits.
+
+    `watch` takes note of all plans that the search prices.
+    """
     try:
-        choice = choose_plan(problem, beside=False)
+        choice = choose_plan(problem, beside=False, watch=watch)
     except NoPlanError:
         return None
     if choice.interrupted:
         raise KeyboardInterrupt
     return choice.price.step_seconds
+
+
+def _on(problem: Problem, cluster: Cluster) -> Problem:
+    """Return the same problem on another cluster."""
+    return make_problem(cluster, problem.job, problem.graph, problem.precision, problem.seed, problem.profile)
 
 
 class _Trials:
@@ -119,8 +123,8 @@ class _Trials:
         why = _why(self.problem, idle, self.price, with_them)
         if with_them is not None and with_them < (1 - MARGIN) * self.step:
             return WhyUnused(idle, why, with_them)
-        if with_them is None and (roomy := self._with_memory(idle)) is not None:
-            return WhyUnused(idle._replace(reason="memory"), _short(self.problem, idle, roomy, self.step))
+        if with_them is None and (unlimited := self._with_memory(idle)) is not None:
+            return WhyUnused(idle._replace(reason="memory"), _short(self.problem, idle, unlimited, self.step))
         most = ""
         for change in self._changes(idle):
             useful, most = self._smallest(idle, change), change.most
@@ -147,10 +151,10 @@ class _Trials:
         ):
             return None
         self.listen(f"more memory for {idle}")
-        roomy = {name: replace(cluster.kinds[name], memory=Bytes(math.inf)) for name in idle.kinds}
-        trial = _Watched(self.problem, replace(cluster, kinds={**cluster.kinds, **roomy}), [idle])
-        _planned(trial)
-        return trial.fastest_with(idle)
+        unlimited = {name: replace(cluster.kinds[name], memory=Bytes(math.inf)) for name in idle.kinds}
+        fastest = _Fastest([idle])
+        _planned(_on(self.problem, replace(cluster, kinds={**cluster.kinds, **unlimited})), fastest)
+        return fastest.using(idle)
 
     def _smallest(self, idle: Idle, change: LinkChange) -> Useful | None:
         """Return the smallest change with which a plan with the devices saves enough, found by bisection."""
@@ -170,8 +174,8 @@ class _Trials:
 
     def _found(self, idle: Idle, cluster: Cluster) -> float | None:
         """Return the seconds of the fastest plan on a cluster, if the devices are in it."""
-        trial = _Watched(self.problem, cluster, [idle])
-        fastest, with_them = _planned(trial), trial.fastest_with(idle)
+        watch = _Fastest([idle])
+        fastest, with_them = _planned(_on(self.problem, cluster), watch), watch.using(idle)
         return with_them if fastest is not None and with_them is not None and with_them <= fastest else None
 
 
@@ -199,12 +203,12 @@ def _stays_whole(problem: Problem) -> bool:
     return not problem.job.trust_independent_samples and any(block.unproven for block in problem.graph.blocks)
 
 
-def _short(problem: Problem, idle: Idle, roomy: float, step: float) -> str:
+def _short(problem: Problem, idle: Idle, unlimited: float, step: float) -> str:
     """Say that memory is what they lack."""
     memory = _listed(f"{kind} has {format_bytes(problem.cluster.kinds[kind].memory)}" for kind in idle.kinds)
     return (
         f"too little memory ({memory}): no plan with {idle.them} that was tried fits; with enough of it "
-        f"the fastest takes {format_seconds(roomy)} a step, without {idle.them} {format_seconds(step)}"
+        f"the fastest takes {format_seconds(unlimited)} a step, without {idle.them} {format_seconds(step)}"
     )
 
 

@@ -24,13 +24,13 @@ from isthmus.plan.types import Pipeline, Plan, Pool, Stage
 from isthmus.plan.validate import check
 from isthmus.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, format_bandwidth, format_seconds
 
-__all__ = ["Alternative", "Culprit", "PricedPlan", "ladders", "roomier", "swapped"]
+__all__ = ["Alternative", "Culprit", "PricedPlan", "ladders", "swapped", "with_more_memory"]
 
 Sort = Literal["device", "processor", "link", "trunk", "nic", "bus", "inside"]
 
 
 class Culprit(NamedTuple):
-    """Something of a cluster that can hold a step up: a device, or what one line of the cluster file gives.
+    """A part of a cluster that can hold a step up: a device, or what one line of the cluster file gives.
 
     `names`: the devices (several where equal ones take turns), the host, or the two ends of the link.
     """
@@ -39,7 +39,7 @@ class Culprit(NamedTuple):
     names: tuple[str, ...]
 
     def __str__(self) -> str:
-        """In words."""
+        """Return the place in words."""
         if self.sort == "device":
             return self.names[0] + (f" and {len(self.names) - 1} more like it" if len(self.names) > 1 else "")
         ends = " - ".join(self.names)
@@ -59,7 +59,7 @@ class PricedPlan(NamedTuple):
 
     @property
     def simulator(self) -> Simulator:
-        """One for this cluster."""
+        """Return a simulator for this cluster."""
         return Simulator(self.cluster, self.models, profile=self.profile)
 
     def price(self) -> Price:
@@ -68,7 +68,7 @@ class PricedPlan(NamedTuple):
 
 
 class Alternative(NamedTuple):
-    """Something else, in words, and how to make it."""
+    """A change in words, and how to make it."""
 
     words: str
     made: Callable[[], PricedPlan]
@@ -94,7 +94,9 @@ def ladders(
 
 
 def _faster_devices(given: PricedPlan, place: Culprit, members: Sequence[str]) -> list[Alternative]:
-    """Those devices, all of their kind, all; the narrower words where these are the same."""
+    """Try those devices twice as fast, then all of their kind, then all; where these are the same, use the narrower
+    words.
+    """
     kind = given.cluster.devices[members[0]].kind
     alike = [name for name, each in given.cluster.devices.items() if each.kind == kind]
     others = " with all that act as one" if len(members) > len(place.names) else ""
@@ -113,7 +115,7 @@ def _faster_devices(given: PricedPlan, place: Culprit, members: Sequence[str]) -
 
 
 def _twice(given: PricedPlan, devices: Collection[str]) -> PricedPlan:
-    """Those devices compute, and use their memory, twice as fast; how much of it there is, is not the question."""
+    """Let those devices compute, and use their memory, twice as fast; the size of their memory stays as it is."""
     for name in dict.fromkeys(given.cluster.devices[device].kind for device in devices):
         kind = given.cluster.kinds[name]
         faster = replace(
@@ -131,7 +133,7 @@ def _twice(given: PricedPlan, devices: Collection[str]) -> PricedPlan:
 
 
 def _sped_up(profile: Profile | None, kind: str, faster: str) -> Profile | None:
-    """Measured times of a kind also as times of one that is twice as fast; Python and sending stay as they are."""
+    """Add the measured times of a kind as times of one that is twice as fast; Python and sending stay as they are."""
     if profile is None:
         return None
 
@@ -150,7 +152,7 @@ def _sped_up(profile: Profile | None, kind: str, faster: str) -> Profile | None:
 
 
 def _fastest_kind(given: PricedPlan, place: Culprit, members: Sequence[str]) -> list[Alternative]:
-    """The cluster's fastest kind, if that is another."""
+    """Try the cluster's fastest kind in place of theirs, if that is another."""
     device, own = members[0], given.cluster.devices[members[0]].kind
     job = next(job for job in _jobs(given.plan) if device in job[0])
     table = given.simulator.table(job[1], job[2], job[3])
@@ -164,7 +166,7 @@ def _fastest_kind(given: PricedPlan, place: Culprit, members: Sequence[str]) -> 
 
 
 def _jobs(plan: Plan) -> Iterator[tuple[set[str], str, Any, bool]]:
-    """Devices, name, precision and `mixed` of each job."""
+    """Return devices, name, precision and `mixed` of each job."""
     for part in plan.parts:
         if isinstance(part, Pool):
             yield from ((set(part.devices), job.job.name, job.precision, job.job.mixed) for job in part.jobs)
@@ -175,7 +177,9 @@ def _jobs(plan: Plan) -> Iterator[tuple[set[str], str, Any, bool]]:
 
 
 def swapped(given: PricedPlan, devices: Collection[str], kind: DeviceKind) -> tuple[PricedPlan, dict[str, str]]:
-    """Those devices become others of a kind; and the new name of every device, as the index counts within a kind."""
+    """Make those devices ones of another kind; return the new name of every device too, as the index counts within a
+    kind.
+    """
     cluster, names = given.cluster, dict[str, str]()
     hosts = {name: Counter[str]() for name in cluster.hosts}
     for name, device in cluster.devices.items():
@@ -240,7 +244,7 @@ def _trunk(given: PricedPlan, place: Culprit) -> Alternative:
 
 
 def _with_link(given: PricedPlan, link: Link, **fields: Any) -> PricedPlan:
-    """One link is another; nics that nobody gave still fill it (as in `cluster.load`)."""
+    """Replace one link; nics that nobody gave still have as much as their links (as in `cluster.load`)."""
     new = replace(link, **fields)
 
     def host(old: Host) -> Host:
@@ -260,7 +264,7 @@ _FIELDS = {"nic": "nic", "bus": "bus", "inside": "bandwidth", "processor": "core
 
 
 def _host_field(given: PricedPlan, place: Culprit) -> list[Alternative]:
-    """Twice of what a host has, and of what every host has."""
+    """Try twice of what a host has, and of what every host has."""
     field, (name,) = _FIELDS[place.sort], place.names
     value = getattr(given.cluster.hosts[name], field)
     old, new = (f"{v} cores" if field == "cores" else format_bandwidth(v) for v in (value, 2 * value))
@@ -285,8 +289,10 @@ def _with_hosts(given: PricedPlan, field: str, names: Collection[str]) -> Priced
 # Memory.
 
 
-def roomier(given: PricedPlan) -> Iterator[tuple[str, PricedPlan]]:
-    """Ways to do the same that need more memory, each with how it is done, where the rules of plans allow them."""
+def with_more_memory(given: PricedPlan) -> Iterator[tuple[str, PricedPlan]]:
+    """Yield ways to do the same that need more memory, each with how it is done,
+    where the rules of plans allow them.
+    """
     for words, way in _WAYS.items():
         parts = tuple(part if isinstance(part, Pool) else way(part) for part in given.plan.parts)
         other = given._replace(plan=replace(given.plan, parts=parts))

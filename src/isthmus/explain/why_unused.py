@@ -1,4 +1,4 @@
-"""Which devices of a cluster a plan does not use, and why, as far as that is known without another search."""
+"""The devices that a plan does not use, and why, as far as that is known without another search."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Idle(NamedTuple):
     kinds: Mapping[str, int]
 
     def __str__(self) -> str:
-        """In words: `4 V100-16GB and 2 lab-card of va2`."""
+        """Describe the devices: `4 V100-16GB and 2 lab-card of va2`."""
         counts = " and ".join(f"{count} {kind}" for kind, count in self.kinds.items())
         rest = len(self.hosts) - _NAMED
         more = f" and {rest} more host{'s' * (rest > 1)}" if rest > 0 else ""
@@ -38,7 +38,7 @@ class Idle(NamedTuple):
 
 
 def idle_devices(problem: Problem, used: Collection[str]) -> tuple[Idle, ...]:
-    """The devices that are not among `used`, by shape of their host and by reason, in the order of the file.
+    """Return the devices that are not among `used`, by shape of their host and by reason, in the order of the file.
 
     `slower` is what remains: the device could take part, and no faster plan with it was found. Trials may find that it
     has too little `memory`.
@@ -66,7 +66,7 @@ def _idle(cluster: Cluster, reason: Reason, names: list[str]) -> Idle:
 
 
 def _connected(cluster: Cluster, hosts: set[str]) -> set[str]:
-    """Hosts that messages from any of `hosts` can reach, over others where there is no link between the two.
+    """Return the hosts that messages from any of `hosts` can reach, over others where two have no link.
 
     Links name hosts or regions, and a region's link joins all of its hosts: so names are joined, not pairs of hosts.
     """

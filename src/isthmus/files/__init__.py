@@ -1,7 +1,20 @@
-"""Files in and out, strictly: YAML that people write, JSON that machines write.
+"""Reads and writes files strictly: YAML that people write, JSON that machines write.
 
-Text becomes a `Document` of plain values, a document becomes typed objects; whatever is wrong is said with its file,
-its line (YAML) or its path (JSON), and a remedy. Nothing is guessed, nothing is unpickled, nothing runs code.
+Text becomes a `Document` of plain values, and a document becomes typed objects. Every error names the file, the line
+(YAML) or the path (JSON), and a remedy. Nothing is guessed, nothing is unpickled, and no code of a file is run.
+
+The files in reading order:
+
+- `document.py`: the `Document`: the plain values of a file, their lines, and their conversion to a type.
+- `strict_yaml.py`: parses YAML into a document.
+- `strict_json.py`: parses JSON into a document, and writes files that readers see whole or not at all.
+- `fault_words.py`: turns msgspec's error messages into errors with found, expected and next step.
+- `every_fault.py`: finds all faults of a file in one reading.
+- `kinds.py`: recognises a file of the wrong kind, and says what takes it.
+- `cache_folder.py`: the folder for results that can be computed again.
+
+To add a kind of file, add it to `KINDS` in `kinds.py`; if it states its `kind`, list it in `_SAY_THEIR_KIND` in
+`document.py` as well.
 """
 
 from isthmus.files.cache_folder import cache_folder

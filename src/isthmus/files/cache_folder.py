@@ -1,4 +1,4 @@
-"""Where things that can be made again are kept."""
+"""The folder for results that can be computed again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["cache_folder"]
 
 
 def cache_folder() -> Path | None:
-    """$ISTHMUS_CACHE, else $XDG_CACHE_HOME/isthmus, else ~/.cache/isthmus; None where there is no home."""
+    """Return $ISTHMUS_CACHE, else $XDG_CACHE_HOME/isthmus, else ~/.cache/isthmus, or None if there is no home."""
     if chosen := os.environ.get("ISTHMUS_CACHE"):
         return Path(chosen)
     shared = os.environ.get("XDG_CACHE_HOME", "")

@@ -1,6 +1,6 @@
-"""A parsed file before it has types: plain values, where each stood, and how to become a typed object.
+"""A parsed file before it has types: its plain values, the line of each, and the conversion to a typed object.
 
-Every file says what it is in `kind` and `version`; these are checked before anything else.
+Every file states what it is in `kind` and `version`; these are checked before anything else.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     value: Any
     lines: Mapping[ValuePath, int] = {}
     error: type[FileError] = FileError
-    dropped: frozenset[ValuePath] = frozenset()  # what was at fault and is gone now; items of lists are null instead
-    passed: frozenset[tuple[ValuePath, str]] = frozenset()  # faults that are known, and passed over by `refuse`
+    dropped: frozenset[ValuePath] = frozenset()  # faulty values that were removed; in lists they are null instead
+    passed: frozenset[tuple[ValuePath, str]] = frozenset()  # known faults, which `refuse` does not raise again
 
     def where(self, path: ValuePath = ()) -> str:
-        """`cluster.yaml line 22`, or `plan.json at parts[0].stages` where lines are unknown."""
+        """Return `cluster.yaml line 22`, or `plan.json at parts[0].stages` if lines are unknown."""
         line = self.line(path)
         if line:
             return f"{self.name} line {line}"
         return f"{self.name} at {show_path(path)}" if path else self.name
 
     def line(self, path: ValuePath) -> int:
-        """The line of the value at `path`, or of what holds it; 0 where lines are unknown."""
+        """Return the line of the value at `path`, or of what holds it; 0 if lines are unknown."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 0)
@@ -64,10 +64,11 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         lacks: str | None = None,
         placeholder: object = None,
     ) -> FileError:
-        """The error to raise about the value at `path`.
+        """Return the error to raise about the value at `path`.
 
-        `refers`: where in the file a name could have been given that is not; "*" is any part. `lacks`: the field that
-        is missing in the value. `placeholder`: a sound value, with which other faults of the file can be found.
+        `refers` gives the places in the file where a missing name could have been defined; "*" stands for any part.
+        `lacks` is the field that is missing in the value. `placeholder` is a sound value, with which other faults of
+        the file can be found.
         """
         return self._explained(
             Fault(
@@ -92,14 +93,20 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
         next: str | None = None,
         refers: tuple[ValuePath, ...] = (),
     ) -> None:
-        """Raises the error about the value at `path`, once: later faults of the file can be found with it as it is."""
+        """Raise the error about the value at `path`, unless it was raised before.
+
+        The value may stay as it is while later faults of the file are looked for.
+        """
         if (path, what) not in self.passed:
             raise self._explained(
                 Fault(path=path, what=what, found=found, expected=expected, next=next, refers=refers, passable=True)
             )
 
     def check(self, *kinds: str, version: int = 1) -> str:
-        """The file's kind, which must be one of `kinds`; refuses other kinds and versions newer than `version`."""
+        """Return the file's kind, which must be one of `kinds`.
+
+        Refuse other kinds and versions newer than `version`.
+        """
         wanted = " or ".join(kinds)
         if not isinstance(self.value, dict):
             raise self.fault(
@@ -137,7 +144,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def convert(self, type: type[T]) -> T:
-        """The document as `type`; `kind` and `version` are left out where the type has no such fields."""
+        """Return the document as `type`; `kind` and `version` are left out if the type has no such fields."""
         value = self.value
         if isinstance(value, dict):
             fields = getattr(type, "__struct_encode_fields__", ())
@@ -156,7 +163,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_file(path: str | Path) -> BinaryIO:
-    """Opens a plain file for reading; anything else is an OSError at once: a pipe would wait for its writer."""
+    """Open a plain file for reading; anything else raises an OSError at once. A pipe would wait for its writer."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
@@ -169,7 +176,7 @@ def open_file(path: str | Path) -> BinaryIO:
 
 
 def read_text(path: str | Path, limit: int, error: type[FileError]) -> str:
-    """The file's text: UTF-8, at most `limit` bytes, no NUL."""
+    """Return the text of a file, which must be UTF-8, at most `limit` bytes, without NUL."""
     try:
         with open_file(path) as file:
             data = file.read(limit + 1)

@@ -1,9 +1,8 @@
-"""Finds every fault of a file in one reading, so that its writer need not come back once for each.
+"""Finds every fault of a file in one reading, so that its author can correct all of them at once.
 
-The file is built; what is at fault is taken out, and the rest is built again, until it can be built or nothing is left
-to take out. A misspelt field gets the name that was most likely meant, so that its value is looked at too. A fault that
-only comes from what was taken out (its field is missing now, a link names a host that is gone) is not
-reported.
+The file is built; whatever is at fault is taken out, and the rest is built again, until it can be built or nothing is
+left to take out. A misspelt field gets the name that was most likely meant, so that its value is checked too. A fault
+that only comes from what was taken out (its field is missing now, or a link names a host that is gone) is not reported.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ __all__ = ["build_or_every_fault"]
 
 T = TypeVar("T")
 
-_MOST_FAULTS = 20  # that are told of
+_MOST_FAULTS = 20  # reported at most
 _MOST_ROUNDS = 60
 
 
 def build_or_every_fault(document: Document, build: Callable[[Document], T]) -> T:
-    """Return what `build` makes of the document; if it fails, raise the error of the first line, with all `others`."""
+    """Return what `build` makes of the document, or raise the error of the first line, with all `others`."""
     try:
         return build(document)
     except FileError as error:
@@ -36,7 +35,7 @@ def build_or_every_fault(document: Document, build: Callable[[Document], T]) -> 
 
 
 def _others(document: Document, build: Callable[[Document], T], error: FileError) -> list[FileError]:
-    """The errors that would come after this one."""
+    """Return the errors that would come after this one."""
     mending, found = _Mending(document), list[FileError]()
     mended = mending.without(error)
     for _ in range(_MOST_ROUNDS):
@@ -53,16 +52,16 @@ def _others(document: Document, build: Callable[[Document], T], error: FileError
 
 
 class _Mending:
-    """A document, and what was taken out of it or put in for the sake of the rest."""
+    """A document, with a record of what was taken out of it or put in so that the rest can be checked."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
         self._gone: set[ValuePath] = set()
         self._filled: dict[ValuePath, Any] = {}
-        self._passed: set[ValuePath] = set()  # names that nothing has, and that still stand there
+        self._passed: set[ValuePath] = set()  # places of names that nothing defines, and that are left in
 
     def without(self, error: FileError) -> Document | None:
-        """The document without what is at fault; None where nothing can be taken out."""
+        """Return the document without what is at fault, or None if nothing can be taken out."""
         fault = error.fault
         if not isinstance(fault, Fault):
             return None
@@ -145,7 +144,7 @@ def _at(value: Any, path: ValuePath) -> Any:
 
 
 def _replaced(value: Any, path: ValuePath, change: Callable[[Any], Any]) -> Any:
-    """A copy of the value with the part at `path` changed."""
+    """Return a copy of the value with the part at `path` changed."""
     if not path:
         return change(value)
     copy = value.copy()

@@ -1,9 +1,9 @@
-"""Turns the one-line complaint of a failed msgspec conversion into where, found, expected and next step.
+"""Turns the one-line message of a failed msgspec conversion into where, found, expected and next step.
 
 msgspec says ``Expected `str`, got `int` - at `$.hosts[...].nic` ``: the path names fields and list positions but not
-the keys of maps (`[...]`). The key is found by bisection: the first entries of that map are converted alone, and the
-shortest prefix that still gives the same complaint ends with the culprit. What would have been right is read off the
-type.
+the keys of maps (`[...]`). The key is found by bisection: only the first entries of that map are converted, and the
+shortest prefix that still gives the same message ends with the faulty entry. What would have been right is derived from
+the type.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _COMPLAINT = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>[
 _TOKEN = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>[0-9]+)\]|\[\.\.\.\]")
 _FIELD = re.compile(r"Object (?P<how>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
 _PLAIN = re.compile(r"Expected `[^`]+`(?: of length [0-9]+)?, got .*|Invalid enum value .*", re.DOTALL)
-_BEGINS = 2  # letters from which on a name may be the beginning of another
-_MOST_NAMES = 8  # offered in place of a wrong one
+_BEGINS = 2  # letters that a name needs at least to count as the beginning of another
+_MOST_NAMES = 8  # offered in place of a wrong name
 _WORDS: dict[type[inspect.Type], str] = {
     inspect.StrType: "text",
     inspect.IntType: "a whole number",
@@ -38,28 +38,28 @@ _WORDS: dict[type[inspect.Type], str] = {
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing wrong with a value, and where it stands."""
+    """One thing that is wrong with a value, and the place of the value."""
 
     path: ValuePath
     what: str
     found: str | None = None
     expected: str | None = None
     next: str | None = None
-    lacks: str | None = None  # the field that is missing there
+    lacks: str | None = None  # the field that is missing in the value
     meant: str | None = None  # the field that was most likely meant by an unknown one
-    placeholder: Any = None  # what could stand there while the rest of the file is looked at
-    passable: bool = False  # the rest of the file can be looked at with the value as it is
-    refers: tuple[ValuePath, ...] = ()  # where the name that it is about could have been given; * is any part
+    placeholder: Any = None  # a value to use while the rest of the file is checked
+    passable: bool = False  # whether the rest of the file can be checked with the value as it is
+    refers: tuple[ValuePath, ...] = ()  # places where the name in question could have been defined; * is any part
 
 
 def show_path(path: ValuePath) -> str:
-    """`links[2].latency`; the empty path is `the file`."""
+    """Return a path as text, like `links[2].latency`; the empty path is `the file`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".") or "the file"
 
 
 def show_value(value: object) -> str:
-    """A value in a few words: text quoted and cut, maps and lists by their kind only."""
+    """Return a value in a few words: text quoted and cut, maps and lists by their kind only."""
     if isinstance(value, dict):
         return "a map"
     if isinstance(value, list):
@@ -71,7 +71,10 @@ def show_value(value: object) -> str:
 
 
 def close_name(name: str, names: Iterable[str]) -> str | None:
-    """`Did you mean 'nic'?` for the known names that a wrong one begins, else for the nearest one, if any is near."""
+    """Return `Did you mean 'nic'?` with the known names that `name` may stand for, or None if none is close.
+
+    These are the names that begin with `name`, or else the nearest one.
+    """
     near = _near(name, names)
     if not near:
         return None
@@ -81,7 +84,10 @@ def close_name(name: str, names: Iterable[str]) -> str | None:
 
 
 def _near(name: str, names: Iterable[str]) -> list[str]:
-    """The names that it begins; else the one that is spelt most like it; else the longest that begins it."""
+    """Return the known names that `name` begins.
+
+    If there are none, return the one that is spelt most like it, or else the longest one that begins it.
+    """
     by_folded = {known.casefold(): known for known in islice(names, 2000)}
     folded = name[:64].casefold()
     near = [known for known in by_folded if known.startswith(folded)] if len(folded) >= _BEGINS else []
@@ -93,7 +99,7 @@ def _near(name: str, names: Iterable[str]) -> list[str]:
 
 
 def explain(value: object, type: Any, complaint: str) -> Fault:
-    """The fault behind `complaint`, which msgspec gave when it converted `value` to `type`."""
+    """Return the fault behind `complaint`, which msgspec gave when it converted `value` to `type`."""
     match = _COMPLAINT.fullmatch(complaint)
     assert match is not None  # every part of the pattern is optional
     path = _locate(value, type, complaint, match["path"] or "", in_key=bool(match["key"]))
@@ -156,7 +162,7 @@ def _wrong_value(path: ValuePath, infos: list[inspect.Type], value: object, comp
 
 
 def _locate(value: Any, type: Any, complaint: str, text: str, *, in_key: bool) -> ValuePath:
-    """The path of a complaint with the keys of maps filled in."""
+    """Return the path of a complaint with the keys of maps filled in."""
     path: ValuePath = ()
     for token in _TOKEN.finditer(text):
         if token["field"] is not None:
@@ -191,7 +197,7 @@ def _complains(value: object, type: Any, complaint: str) -> bool:
 
 
 def _at(value: Any, path: ValuePath) -> Any:
-    """The part at `path`; None where there is none: an unknown field's name may itself look like a path."""
+    """Return the part at `path`, or None if there is none: an unknown field's name may itself look like a path."""
     for part in path:
         try:
             value = value[part]
@@ -201,7 +207,7 @@ def _at(value: Any, path: ValuePath) -> Any:
 
 
 def _replaced(value: Any, path: ValuePath, replacement: object) -> object:
-    """A copy of `value` with the part at `path` replaced."""
+    """Return a copy of `value` with the part at `path` replaced."""
     if not path:
         return replacement
     copy = value.copy()
@@ -210,7 +216,7 @@ def _replaced(value: Any, path: ValuePath, replacement: object) -> object:
 
 
 def _types_at(info: inspect.Type, path: ValuePath) -> list[inspect.Type]:
-    """The types that a value at `path` may have: several below a union."""
+    """Return the types that a value at `path` may have; below a union there are several."""
     infos = _alternatives(info)
     for part in path:
         infos = [inner for outer in infos for child in _children(outer, part) for inner in _alternatives(child)]
@@ -240,7 +246,7 @@ def _children(info: inspect.Type, part: str | int) -> list[inspect.Type]:
 
 
 def _describe(info: inspect.Type) -> str:
-    """A type in words."""
+    """Return a type in words."""
     if isinstance(info, inspect.UnionType):
         return " or ".join(_describe(member) for member in _alternatives(info))
     if examples := _examples(info):
@@ -253,7 +259,7 @@ def _describe(info: inspect.Type) -> str:
 
 
 def _placeholder(info: inspect.Type | None) -> Any:
-    """A value of the type, whatever it says; None where there is no simple one."""
+    """Return some value of the type, or None if there is no simple one."""
     if info is not None and (examples := _examples(info)):
         return {} if _is_map(info) else examples[0]
     simple = {inspect.StrType: "x", inspect.IntType: 1, inspect.FloatType: 1.0, inspect.DictType: {}}

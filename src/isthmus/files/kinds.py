@@ -1,7 +1,7 @@
-"""What a file is, whatever it is called: a file of the wrong kind is met with one sentence, the same everywhere.
+"""Recognises what a file is, whatever its name, so that a file of the wrong kind gives the same error everywhere.
 
-A reader that fails asks what it was given. If that is something else than what it reads, the answer says what it is,
-what was expected, and what takes it. A good file is never looked at twice.
+A reader that fails asks what it was given. If that is another kind of file than it reads, the error says what the file
+is, what was expected, and which command takes it. A good file is never read twice.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STEP = re.compile(r"step-[0-9]+", re.ASCII)
 
 
 class Kind(NamedTuple):
-    """A kind of file: what to call one, how to know or get one, and what takes it."""
+    """A kind of file: its name, how to recognise or make one, and which command takes it."""
 
     name: str
     made: str = ""
@@ -75,7 +75,7 @@ KINDS = {
 
 
 class _Head(msgspec.Struct):
-    """What of a JSON object tells its kind."""
+    """The fields of a JSON object that tell its kind."""
 
     kind: str = ""
     event: str = ""
@@ -86,7 +86,7 @@ class _Head(msgspec.Struct):
 
 @contextlib.contextmanager
 def expecting(path: str | Path, *wanted: str, error: type[IsthmusError] = FileError) -> Iterator[None]:
-    """Reads a file inside: if that fails because it is of another kind than those `wanted`, the error says so."""
+    """Read a file inside this context: if that fails because the file is of another kind than `wanted`, say so."""
     try:
         yield
     except IsthmusError:
@@ -99,9 +99,9 @@ def expecting(path: str | Path, *wanted: str, error: type[IsthmusError] = FileEr
 def wrong_kind(
     path: str | Path, *wanted: str, error: type[IsthmusError] = FileError, instead: str | None = None
 ) -> IsthmusError | None:
-    """The error about a file that is there, and certainly of none of the kinds `wanted`; else None.
+    """Return the error about a file that exists and is certainly of none of the kinds `wanted`, else None.
 
-    `instead` says what is expected in other words.
+    `instead` states in other words what is expected.
     """
     found = kind_of(path)
     if found is None or found in wanted:
@@ -111,18 +111,21 @@ def wrong_kind(
 
 
 def expected(*kinds: str) -> str:
-    """`a cluster file (YAML with kind: cluster)`."""
+    """Return what is expected, like `a cluster file (YAML with kind: cluster)`."""
     known = [KINDS.get(kind) or Kind(f"a {kind} file", f"kind: {kind}") for kind in kinds]
     return " or ".join(f"{kind.name} ({kind.made})" for kind in known)
 
 
 def remedy(kind: str) -> str | None:
-    """`For a plan use: isthmus simulate FILE`; None where nothing takes it."""
+    """Return what takes a file, like `For a plan use: isthmus simulate FILE`, or None if nothing takes it."""
     return f"For {KINDS[kind].name} use: {KINDS[kind].taken}" if KINDS[kind].taken else None
 
 
 def kind_of(path: str | Path) -> str | None:
-    """A key of `KINDS`; None for what is not there, cannot be read, or could be anything."""
+    """Return the kind of a file, a key of `KINDS`.
+
+    Return None if the file does not exist, cannot be read, or could be anything.
+    """
     if not str(path):
         return None
     path = Path(path)
@@ -154,7 +157,7 @@ def _data_kind(data: bytes, suffix: str) -> str | None:
         return "weights"
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(data, final=len(data) < _LOOKED_AT)
-    except UnicodeDecodeError:  # text in another encoding, for all we know: who reads it says where
+    except UnicodeDecodeError:  # perhaps text in another encoding; the reader of the file says where it fails
         return None
     return _json_kind(text) if text.lstrip().startswith("{") else _text_kind(text, suffix)
 
@@ -162,7 +165,7 @@ def _data_kind(data: bytes, suffix: str) -> str | None:
 def _json_kind(text: str) -> str | None:
     if match := _JSON_KIND.match(text):
         return _known(match[1])
-    for part in (text, text.lstrip().partition("\n")[0]):  # one object, or one a line
+    for part in (text, text.lstrip().partition("\n")[0]):  # one object, or one per line
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             head = msgspec.json.decode(part, type=_Head)
             if head.kind:

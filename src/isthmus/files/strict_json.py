@@ -1,4 +1,7 @@
-"""Strict JSON: duplicate keys, NaN and infinities are refused; files are written aside and renamed into place."""
+"""Strict JSON: duplicate keys, NaN and infinities are refused.
+
+A file is written beside its place, then renamed into it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _DEEPEST = 64
 
 
 class _Refused(ValueError):
-    """Raised inside the decoder, where the file's name is not known."""
+    """The reason for a refusal, raised inside the decoder, where the file's name is not known."""
 
 
 def read_json(
@@ -38,7 +41,7 @@ def read_json(
     error: type[FileError] = FileError,
     limit: int = _LARGEST,
 ) -> T:
-    """The file as `type`; with `kind`, the file must say that kind and a version up to `version`."""
+    """Read a file as `type`; if `kind` is given, the file must state that kind and a version up to `version`."""
     document = parse_json(read_text(path, limit, error), name=str(path), error=error)
     if kind is not None:
         document.check(kind, version=version)
@@ -46,7 +49,7 @@ def read_json(
 
 
 def parse_json(text: str, *, name: str, error: type[FileError] = FileError) -> Document:
-    """`text` as a document; `name` stands for the file in errors."""
+    """Return `text` as a document; `name` stands for the file in errors."""
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except json.JSONDecodeError as problem:
@@ -64,12 +67,15 @@ def parse_json(text: str, *, name: str, error: type[FileError] = FileError) -> D
 
 
 def write_json(path: str | Path, value: object) -> None:
-    """Writes `value` (a struct or plain values) with two-space indent."""
+    """Write `value` (a struct or plain values) with an indent of two spaces."""
     write_whole(path, msgspec.json.format(encode_json(value, name=str(path)), indent=2) + b"\n")
 
 
 def plain_target(path: str | Path, error: type[FileError] = FileError) -> Path:
-    """Follows symlinks to where a file is to be written; refuses what is there and is no plain file."""
+    """Return the path that a file is to be written to, with symlinks followed.
+
+    Refuse a path at which something exists that is not a plain file.
+    """
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise error("this is a folder", where=str(path), expected="the name of a file", next="Name a file in it")
@@ -80,7 +86,10 @@ def plain_target(path: str | Path, error: type[FileError] = FileError) -> Path:
 
 
 def write_whole(path: str | Path, data: bytes) -> None:
-    """Writes a file aside, to the disk, and renames it into place: a reader sees all of it or none."""
+    """Write a file so that a reader sees all of it or none.
+
+    It is written beside its place, flushed to disk, and renamed into place.
+    """
     path = plain_target(path)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.aside")
     try:
@@ -94,18 +103,21 @@ def write_whole(path: str | Path, data: bytes) -> None:
         raise FileError(reason, where=str(path), next="Check its folder") from None
     finally:
         with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)  # gone already where all went well
+            aside.unlink(missing_ok=True)  # already gone if the write succeeded
 
 
 def encode_json(value: object, *, name: str = "the value") -> bytes:
-    """Compact JSON that is the same for equal values: fields and maps in their own order, sets sorted."""
+    """Return compact JSON that is the same for equal values: fields and maps in their own order, sets sorted."""
     plain = msgspec.to_builtins(value, str_keys=True)
     sorted_sets = msgspec.to_builtins(value, str_keys=True, order="deterministic")
     return msgspec.json.encode(_stable(plain, sorted_sets, name, ()))
 
 
 def _stable(plain: Any, sorted_sets: Any, name: str, path: ValuePath) -> Any:
-    """Takes the order of maps from `plain` and the order of sets (lists by now) from `sorted_sets`; refuses NaN."""
+    """Return the value with the order of maps from `plain` and the order of sets (lists by now) from `sorted_sets`.
+
+    Refuse NaN and infinities.
+    """
     if isinstance(plain, dict):
         return {key: _stable(item, sorted_sets[key], name, (*path, key)) for key, item in plain.items()}
     if isinstance(plain, list | tuple):
@@ -129,7 +141,7 @@ def _no_constant(word: str) -> NoReturn:
 
 
 def _check_values(document: Document) -> None:
-    """Refuses what the decoder lets through: too deep, too large for a float, unusable text."""
+    """Refuse what the decoder accepts: too deep nesting, numbers too large for a float, unusable text."""
     todo: list[tuple[ValuePath, Any]] = [((), document.value)]
     while todo:
         path, value = todo.pop()

@@ -1,9 +1,9 @@
 """Strict YAML: maps with text keys, lists, and plain scalars (whole number, number, true/false, null, text).
 
-Plain scalars mean what YAML 1.2 says. Refused, because readers disagree about them or because they hide what the file
-says: bare yes/no/on/off/y/n, 22:22, 010, 0x1f, 1_000, .nan, numbers out of range, empty values, duplicate or non-text
-keys, anchors, aliases, merge keys, tags, directives, several documents, more than 32 levels. The values are built from
-the parser's events alone: there is no constructor that a tag could reach.
+Plain scalars mean what YAML 1.2 says. Some YAML is refused, because readers disagree about it or because it hides what
+the file says: bare yes/no/on/off/y/n, 22:22, 010, 0x1f, 1_000, .nan, numbers out of range, empty values, duplicate or
+non-text keys, anchors, aliases, merge keys, tags, directives, several documents, more than 32 levels. The values are
+built from the parser's events alone, so there is no constructor that a tag could reach.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["parse_yaml", "read_yaml"]
 
 _LARGEST = 16 * 2**20  # bytes
 _DEEPEST = 32
-_MOST = 200_000  # values: about a second, and twice what ten thousand hosts need
+_MOST = 200_000  # values; reading so many takes about a second, and ten thousand hosts need half as many
 
 _SWITCH = re.compile(r"y|n|yes|no|on|off", re.IGNORECASE)
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)", re.ASCII)
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
-_UNCLEAR = {  # what it looks like: how readers differ
+_UNCLEAR = {  # pattern of the text: how readers differ about it
     re.compile(r"[-+]?0[0-9]+", re.ASCII): "eight-based to some readers, ten-based to others",
     re.compile(r"[-+]?0(o[0-7]+|x[0-9a-fA-F]+|b[01]+)", re.ASCII): "a number to some readers, text to others",
     re.compile(r"[-+]?[0-9]+(_[0-9]+)+(\.[0-9_]*)?", re.ASCII): "a number to some readers, text to others",
@@ -40,16 +40,16 @@ _COUNTED = re.compile(r"(?P<count>[0-9]+) ?[xX*]? ?(?P<name>[A-Za-z][\w.-]*)")  
 _CONSTANTS = {"null": None, "Null": None, "NULL": None, "~": None} | {
     word: word.casefold() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")
 }
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml gives the same events, ten times sooner
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml gives the same events ten times faster
 
 
 def read_yaml(path: str | Path, *, error: type[FileError] = FileError) -> Document:
-    """The file as a document with lines."""
+    """Read a file as a document with lines."""
     return parse_yaml(read_text(path, _LARGEST, error), name=str(path), error=error)
 
 
 def parse_yaml(text: str, *, name: str, error: type[FileError] = FileError) -> Document:
-    """`text` as a document with lines; `name` stands for the file in errors."""
+    """Return `text` as a document with lines; `name` stands for the file in errors."""
     if len(text) > _LARGEST:
         raise error("the text is too large", where=name, expected=f"at most {_LARGEST} bytes")
     if unusable := check_text(text):
@@ -80,7 +80,7 @@ class _Builder:
         if isinstance(start, yaml.StreamEndEvent):
             raise self._error("the file is empty", where=self._name, expected="a map with kind and version")
         if start.version or start.tags:
-            raise self._fault(start, "directives (%) are not used here", next="Remove the line")
+            raise self._fault(start, "directives (%) are not allowed here", next="Remove the line")
         first = next(self._events)
         self._lines[()] = first.start_mark.line + 1
         value = self._node(first, ())
@@ -102,12 +102,14 @@ class _Builder:
 
     def _refuse_references(self, event: Any) -> None:
         if isinstance(event, yaml.AliasEvent):
-            raise self._fault(event, "aliases (*name) are not used here", next="Write the value out")
+            raise self._fault(event, "aliases (*name) are not allowed here", next="Write the value out")
         if event.anchor is not None:
-            raise self._fault(event, "anchors (&name) are not used here", next="Write the value out where it is used")
-        # libyaml drops a lone "!" from the event, so the text itself is asked too
+            raise self._fault(
+                event, "anchors (&name) are not allowed here", next="Write the value out where it is used"
+            )
+        # libyaml drops a lone "!" from the event, so the text itself is checked too
         if event.tag is not None or self._text.startswith("!", event.start_mark.index):
-            raise self._fault(event, "tags (!name) are not used here", next="Remove the tag")
+            raise self._fault(event, "tags (!name) are not allowed here", next="Remove the tag")
 
     def _sequence(self, path: ValuePath) -> list[object]:
         items: list[object] = []
@@ -142,7 +144,7 @@ class _Builder:
         if not isinstance(event, yaml.ScalarEvent):
             raise self._fault(event, "a map or list cannot be a key", expected="text")
         if event.value == "<<" and _is_plain(event):
-            raise self._fault(event, "merge keys (<<) are not used here", next="Write the fields out")
+            raise self._fault(event, "merge keys (<<) are not allowed here", next="Write the fields out")
         key = self._scalar(event)
         if not isinstance(key, str):
             raise self._fault(event, "a key must be text", found=show_value(key), next=f'Quote it: "{event.value}"')
@@ -192,7 +194,7 @@ class _Builder:
 
     def _not_yaml(self, problem: Any) -> FileError:
         mark = getattr(problem, "problem_mark", None)
-        # a reader's error has no mark but the place of the first letter that YAML does not allow
+        # a reader's error has no mark, only the position of the first character that YAML does not allow
         before = self._text[: problem.position] if isinstance(problem, yaml.reader.ReaderError) else ""
         line = mark.line if mark is not None else before.count("\n")
         reason = getattr(problem, "problem", None) or getattr(problem, "reason", None) or "unreadable"
@@ -202,7 +204,7 @@ class _Builder:
 
 
 def _remedy(key: str) -> str:
-    """Return what to write in place of a key without a value: for `4x RTX-3090`, `{RTX-3090: 4}`."""
+    """Return what to write in place of a key without a value, such as `{RTX-3090: 4}` for `4x RTX-3090`."""
     if match := _COUNTED.fullmatch(key):
         return f"Write it like {{{match['name']}: {match['count']}}}"
     return "Write it, or leave the field out"

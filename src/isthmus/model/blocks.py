@@ -1,20 +1,21 @@
-"""Where to cut: a list of operations -> runs of operations, the blocks.
+"""Chooses where to cut a list of operations into runs of operations, the blocks.
 
-Operations stand in one topological order, so that any cut between two neighbours leaves a closed prefix. A cut at p
-(in front of operation p) costs the elements that *cross* it: values made before p and read at or after it. With s_i the
+Operations stand in one topological order, so that any cut between two neighbours leaves a closed prefix. A cut at p (in
+front of operation p) costs the elements that *cross* it: values made before p and read at or after it. With s_i the
 share of block i in the model's work (FLOPs and parameters, half each), cuts are chosen by dynamic programming to
 
     minimise   sum_i s_i^2  +  sum_cuts (each + WIDE * (width - 1)),
 
-`width` being what crosses, relative to the narrowest place on the wider of the two sides (1 between two layers of a
-transformer, 2 beside a residual connection). The first term splits work evenly; `each`, the price of a block, starts
-where a split of a 1/limit share just pays and is raised until at most `limit` blocks remain: equal layers then merge
-all at once, so that a repetitive model gives repetitive blocks.
+where `width` is the number of elements that cross, relative to the narrowest place on the wider of the two sides (1
+between two layers of a transformer, 2 beside a residual connection). The first term splits work evenly. `each`, the
+price of a block, starts at the value at which splitting a block of share 1/limit just pays, and is raised until at most
+`limit` blocks remain: equal layers then merge all at once, so that a repetitive model gives repetitive blocks.
 
-Branchy models are also cut in other orders: each branch to its end before the next (so that branches whose operations
-alternate become blocks that can be placed apart), and one found by METIS (groups of operations with few elements
-between, cycles contracted, groups ordered by mean position). They are used where clearly fewer elements cross a cut
-(on average: blocks that need not hold two branches are smaller, so there are more cuts) at the same balance.
+Models with branches are also cut in other orders. One runs each branch to its end before the next, so that branches
+whose operations alternate become blocks that can be placed apart. The other is found by METIS: groups of operations
+with few elements between them, cycles contracted, groups ordered by mean position. These orders are used if clearly
+fewer elements cross a cut at the same balance. The mean over the cuts is compared, because blocks that need not hold
+two branches are smaller and have more cuts.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ import numpy.typing as npt
 __all__ = ["Item", "choose_blocks"]
 
 _WIDE = 0.0015  # a block of share 0.06 is split at a place of double width, one of 0.05 is not
-_TOO_WIDE = 3.0  # never cut there, if both sides have a narrow place and little work lies between them
+_TOO_WIDE = 3.0  # a place this wide is never cut if both sides have a narrow place and little work lies between them
 _LITTLE = 0.1
-_BETTER = 0.9  # another order must let this part of the elements cross each cut at most
+_BETTER = 0.9  # another order is used if at most this part of the elements crosses each cut
 
 Floats = npt.NDArray[np.float64]
 
@@ -49,7 +50,7 @@ class Item:
 
 
 def choose_blocks(items: Sequence[Item], joins: Iterable[Sequence[int]], limit: int) -> list[list[int]]:
-    """Runs of items in one topological order, at most `limit`; each set in `joins` stays in one run."""
+    """Return runs of items in one topological order, at most `limit`; each set in `joins` stays in one run."""
     joined = [sorted(set(join)) for join in joins if len(set(join)) > 1]
     plain = _cut(items, joined, list(range(len(items))), limit)
     best = plain
@@ -63,7 +64,7 @@ def choose_blocks(items: Sequence[Item], joins: Iterable[Sequence[int]], limit: 
 @dataclass(frozen=True)
 class _Result:
     runs: list[list[int]]
-    crossing: float  # elements over a cut, on average
+    crossing: float  # elements that cross a cut, on average
     largest: float  # share
 
 
@@ -83,7 +84,7 @@ def _cut(items: Sequence[Item], joins: list[list[int]], order: list[int], limit:
 
 
 def _crossing(items: Sequence[Item], order: list[int]) -> Floats:
-    """Elements that cross each place p, 0 <= p <= n."""
+    """Return the number of elements that cross each place p, 0 <= p <= n."""
     position = {item: p for p, item in enumerate(order)}
     last = dict(position)
     for p, item in enumerate(order):
@@ -97,7 +98,10 @@ def _crossing(items: Sequence[Item], order: list[int]) -> Floats:
 
 
 def _places(items: Sequence[Item], joins: list[list[int]], order: list[int], crossing: Floats) -> npt.NDArray[np.int64]:
-    """Between any two heavy items the narrowest allowed place; of equals, the outermost by modules, then the latest."""
+    """Return the narrowest allowed place between each two neighbouring heavy items.
+
+    Of equally narrow places, the outermost by modules is taken, then the latest.
+    """
     allowed = _allowed(joins, order)
     heavy = [p for p, item in enumerate(order) if items[item].heavy]
     places = []
@@ -113,7 +117,7 @@ def _places(items: Sequence[Item], joins: list[list[int]], order: list[int], cro
 
 
 def _allowed(joins: list[list[int]], order: list[int]) -> npt.NDArray[np.bool_]:
-    """Places that separate no joined set."""
+    """Return for each place whether it separates no joined set."""
     position = {item: p for p, item in enumerate(order)}
     open_joins = np.zeros(len(order) + 1, dtype=np.int64)
     for join in joins:
@@ -135,7 +139,10 @@ def _depth(left: str, right: str) -> int:
 
 
 def _widths(crossing: Floats) -> Floats:
-    """Return what crosses each place over the larger of the minima on its two sides, clipped to between 1 and 3."""
+    """Return the elements that cross each place, relative to its wider side, clipped to between 1 and 3.
+
+    The wider side is the one whose narrowest place is crossed by more elements.
+    """
     if crossing.size == 0:
         return crossing
     left = np.concatenate(([np.inf], np.minimum.accumulate(crossing)[:-1]))
@@ -145,7 +152,7 @@ def _widths(crossing: Floats) -> Floats:
 
 
 def _too_wide(crossing: Floats, done: Floats) -> npt.NDArray[np.bool_]:
-    """Places with a place of a third of the width on both sides, near by."""
+    """Return for each place whether there is a nearby place of a third of its width on both sides."""
     result = np.zeros(crossing.size, dtype=np.bool_)
     for i, width in enumerate(crossing):
         narrow = np.flatnonzero(crossing <= width / _TOO_WIDE)
@@ -158,7 +165,7 @@ def _too_wide(crossing: Floats, done: Floats) -> npt.NDArray[np.bool_]:
 def _choose(
     done: Floats, places: npt.NDArray[np.int64], widths: Floats, depths: npt.NDArray[np.int64], limit: int
 ) -> npt.NDArray[np.int64]:
-    """The cuts of least total price; the price of a block is doubled, then bisected, until `limit` is kept."""
+    """Return the cuts of least total price; the price of a block is doubled, then bisected, until `limit` is kept."""
     each = 0.3 / limit**2
 
     def cuts(price: float) -> npt.NDArray[np.int64]:
@@ -180,7 +187,10 @@ def _choose(
 
 
 def _cheapest(done: Floats, places: npt.NDArray[np.int64], prices: Floats) -> npt.NDArray[np.int64]:
-    """Dynamic programme: best[j] = min over i < j of best[i] + price[i] + (work between i and j)^2."""
+    """Return the cheapest cuts, found by dynamic programming.
+
+    best[j] = min over i < j of best[i] + price[i] + (work between i and j)^2.
+    """
     work = np.concatenate(([0.0], done[places], [done[-1]]))
     toll = np.concatenate(([0.0], prices, [0.0]))
     best = np.zeros(work.size)
@@ -198,7 +208,7 @@ def _cheapest(done: Floats, places: npt.NDArray[np.int64], prices: Floats) -> np
 
 
 def _other_orders(items: Sequence[Item], joins: list[list[int]], parts: int) -> Iterator[list[int]]:
-    """Topological orders beside the given one; none for models like a chain."""
+    """Yield topological orders beside the given one; yield none for a model that is like a chain."""
     group = _merged(len(items), joins)
     if parts > 1 and _branchy(items, group):
         yield _depth_first(items)
@@ -206,7 +216,10 @@ def _other_orders(items: Sequence[Item], joins: list[list[int]], parts: int) -> 
 
 
 def _depth_first(items: Sequence[Item]) -> list[int]:
-    """Return the depth-first order: next comes what can go on from the item before, and of several the first."""
+    """Return the depth-first order.
+
+    The next item is one that can follow the item before; of several, it is the first.
+    """
     readers: list[list[int]] = [[] for _ in items]
     waiting = [len(set(item.reads)) for item in items]
     for index, item in enumerate(items):
@@ -224,7 +237,7 @@ def _depth_first(items: Sequence[Item]) -> list[int]:
 
 
 def _metis_order(items: Sequence[Item], group: list[int], parts: int) -> list[int]:
-    """A topological order that finishes one part of METIS's partition before the next."""
+    """Return a topological order that finishes one part of METIS's partition before the next."""
     import pymetis
 
     vertex = {g: v for v, g in enumerate(sorted(set(group)))}
@@ -246,7 +259,7 @@ def _metis_order(items: Sequence[Item], group: list[int], parts: int) -> list[in
 
 
 def _branchy(items: Sequence[Item], group: list[int]) -> bool:
-    """Return whether heavy groups stand beside each other: many read nothing from the heavy group in front of them."""
+    """Return whether many heavy groups stand side by side, reading nothing from the heavy group in front of them."""
     behind: list[frozenset[int]] = []  # the nearest heavy groups that each item depends on
     beside, heavy, previous = 0, 0, -1
     for index, item in enumerate(items):
@@ -260,21 +273,24 @@ def _branchy(items: Sequence[Item], group: list[int]) -> bool:
 
 
 def _ordered(items: Sequence[Item], part: list[int]) -> list[int]:
-    """Items by strongly connected sets of parts, in topological order, the set of lower mean position first."""
+    """Return the items by strongly connected sets of parts, in topological order.
+
+    Of several possible sets the one of lower mean position comes first.
+    """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
     edges = {(part[source], part[index]) for index, item in enumerate(items) for source in item.reads}
     rows, columns = zip(*sorted(edges), strict=True)
     size = max(part) + 1
-    _, component = connected_components(
+    _, label = connected_components(
         coo_array((np.ones(len(rows)), (rows, columns)), shape=(size, size)), connection="strong"
     )
-    return _topological(items, [int(component[p]) for p in part])
+    return _topological(items, [int(label[p]) for p in part])
 
 
 def _merged(count: int, sets: list[list[int]]) -> list[int]:
-    """Union of overlapping sets: each item's representative."""
+    """Return for each item a representative that is the same for all items of overlapping sets."""
     parent = list(range(count))
 
     def find(item: int) -> int:
@@ -290,7 +306,7 @@ def _merged(count: int, sets: list[list[int]]) -> list[int]:
 
 
 def _topological(items: Sequence[Item], rank: list[int]) -> list[int]:
-    """Kahn's algorithm over sets of equal rank; items inside a set keep their order."""
+    """Return the items sorted by Kahn's algorithm over sets of equal rank; items inside a set keep their order."""
     members: dict[int, list[int]] = {}
     for number, r in enumerate(rank):
         members.setdefault(r, []).append(number)

@@ -1,4 +1,4 @@
-"""A model that has been built: the module, what it is fed, and what its training minimises."""
+"""A model that has been built: the module, its input data, and the loss that training minimises."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["BuiltModel"]
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltModel:
-    """A module on the default device of the moment, with its data and loss.
+    """A module on the device that was the default when it was built, with its data and loss.
 
-    `draw(batch, seed)` gives synthetic inputs, and targets where they are known; `loss(output, target)` gives the sum
-    of the losses and how many were summed, so that parts of a batch add up to the whole.
+    `draw(batch, seed)` gives synthetic inputs, and targets if they are known. `loss(output, target)` gives the sum of
+    the losses and how many were summed, so that parts of a batch add up to the whole.
     """
 
     name: str
@@ -35,7 +35,7 @@ class BuiltModel:
     loss: Loss
 
     def example(self, batch: int, *, seed: int = 0, device: torch.device | str | None = None) -> Example:
-        """Inputs of `batch` samples, on `device` (absent: the default device)."""
+        """Return inputs of `batch` samples on `device`, or on the default device if none is given."""
         from isthmus.model.capture import Example
 
         drawn, _ = self.draw(batch, seed)
@@ -45,7 +45,7 @@ class BuiltModel:
         )
 
     def targets(self, batch: int, *, seed: int = 0, device: torch.device | str | None = None) -> Tensor:
-        """The targets that go with `example(batch, seed=seed)`."""
+        """Return the targets that belong to `example(batch, seed=seed)`."""
         _, target = self.draw(batch, seed)
         if target is None:
             raise ModelError(

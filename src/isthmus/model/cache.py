@@ -1,7 +1,7 @@
-"""A directory of captured models, named by what they were captured from.
+"""A folder of captured models, in which the name of an entry hashes everything the capture depends on.
 
-The name of an entry hashes everything the capture depends on, so an entry is never stale and never needs a check of
-dates. A cache that cannot be read or written is as good as none: nothing fails, nothing is said.
+An entry is therefore never stale and never needs a check of dates. A cache that cannot be read or written is treated as
+empty: nothing fails, and no message is shown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["content_key", "model_code", "read", "versions", "write"]
 
 
 def read(key: str) -> bytes | None:
-    """The entry of that key, or None."""
+    """Return the entry of that key, or None if there is none."""
     path = _entry(key)
     try:
         return path.read_bytes() if path else None
@@ -29,7 +29,7 @@ def read(key: str) -> bytes | None:
 
 
 def write(key: str, data: bytes) -> None:
-    """Stores an entry; one that cannot be written is left out."""
+    """Store an entry; do nothing if it cannot be written."""
     path = _entry(key)
     if path is None:
         return
@@ -39,7 +39,10 @@ def write(key: str, data: bytes) -> None:
 
 
 def content_key(parts: Iterable[str | bytes]) -> str:
-    """sha256, in hex, of the parts, each preceded by its length so that no two lists of parts run into one."""
+    """Return the sha256, in hex, of the parts.
+
+    Each part is preceded by its length, so that different lists of parts cannot give the same bytes.
+    """
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -49,12 +52,12 @@ def content_key(parts: Iterable[str | bytes]) -> str:
 
 
 def versions(*packages: str) -> str:
-    """`isthmus 0.1.0 torch 2.13.0 ...`, read from the installed metadata: the packages are not imported."""
+    """Return `isthmus 0.1.0 torch 2.13.0 ...`, read from the installed metadata without importing the packages."""
     return f"isthmus {isthmus.__version__}" + "".join(f" {name} {_version(name)}" for name in packages)
 
 
 def model_code() -> str:
-    """Hash of the source of this package: the zoo, the capture, the types it fills."""
+    """Return the hash of the source of this package: the zoo, the capture, and the types it fills."""
     here = Path(__file__).parent
     files = sorted(here.rglob("*.py"))
     return content_key(part for file in files for part in (str(file.relative_to(here)), file.read_bytes()))

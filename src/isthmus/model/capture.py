@@ -1,8 +1,8 @@
-"""A model -> its blocks, without weights: what planners, the simulator and the runtime know of it.
+"""Captures a model as its blocks, without weights: what planners, the simulator and the runtime know of it.
 
-Export the operations (`torch_export`, `trace`), find out what flows and what it costs (`flow`, `costs`), cut (`blocks`,
-`sections`), describe (`describe`).
-Where export cannot follow a model its child modules are the blocks (`modules`).
+The steps are: export the operations (`torch_export`, `trace`), find out what flows and what it costs (`flow`, `costs`),
+cut (`blocks`, `sections`), and describe (`describe`). If export cannot follow a model, its child modules are the blocks
+(`modules`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Example", "capture"]
 def capture(
     model: nn.Module, example: Example, *, name: str, sequence: int | None = None, max_blocks: int = 128
 ) -> BlockGraph:
-    """The model's block graph; the model may be on the meta device. It is captured in training mode."""
+    """Return the model's block graph, captured in training mode; the model may be on the meta device."""
     if max_blocks < 1:
         raise UsageError("a model needs at least one block", found=f"max_blocks={max_blocks}", expected="1 or more")
     try:

@@ -1,12 +1,13 @@
-"""What each operation costs: forward and backward FLOPs, elements kept for backward, elements moved.
+"""The cost of each operation: forward and backward FLOPs, elements kept for backward, and elements moved.
 
-FLOPs count a multiplication and an addition as two, products only (as `torch.utils.flop_counter` does): a product of
-(m, k) and (k, n) costs 2mkn forward and as much again, backward, for each of its two operands that needs a gradient.
-Attention is counted in full, causal or not: 2·heads·q·k·(width of keys + width of values) forward, twice that backward.
+FLOPs count a multiplication and an addition as two, and only in products (as `torch.utils.flop_counter` does): a
+product of (m, k) and (k, n) costs 2mkn forward and as much again, backward, for each of its two operands that needs a
+gradient. Attention is counted in full, causal or not: 2·heads·q·k·(width of keys + width of values) forward, twice that
+backward.
 
 Kept elements follow autograd's rules, with fused kernels assumed: attention keeps q, k, v, its result and one number
 per query (never the matrix of scores); dropout keeps a mask of one byte per element. Integers and masks count in
-elements of four bytes. Parameters are never counted, views keep and move nothing.
+elements of four bytes. Parameters are never counted; views keep and move nothing.
 """
 
 from __future__ import annotations
@@ -55,14 +56,23 @@ def _attention(args: list[Any], out: Shape) -> float:
 
 
 def _einsum(args: list[Any], out: Shape) -> float:
-    """Two operands: one product and sum per combination of all indices. More are contracted in unknown order."""
+    """Return the FLOPs of two operands: one product and sum for each combination of all indices.
+
+    With more operands the same count is used, because the order of their contraction is not known.
+    """
     sides = args[0].replace(" ", "").split("->")[0].split(",")
-    sizes = {letter: size for side, shape in zip(sides, args[1], strict=True) for letter, size in zip(side, shape)}  # noqa: B905
+    sizes: dict[object, int] = {}  # by letter, or by place from the end of what `...` stands for
+    for side, shape in zip(sides, args[1], strict=True):
+        before, dots, after = side.partition("...")
+        hidden = len(shape) - len(before) - len(after) if dots else 0
+        names = [*before, *range(-hidden, 0), *after]
+        for name, size in zip(names, shape, strict=True):
+            sizes[name] = max(sizes.get(name, 1), size)  # a dimension of size 1 is broadcast
     return 2.0 * math.prod(sizes.values()) if len(sides) > 1 else 0.0
 
 
 def _recurrent(args: list[Any], out: Shape) -> float:
-    """Every weight matrix of every layer once per position."""
+    """Return the FLOPs of a recurrent layer, which uses every weight matrix of every layer once per position."""
     lists = [arg for arg in args[1:] if isinstance(arg, (list, tuple)) and all(isinstance(w, tuple) for w in arg)]
     weights = next(found for arg in lists if (found := [shape for shape in arg if len(shape) == 2]))
     return float(2 * math.prod(args[0][:-1]) * sum(map(math.prod, weights)))
@@ -84,7 +94,7 @@ _FLOPS: dict[str, Callable[[list[Any], Shape], float]] = {
 
 
 def forward_flops(trace: Trace, op: Op) -> float:
-    """FLOPs per sample of one operation; of a nested graph, the sum of its operations."""
+    """Return the FLOPs per sample of one operation; for a nested graph, the sum over its operations."""
     nested = [trace.attributes[node].content for node in op.node.all_input_nodes if _is_nested(trace, node)]
     nodes = [node for content in nested for node in content.graph.nodes] if nested else [op.node]
     return sum(_node_flops(trace, node) for node in nodes if node.op == "call_function")
@@ -103,7 +113,7 @@ def _node_flops(trace: Trace, node: fx.Node) -> float:
 
 
 def _shaped(trace: Trace, args: Any, probe: int) -> list[Any]:
-    """Arguments with every tensor replaced by its shape at a probe."""
+    """Return the arguments with every tensor replaced by its shape at a probe."""
 
     def shape(node: fx.Node) -> Any:
         return trace.value(node).shapes[probe] if node in trace.values else ()
@@ -112,7 +122,11 @@ def _shaped(trace: Trace, args: Any, probe: int) -> list[Any]:
 
 
 def backward_flops(trace: Trace, flow: TraceFlow, op: Op) -> float:
-    """As much as forward for each of the two operands that needs a gradient; attention and nested graphs twice."""
+    """Return the backward FLOPs per sample of one operation.
+
+    They are as many as forward for each of the two operands that needs a gradient, and twice forward for attention and
+    nested graphs.
+    """
     if not flow.grad[op.node]:
         return 0.0
     if any(_is_nested(trace, node) for node in op.node.all_input_nodes):
@@ -125,7 +139,7 @@ def backward_flops(trace: Trace, flow: TraceFlow, op: Op) -> float:
 
 
 def _operands(op: Op) -> list[fx.Node]:
-    """The tensors of a product; a recurrent layer's weights stand for one of its two."""
+    """Return the two tensors of a product; for a recurrent layer, one of its weights stands for all of them."""
     if op.kind in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         weights = [node for arg in op.node.args[1:] if isinstance(arg, (list, tuple)) for node in arg]
         return [node for node in (op.node.args[0], weights[-1]) if isinstance(node, fx.Node)]
@@ -161,7 +175,7 @@ _RECURRENT_KEPT = {"lstm": 6.0, "gru": 5.0, "rnn_tanh": 1.0, "rnn_relu": 1.0}  #
 
 
 def kept_by(trace: Trace, flow: TraceFlow, op: Op) -> Iterator[SavedTensor]:
-    """Yield what autograd keeps of one operation: tensors of the trace, then memory of the operation's own."""
+    """Yield what autograd keeps of one operation: tensors of the trace, then the operation's own memory."""
     if op.node in flow.views or not flow.grad[op.node]:
         return
     kind = op.kind.rstrip("_") if op.mutates is not None else op.kind
@@ -194,7 +208,7 @@ def _kept_tensors(trace: Trace, flow: TraceFlow, op: Op, kind: str) -> list[fx.N
 
 
 def _kept_operands(flow: TraceFlow, op: Op) -> list[fx.Node]:
-    """Each operand of a product is kept where the other one needs a gradient."""
+    """Return the operands of a product that are kept: each one whose other operand needs a gradient."""
     operands = [node for node in _operands(op) if node in flow.grad]  # the others are numbers
     if len(operands) < 2:
         return []
@@ -203,7 +217,7 @@ def _kept_operands(flow: TraceFlow, op: Op) -> list[fx.Node]:
 
 
 def _own_memory(trace: Trace, op: Op, kind: str) -> float:
-    """Masks, indices and statistics that only the operation's backward sees."""
+    """Return the elements of masks, indices and statistics that only the operation's backward reads."""
     result = op.values[0].size.slope
     if kind in ("dropout", "feature_dropout", "alpha_dropout"):
         return result / 4
@@ -219,18 +233,18 @@ def _own_memory(trace: Trace, op: Op, kind: str) -> float:
 
 
 def _normed(trace: Trace, op: Op) -> float:
-    """Elements that a layer norm takes the statistics of."""
+    """Return the number of elements over which a layer norm takes its statistics."""
     sizes: Any = op.node.args[1]
     return float(math.prod(size if isinstance(size, int) else (trace.scalars[size] or (1,))[0] for size in sizes))
 
 
 def _counted(values: tuple[Value, ...]) -> float:
-    """Elements per sample, each counted as its width says."""
+    """Return the elements per sample, each counted by its width."""
     return sum(value.size.slope * value.weight for value in values)
 
 
 def moved_by(trace: Trace, flow: TraceFlow, op: Op) -> float:
-    """Elements per sample read and written; an embedding reads only the rows it returns."""
+    """Return the elements per sample that are read and written; an embedding reads only the rows it returns."""
     if op.node in flow.views:
         return 0.0
     reads = sum(_counted(trace.values[node]) for node in op.node.all_input_nodes if _travels(trace, node))
@@ -242,7 +256,7 @@ def _travels(trace: Trace, node: fx.Node) -> bool:
 
 
 def weights_moved_by(trace: Trace, flow: TraceFlow, op: Op) -> float:
-    """Parameter elements read, whatever the samples."""
+    """Return the parameter elements that are read, however many samples there are."""
     if op.node in flow.views or op.kind == "embedding":
         return 0.0
     read = {flow.root[node] for node in op.node.all_input_nodes if node in trace.values}

@@ -1,4 +1,4 @@
-"""A cut trace -> the BlockGraph that planners read."""
+"""Describes a cut trace as the BlockGraph that planners read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["describe", "parameters_of", "tensor_names"]
 
 
 def describe(model: nn.Module, cut: Sections, *, name: str, sequence: int | None) -> BlockGraph:
-    """Return the block graph: what every block costs, and what flows between the blocks."""
+    """Return the block graph, which says what every block costs and what flows between the blocks."""
     names = _block_names(cut)
     kept = _kept_by_section(cut)
     blocks = tuple(_block(cut, section, names[i], kept[i]) for i, section in enumerate(cut.sections))
@@ -44,13 +44,19 @@ def describe(model: nn.Module, cut: Sections, *, name: str, sequence: int | None
 
 
 def _outputs(trace: Trace) -> float:
-    """Elements per sample of the first result with numbers: what a loss reads. Later ones are caches and the like."""
+    """Return the elements per sample of the first result with numbers, which is what a loss reads.
+
+    Later results are caches and the like.
+    """
     values = (trace.values[node][0] for node in trace.outputs if isinstance(node, fx.Node) and node in trace.values)
     return next((value.size.slope for value in values if value.floating), 0.0)
 
 
 def parameters_of(model: nn.Module, blocks: Sequence[Block], linears: dict[str, Linear]) -> tuple[Parameter, ...]:
-    """The trained tensors in the model's own order, each under its first name; what no block uses is not trained."""
+    """Return the trained tensors in the model's own order, each under its first name.
+
+    A parameter that no block uses is not trained.
+    """
     used = {name for block in blocks for name in block.parameters}
     names: dict[int, list[str]] = {}
     trained = [(n, p) for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
@@ -71,7 +77,7 @@ def parameters_of(model: nn.Module, blocks: Sequence[Block], linears: dict[str, 
 
 
 def _linears(cut: Sections) -> dict[str, Linear]:
-    """Weights that exactly one operation uses, as a matrix product."""
+    """Return the weights that exactly one operation uses, as matrix products."""
     count = Counter(name for op in cut.trace.ops for name in op.parameters)
     sizes = {a.name: a.content.numel() for a in cut.trace.attributes.values() if a.kind == "parameter"}
     return {
@@ -104,7 +110,10 @@ def _block(cut: Sections, section: Section, name: str, kept: dict[fx.Node, float
 
 
 def _mixing(cut: Sections, section: Section) -> tuple[str, ...]:
-    """Return what mixes samples in this section or is not proven not to, and boundary tensors that no plan can cut."""
+    """Return why this section may mix samples.
+
+    These are operations that mix samples or are not proven not to, and boundary tensors that no plan can cut.
+    """
     flow = cut.flow
     found = [flow.mixing[op.node] for op in section.local if op.node in flow.mixing]
     for node in (*section.incoming, *section.outgoing):
@@ -114,10 +123,10 @@ def _mixing(cut: Sections, section: Section) -> tuple[str, ...]:
 
 
 def _kept_by_section(cut: Sections) -> list[dict[fx.Node, float]]:
-    """Elements kept for backward in each section, by the operation (or input) whose memory it is.
+    """Return the elements kept for backward in each section, by the operation (or input) whose memory it is.
 
-    Each memory counts once in the whole model: where a later block first keeps it, else where it was made. Several
-    kept views of one memory count together as the memory at most.
+    Each memory counts once in the whole model: in the first later block that keeps it, or else where it was made.
+    Several kept views of one memory together count as at most that memory.
     """
     trace, flow = cut.trace, cut.flow
     views: list[dict[fx.Node | str, dict[fx.Node, float]]] = []
@@ -142,7 +151,7 @@ def _kept_by_section(cut: Sections) -> list[dict[fx.Node, float]]:
 
 
 def _workspace(cut: Sections, section: Section, kept: dict[fx.Node, float]) -> float:
-    """The largest sum, over one operation, of inputs and results that are not kept anyway."""
+    """Return the largest sum, over one operation, of inputs and results that are not kept anyway."""
     trace, flow = cut.trace, cut.flow
 
     def size(op: Op) -> float:
@@ -176,7 +185,7 @@ def _row_elements(trace: Trace, pair: Pair) -> float:
 
 
 def _tensors(cut: Sections) -> list[Tensor]:
-    """Every value that a block takes from outside, model inputs first."""
+    """Return every value that a block takes from outside, model inputs first."""
     targets: dict[fx.Node, list[int]] = {}
     for index, section in enumerate(cut.sections):
         for node in section.incoming:
@@ -188,7 +197,7 @@ def _tensors(cut: Sections) -> list[Tensor]:
 
 
 def tensor_names(cut: Sections) -> dict[fx.Node, str]:
-    """Model inputs by their own names, others by the block that gives them: `transformer.h.0.attn:0`."""
+    """Return the names of model inputs, and of other tensors by the block that gives them: `transformer.h.0.attn:0`."""
     names = {node: node.name for node in cut.trace.inputs}
     for block, section in zip(_block_names(cut), cut.sections, strict=True):
         names |= {node: f"{block}:{position}" for position, node in enumerate(section.outgoing)}
@@ -210,7 +219,10 @@ def _tensor(cut: Sections, node: fx.Node, name: str, source: int, targets: list[
 
 
 def _block_names(cut: Sections) -> list[str]:
-    """The module that a block's products come from, else its parameters; `#2` and so on where a name comes again."""
+    """Return the name of each block: the module that its products come from, or else its parameters.
+
+    A name that occurs again gets `#2` and so on.
+    """
     names: list[str] = []
     seen: Counter[str] = Counter()
     for section in cut.sections:
@@ -223,14 +235,14 @@ def _block_names(cut: Sections) -> list[str]:
 
 
 def _common(paths: list[str]) -> str:
-    """The longest common prefix of module paths."""
+    """Return the longest common prefix of module paths."""
     shortest, longest = min(parts := [path.split(".") for path in paths]), max(parts)
     count = next((i for i, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest))
     return ".".join(shortest[:count])
 
 
 def _block_digest(cut: Sections, section: Section, block: Block) -> str:
-    """sha256 over the block's operations with their arguments and shapes, and over its costs; no names.
+    """Return the sha256 over the block's operations with their arguments and shapes, and over its costs, without names.
 
     Devices and dtypes are left out: models choose them by where they run, and a job's precision changes them anyway.
     """
@@ -265,7 +277,10 @@ def _block_digest(cut: Sections, section: Section, block: Block) -> str:
 
 
 def _unchanged(cut: Sections, op: Op) -> fx.Node | None:
-    """The source of an operation that gives it back as it is; whether one is recorded differs between devices."""
+    """Return the source of an operation that returns it as it is, or None for other operations.
+
+    Whether such an operation is recorded differs between devices.
+    """
     source = op.node.args[0] if op.node.args else None
     if op.node not in cut.flow.views or op.kind not in ("contiguous", "to", "_to_copy", "detach", "alias"):
         return None

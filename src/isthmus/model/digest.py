@@ -1,4 +1,4 @@
-"""The hash of a block graph: what a plan remembers of the model that it was made for."""
+"""The hash of a block graph, by which a plan knows the model that it was made for."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _decode = msgspec.json.Decoder(BlockGraph).decode
 
 
 def digest_of(graph: BlockGraph) -> str:
-    """sha256, in hex, of the graph's JSON with `name` and `digest` left empty.
+    """Return the sha256, in hex, of the graph's JSON with `name` and `digest` left empty.
 
-    What is not proven to keep samples apart is left out too: it is told by a line of code, which may move.
-    The JSON is decoded and encoded once more, so that 3 and 3.0 in a field of floats hash alike, as they do
+    Operations that are not proven to keep samples apart are left out too: they are described by a line of code, which
+    may move. The JSON is decoded and encoded once more, so that 3 and 3.0 in a field of floats hash alike, as they do
     after a file was written and read.
     """
     blocks = tuple(replace(b, mixes_samples=tuple(m for m in b.mixes_samples if m in NORMS)) for b in graph.blocks)

@@ -1,8 +1,8 @@
-"""The hash of a model that somebody's function built: its whole tree of objects, and the code it came from.
+"""The hash of a model that a user's function built: its whole tree of objects, and the code it came from.
 
-Two builds with equal fingerprints do the same work, so they share a captured graph. What cannot be described for sure
-(an array, a generator, an object with slots) makes the model have no fingerprint; it is then captured each time.
-What the code reads elsewhere (environment, files) is seen only as far as it shows in the tree.
+Two builds with equal fingerprints do the same work, so they share a captured graph. If the tree has something that
+cannot be described reliably (an array, a generator, an object with slots), the model has no fingerprint and is captured
+each time. What the code reads elsewhere (environment, files) is seen only as far as it shows in the tree.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 __all__ = ["fingerprint"]
 
 _VERSIONED = ("torch", "transformers")
-_KNOWN = frozenset(("isthmus", *_VERSIONED, *sys.stdlib_module_names))  # versions stand for their code
+_KNOWN = frozenset(("isthmus", *_VERSIONED, *sys.stdlib_module_names))  # their versions stand for their code
 
 
 def fingerprint(module: nn.Module, example: Example) -> str | None:
-    """Hash of objects, parameter names, shapes and dtypes, ties, example shapes, code and versions; None: unknown."""
+    """Return a hash of everything that a model does, or None if that cannot be described.
+
+    It covers objects, parameter names, shapes and dtypes, ties, example shapes, code and versions.
+    """
     tree = _Tree()
     try:
         parts = [*tree.describe(module), *tree.describe(example.args), *tree.describe(example.kwargs)]
@@ -41,19 +44,19 @@ def fingerprint(module: nn.Module, example: Example) -> str | None:
 
 
 class _UnknownError(Exception):
-    """Something cannot be described."""
+    """Raised where something cannot be described."""
 
 
 class _Tree:
-    """Walks objects depth first; one met again is named by its number, which keeps ties and ends cycles."""
+    """Walks objects depth first; an object met again is named by its number, which keeps ties and ends cycles."""
 
     def __init__(self) -> None:
         self.holders: set[str] = set()  # modules of the classes and functions met
         self._numbers: dict[int, int] = {}
-        self._alive: list[object] = []  # an id may not be used again while we walk
+        self._alive: list[object] = []  # objects kept alive, so that no id is used again during the walk
 
     def describe(self, value: Any) -> Iterator[str]:
-        """Text parts that are equal if, and only if, the values are."""
+        """Yield text parts that are equal if, and only if, the values are equal."""
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
             yield repr(value)
         elif (number := self._numbers.get(id(value))) is not None:
@@ -68,7 +71,7 @@ class _Tree:
             yield from self._code(value)
         elif isinstance(value, partial):
             yield from self._items("partial", (value.func, value.args, value.keywords))
-        elif isinstance(value, weakref.ref):  # what nn.GRU and its like hold of their weights
+        elif isinstance(value, weakref.ref):  # nn.GRU and similar layers refer to their weights so
             yield from self._items("ref", (value(),))
         elif isinstance(value, enum.Enum):
             yield from self._items(value.name, (type(value),))
@@ -82,7 +85,11 @@ class _Tree:
             yield from self._object(value)
 
     def _object(self, value: Any) -> Iterator[str]:
-        """A tensor by its shape; a dtype, device or layout by its text; any other object by class and attributes."""
+        """Describe a tensor by its type, shape and dtype, and any other object by its class and attributes.
+
+        Whether a tensor requires a gradient is described too. A dtype, device, layout or memory format is described by
+        its text.
+        """
         import torch
 
         if isinstance(value, torch.Tensor):
@@ -95,7 +102,7 @@ class _Tree:
             raise _UnknownError(type(value).__name__)
 
     def _code(self, value: Any) -> Iterator[str]:
-        """A class or function by its full name; what a function has bound (defaults, closure) by value."""
+        """Describe a class or function by its full name, and what a function has bound (defaults, closure) by value."""
         module = getattr(value, "__module__", None) or ""
         self.holders |= {kind.__module__ for kind in value.__mro__} if isinstance(value, type) else {module}
         yield f"{module}:{getattr(value, '__qualname__', value.__name__)}"
@@ -111,7 +118,10 @@ class _Tree:
 
 
 def _code(holders: set[str]) -> Iterator[str | bytes]:
-    """Files of all loaded modules of the packages that hold a class of the tree, and of all that are not installed."""
+    """Yield names and sources of all loaded modules that the model may depend on.
+
+    These are the modules of the packages that hold a class of the tree, and all modules that are not installed.
+    """
     files = {name: getattr(module, "__file__", None) for name, module in list(sys.modules.items())}
     own = {name: file for name, file in files.items() if _root(name) not in _KNOWN}
     if any(own.get(name, "") is None for name in holders):

@@ -1,10 +1,10 @@
-"""What flows through a trace: which tensors share memory, need gradients, are constant, and how a split batch joins.
+"""Finds which tensors of a trace share memory, need gradients or are constant, and how a split batch's results combine.
 
 - *root* of a tensor: the tensor whose memory it shares (views and in-place results share their input's).
 - *constant*: computed from no input and no parameter, without randomness (position ids, causal masks, rotary tables);
-  every block that uses one computes it again, so constants never travel.
-- *split* of a tensor: `concat` where a dimension grows with the batch; `sum` where a sum over the batch removed it;
-  `whole` where it never depended on the batch, or was mixed over it in another way.
+  every block that uses one computes it again, so constants are never sent.
+- *split* of a tensor: `concat` if a dimension grows with the batch; `sum` if a sum over the batch removed it;
+  `whole` if it never depended on the batch, or was mixed over it in another way.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAYBE_COPY = {"reshape", "flatten", "contiguous", "ravel", "reshape_as"}
 _CASTS = {"to", "_to_copy", "type_as", "float", "double", "half", "bfloat16"}
 _DROPOUTS = {"dropout", "dropout_", "feature_dropout", "alpha_dropout", "native_dropout"}
 _NO_GRAD = {"detach", "detach_"}
-_FORMS = {"new_ones", "new_zeros", "new_full", "new_empty"}  # take no values from their input, only dtype and device
+_FORMS = {"new_ones", "new_zeros", "new_full", "new_empty"}  # these take only dtype and device from their input
 _LINEAR = {"add", "sub", "neg", "mul", "div", "sum", "to", "_to_copy", "stack", "cat"} | _VIEWS | _MAYBE_COPY
 
 
@@ -41,16 +41,16 @@ class TraceFlow:
     """Facts about each node of a trace, by node."""
 
     root: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    views: set[fx.Node] = field(default_factory=set)  # operations that move nothing
+    views: set[fx.Node] = field(default_factory=set)  # operations that copy nothing
     grad: dict[fx.Node, bool] = field(default_factory=dict)
     constant: set[fx.Node] = field(default_factory=set)
     split: dict[fx.Node, Split] = field(default_factory=dict)
-    samples: dict[fx.Node, tuple[State, ...]] = field(default_factory=dict)  # how each depends on samples
-    mixing: dict[fx.Node, str] = field(default_factory=dict)  # what mixes samples, or may do so
+    samples: dict[fx.Node, tuple[State, ...]] = field(default_factory=dict)  # how each node depends on samples
+    mixing: dict[fx.Node, str] = field(default_factory=dict)  # operations that mix samples or may do so
 
 
 def flow_of(trace: Trace) -> TraceFlow:
-    """All facts, in passes over the operations in execution order."""
+    """Return all facts, found in passes over the operations in execution order."""
     flow = TraceFlow()
     for node in (*trace.inputs, *trace.attributes):
         flow.root[node] = node
@@ -66,7 +66,7 @@ def flow_of(trace: Trace) -> TraceFlow:
 
 
 def alias(trace: Trace, flow: TraceFlow, op: Op) -> None:
-    """Finds whose memory an operation's result shares."""
+    """Record whose memory an operation's result shares."""
     source = op.mutates or (op.node.args[0] if op.node.args else None)
     shares = op.mutates is not None or is_view(trace, flow, op)
     if shares and op.mutates is None:
@@ -75,7 +75,7 @@ def alias(trace: Trace, flow: TraceFlow, op: Op) -> None:
 
 
 def is_view(trace: Trace, flow: TraceFlow, op: Op) -> bool:
-    """Return whether an operation only looks at its first input's memory in another way."""
+    """Return whether an operation only views its first input's memory in another way."""
     source = op.node.args[0] if op.node.args else None
     if not isinstance(source, fx.Node) or source not in trace.values:
         return False
@@ -89,7 +89,10 @@ def is_view(trace: Trace, flow: TraceFlow, op: Op) -> bool:
 
 
 def _after_attention(trace: Trace, flow: TraceFlow, source: fx.Node) -> bool:
-    """Flash attention writes its result as (batch, position, head, width): joining the heads again copies nothing."""
+    """Return whether a tensor is the result of attention, whose heads can be joined again without a copy.
+
+    Flash attention writes its result as (batch, position, head, width).
+    """
     op = trace.op.get(flow.root[source])
     return op is not None and op.kind == "scaled_dot_product_attention"
 
@@ -126,13 +129,17 @@ def _join(trace: Trace, flow: TraceFlow, op: Op) -> None:
 
 
 def _sums(op: Op) -> bool:
-    """Return whether an operation that loses the batch dimension adds the samples up."""
+    """Return whether an operation that loses the batch dimension adds up the samples."""
     reduction = op.node.kwargs.get("reduction", op.node.args[3] if len(op.node.args) > 3 else None)
     return op.kind == "sum" or (op.kind in ("cross_entropy_loss", "nll_loss") and bool(reduction == 2))
 
 
 def _find_mixing(trace: Trace, flow: TraceFlow) -> None:
-    """Batch statistics, by the operation's kind, and what is not proven to keep samples apart, by its line of code."""
+    """Record the operations that mix samples or may mix them.
+
+    Batch statistics are recorded by the operation's kind, and operations that are not proven to keep samples apart by
+    their line of code.
+    """
     proven = prove(trace, SAMPLE_RULES)
     flow.samples.update(proven.states)
     flow.mixing.update(proven.unproven)
@@ -142,7 +149,10 @@ def _find_mixing(trace: Trace, flow: TraceFlow) -> None:
 
 
 def _find_constants(trace: Trace, flow: TraceFlow) -> None:
-    """Grows the constants forward; a tensor that something not constant writes into is none, with all its readers."""
+    """Record the constants, in passes from the first operation to the last.
+
+    A tensor that something not constant writes into is no constant, and neither are its readers.
+    """
     banned: set[fx.Node] = set()
     state = {memory_root(op.mutates) for op in trace.ops if op.mutates is not None} & trace.attributes.keys()
     state |= {node for op in trace.ops for node in op.changes}

@@ -1,4 +1,4 @@
-"""Functions of the user's, imported and called only because the user named them, and the models that they build.
+"""Models that a user's function builds. Functions are imported and called only because the user named them.
 
 A model's function returns a module, or a module and its example inputs: a tensor, a tuple or a dict of tensors whose
 first dimension is the batch. If it takes an argument `sequence`, it is given the job's.
@@ -31,7 +31,7 @@ _RESULT = "an nn.Module, or a pair of an nn.Module and its example inputs (a ten
 
 
 def build(module: str, function: str, sequence: int | None = None) -> BuiltModel:
-    """Calls the function and gives what it built, with its example inputs and the default loss."""
+    """Call the function and return the model that it built, with its example inputs and the default loss."""
     where = f"{module}:{function}"
     called = find(where)
     taken = "sequence" in _parameters(called)
@@ -54,7 +54,7 @@ def build(module: str, function: str, sequence: int | None = None) -> BuiltModel
 
 
 def find(spec: str, error: type[IsthmusError] = ModelError) -> Callable[..., Any]:
-    """The function that `package.module:function` names; `error` where there is none."""
+    """Return the function that `package.module:function` names; raise `error` if there is none."""
     module, _, function = spec.partition(":")
     holder = _import(module, spec, error)
     found = getattr(holder, function, None)
@@ -69,7 +69,7 @@ def find(spec: str, error: type[IsthmusError] = ModelError) -> Callable[..., Any
 
 
 def _import(module: str, where: str, error: type[IsthmusError]) -> ModuleType:
-    """The module; the working directory is searched last, so that no file there hides an installed package."""
+    """Import a module; the working directory is searched last, so that no file there hides an installed package."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     try:
@@ -98,7 +98,7 @@ def call(
     expected: str,
     error: type[IsthmusError] = ModelError,
 ) -> Any:
-    """Return the function's result when called with those of the offered arguments that it takes."""
+    """Call the function with those of the offered arguments that it takes, and return its result."""
     taken = _parameters(function)
     try:
         return function(**{name: value for name, value in offered.items() if name in taken})
@@ -109,7 +109,7 @@ def call(
 
 
 def _example(given: object, where: str) -> Example:
-    """Example inputs in any of the offered forms; each needs a batch dimension, of equal size."""
+    """Return example inputs given in any of the accepted forms; each needs a batch dimension, of equal size."""
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if isinstance(given, Example):
@@ -133,7 +133,7 @@ def _example(given: object, where: str) -> Example:
 
 
 def _guess(model: nn.Module, sequence: int | None, where: str) -> Example:
-    """Inputs for a model that came without: its first layer tells, if that is a linear layer or an embedding."""
+    """Return inputs for a model that came without, if its first layer is a linear layer or an embedding."""
     first = next((module for module in model.modules() if not any(module.children())), None)
     if isinstance(first, nn.Linear):
         return Example(args=(torch.zeros(2, first.in_features),), kwargs={})
@@ -149,7 +149,10 @@ def _guess(model: nn.Module, sequence: int | None, where: str) -> Example:
 
 
 def _repeated(batch: int, seed: int, *, example: Example) -> tuple[Example, None]:
-    """The example's samples over and over, as many as asked for, from one that the seed says; no targets are known."""
+    """Return `batch` samples of the example, repeated in order, and None because no targets are known.
+
+    The seed chooses the sample to begin with.
+    """
 
     def repeat(value: Tensor) -> Tensor:
         return value[(torch.arange(batch, device=value.device) + seed % len(value)) % len(value)]
@@ -159,5 +162,5 @@ def _repeated(batch: int, seed: int, *, example: Example) -> tuple[Example, None
 
 
 def said(error: BaseException) -> str:
-    """An error of somebody else's code in a line."""
+    """Return an error of other people's code in one line."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"

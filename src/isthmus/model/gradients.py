@@ -1,12 +1,12 @@
 """Keeps `torch.export` from losing gradients that a model defines itself.
 
-Export records operations of the forward pass, and autograd later finds their gradients. That is wrong where the model
-gives other gradients: by a function of its own (`torch.autograd.Function`) or by a hook on a tensor. Such a model is
-not exported; its modules run as they are. A function whose gradients are those of its operations, written out to save
-time or memory, is recorded like any other code: this is found out by running it on random numbers both ways.
+Export records operations of the forward pass, and autograd later finds their gradients. That is wrong if the model
+gives other gradients, by a function of its own (`torch.autograd.Function`) or by a hook on a tensor. Such a model is
+not exported; its modules run as they are. A function may also write out the same gradients that its operations have, to
+save time or memory. It is then recorded like any other code; a run on random numbers both ways tells the two apart.
 
-`torch.utils.checkpoint` with `use_reentrant=True` is such a function, too. What it computes and the gradients of it are
-those of the plain call, or none at all where no input requires a gradient, and so the plain call is recorded.
+`torch.utils.checkpoint` with `use_reentrant=True` is such a function, too. Its result and gradients are those of the
+plain call, except that there are no gradients if no input requires one, and so the plain call is recorded.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd import function as torch_function
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointFunction
@@ -28,12 +29,14 @@ __all__ = ["NoHooks", "plain_gradients"]
 _HOOKS = {torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook}
 _PLACE = inspect.getattr_static(torch.Tensor, "grad_fn").__get__
 _ONE_AT_A_TIME = threading.RLock()
-_SIZES = (1.0, 1.0, 1.0, 1e-6, 1e3, 1e6)  # of gradients that come in: some functions clip them
-_OF_OPERATIONS = "GeneratedBackwardFor_"  # gradients that `torch.library` keeps with an operation: they are found again
+_SIZES = (1.0, 1.0, 1.0, 1e-6, 1e3, 1e6)  # of incoming gradients: some functions clip them
+_functions: Any = torch_function
+_Base: Any = torch.autograd.Function.__mro__[1]  # from which `Function` inherits the `apply` that runs it
+_OF_OPERATIONS = "GeneratedBackwardFor_"  # gradients of `torch.library`, kept with an operation: they are found again
 
 
 class _OwnGradientError(Exception):
-    """Ends an export: the model has gradients that autograd would not find again."""
+    """Ends an export because the model has gradients that autograd would not find again."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} gives gradients that are not those of its operations")
@@ -41,30 +44,41 @@ class _OwnGradientError(Exception):
 
 @contextmanager
 def plain_gradients() -> Iterator[None]:
-    """Lets a model be called whose gradients are those of its operations; any other ends with an exception."""
-    base = torch.autograd.Function
+    """Let a model be called whose gradients are those of its operations; raise an exception for any other.
+
+    `Function.apply` itself is left as it is, because a model may have bound it long ago (`own = Own.apply`). What it
+    calls is replaced: the `apply` that it inherits, and the one for transforms such as `torch.vmap`.
+    """
     with _ONE_AT_A_TIME:
-        usual, exporting = base.__dict__["apply"], threading.get_ident()
+        exporting, transformed = threading.get_ident(), _functions.custom_function_call
 
         def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+            usual = super(_Base, function).apply
             if threading.get_ident() != exporting or function.__name__.startswith(_OF_OPERATIONS):
-                return usual.__get__(None, function)(*args, **kwargs)
+                return usual(*args, **kwargs)
             if function is CheckpointFunction:
                 return _called_plainly(*args)
-            if kwargs or not _adds_nothing(usual.__get__(None, function), function, args):
+            if kwargs or not _adds_nothing(usual, function, args):
                 raise _OwnGradientError(function.__name__)
             return function.forward(_Context(), *args)
 
-        setattr(base, "apply", classmethod(apply))  # noqa: B010, mypy wants no method assigned
+        def refused(function: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != exporting:
+                return transformed(function, *args, **kwargs)
+            raise _OwnGradientError(function.__name__)
+
+        _Base.apply = classmethod(apply)
+        _functions.custom_function_call = refused
         try:
             with NoHooks():
                 yield
         finally:
-            setattr(base, "apply", usual)  # noqa: B010
+            del _Base.apply
+            _functions.custom_function_call = transformed
 
 
 def _called_plainly(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
-    """Computes what a re-entrant checkpoint computes: without gradients, unless an argument requires one."""
+    """Compute what a re-entrant checkpoint computes, which is without gradients unless an argument requires one."""
     if any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
         return function(*args)
     with torch.no_grad():
@@ -72,7 +86,10 @@ def _called_plainly(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
 
 
 class _Context:
-    """What a function's forward may use of autograd's context: it keeps things for a backward that is not called."""
+    """Stands in for autograd's context in a function's forward.
+
+    What is kept in it is for a backward that is not called.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith(("save_for_", "mark_", "set_materialize_grads")):
@@ -83,12 +100,12 @@ class _Context:
 
 
 def _adds_nothing(apply: Any, function: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether a function of the model's has the results and gradients of its operations, on random numbers."""
+    """Return whether the results and gradients of a function are those of its operations, tried on random numbers."""
     try:
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.enable_grad(), torch.random.fork_rng():
             plain = partial(function.forward, _Context())
             return all(_alike(apply, plain, args, draw, size) for draw, size in enumerate(_SIZES))
-    except Exception:  # whatever such a function needs and does not find here
+    except Exception:  # such a function may need something that is missing here
         return False
 
 
@@ -113,7 +130,7 @@ def _is_real(arg: Any) -> bool:
 
 
 def _drawn(like: torch.Tensor) -> torch.Tensor:
-    """A real tensor of a recorded one's shape, some samples long; whole numbers are not drawn."""
+    """Return a real tensor of a recorded one's shape, with a few samples; refuse whole numbers."""
     shape = [size if isinstance(size, int) else size.node.hint for size in like.shape]
     if not like.is_floating_point():
         raise TypeError("whole numbers mean something")
@@ -121,7 +138,7 @@ def _drawn(like: torch.Tensor) -> torch.Tensor:
 
 
 class _Node:
-    """What a model may see of a tensor's place in autograd's graph: all but what hooks are set by."""
+    """Stands in for a tensor's node in autograd's graph: it gives the model everything except what sets hooks."""
 
     def __init__(self, node: Any) -> None:
         self._node = node

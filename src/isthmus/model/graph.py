@@ -1,6 +1,6 @@
-"""What a model costs, block by block: the only thing planners and the simulator know of a model.
+"""The cost of a model, block by block: all that planners and the simulator know of it.
 
-All sizes are per sample unless said otherwise, in elements (not bytes) where they depend on the job's precision.
+All sizes are per sample unless said otherwise, in elements (not bytes) if they depend on the job's precision.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """What tensor parallelism could split in a block, Megatron style: pairs of column- and row-split linear layers.
+    """The part of a block that tensor parallelism can split.
+
+    It consists of pairs of column- and row-split linear layers, as in Megatron.
 
     With n devices the split part of FLOPs, parameters and activations is divided by n; each of the `reduces`
-    all-reduces (forward; as many backward) carries `elements` per sample. `heads`: n must divide it (0: no limit).
+    all-reduces (forward; as many backward) carries `elements` per sample. n must divide `heads` (0: no limit).
     """
 
     parameters: tuple[str, ...]
@@ -61,10 +63,10 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     digest: str
-    parameters: tuple[str, ...]  # first names; a tied parameter stands in every block that uses it
+    parameters: tuple[str, ...]  # first names; a tied parameter is listed in every block that uses it
     forward_flops: float
     backward_flops: float
-    saved: float  # elements kept from forward to backward (inputs of the block included once, where they are saved)
+    saved: float  # elements kept from forward to backward (inputs of the block count once, if they are saved)
     moved: float  # elements read and written by the forward operations: the memory side of the roofline
     weights_moved: float  # parameter elements read by one forward, whatever the samples
     operations: int  # kernels started by one forward
@@ -79,7 +81,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unproven(self) -> tuple[str, ...]:
-        """The operations that are not proven to keep samples apart, each with its line of code."""
+        """Return the operations that are not proven to keep samples apart, each with its line of code."""
         return tuple(operation for operation in self.mixes_samples if operation not in NORMS)
 
 
@@ -88,7 +90,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
 
     `elements` is per sample; `fixed` counts elements that do not grow with the batch. `split` says how the parts of a
     split batch become the whole: concatenate along the batch dimension, sum, or neither (every part must be whole).
-    `grad`: whether a gradient of the same size flows back.
+    `grad` says whether a gradient of the same size flows back.
     """
 
     name: str
@@ -96,7 +98,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[int, ...]
     elements: float
     fixed: float = 0.0
-    width: int | None = None  # bytes per element where not the job's precision (integers: 8, masks: 1)
+    width: int | None = None  # bytes per element if not the job's precision (integers: 8, masks: 1)
     split: Split = "concat"
     grad: bool = True
 
@@ -110,27 +112,27 @@ class BlockGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     parameters: tuple[Parameter, ...]
     sequence: int | None = None
     buffers: int = 0  # elements of non-trained state (batch statistics)
-    outputs: float = 0.0  # elements per sample that the model gives: what its loss reads
+    outputs: float = 0.0  # elements per sample of the model's output, which its loss reads
     how: Literal["export", "modules"] = "export"  # what the blocks were cut from
     unreached: tuple[str, ...] = ()  # parameters that no loss can reach: they are not trained, and not in `parameters`
     digest: str = ""  # hash of everything above but the name
 
     @cached_property
     def by_name(self) -> dict[str, int]:
-        """Index of each block by its name."""
+        """Return the index of each block by its name."""
         return {block.name: index for index, block in enumerate(self.blocks)}
 
     @cached_property
     def parameter(self) -> dict[str, Parameter]:
-        """Each parameter by its first name."""
+        """Return each parameter by its first name."""
         return {parameter.name: parameter for parameter in self.parameters}
 
     @cached_property
     def elements(self) -> int:
-        """Trained elements, ties counted once."""
+        """Return the number of trained elements, counting ties once."""
         return sum(parameter.elements for parameter in self.parameters)
 
     @cached_property
     def flops(self) -> float:
-        """Forward and backward FLOPs of one sample."""
+        """Return the forward and backward FLOPs of one sample."""
         return sum(block.forward_flops + block.backward_flops for block in self.blocks)

@@ -1,4 +1,7 @@
-"""Models from a transformers configuration: one JSON file on this machine, no hub, no code but transformers' own."""
+"""Builds models from a transformers configuration, which is one JSON file on this machine.
+
+No hub is asked, and no code but transformers' own is run.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _LARGEST = 1 << 20  # bytes of a configuration
 _DEFAULT_SEQUENCE = 1024
 _LONGEST = ("max_position_embeddings", "n_positions", "max_target_positions")
 
-# Left out wherever they stand: what would fetch code or kernels, or change the width of the weights.
+# Fields that are removed at every level: they would fetch code or kernels, or change the width of the weights.
 _LEFT_OUT = frozenset(
     {
         "_attn_implementation",
@@ -41,8 +44,8 @@ _LEFT_OUT = frozenset(
     }
 )
 
-# What a model can be built as, and transformers' table of the classes for it; tried in this order where the
-# configuration names no architecture (encoders with a masked-token head can also be bent into causal models).
+# The tasks that a model can be built for, with transformers' table of the classes for each. They are tried in this
+# order if the configuration names no architecture (encoders with a masked-token head can also be made causal models).
 _TASKS = {
     "Seq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
     "MaskedLM": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
@@ -52,7 +55,7 @@ _TASKS = {
 
 
 def read_config(path: Path) -> bytes:
-    """The bytes of a configuration; a clear error if there is no such file or it is far too large."""
+    """Return the bytes of a configuration; refuse a file that does not exist or is far too large."""
     try:
         with open_file(path) as file:
             data = file.read(_LARGEST + 1)
@@ -69,12 +72,12 @@ def read_config(path: Path) -> bytes:
 
 
 def name_of(path: Path) -> str:
-    """`models/opt-1.3b/config.json` -> `opt-1.3b`; `tiny.json` -> `tiny`."""
+    """Return the name of a model: `models/opt-1.3b/config.json` -> `opt-1.3b`; `tiny.json` -> `tiny`."""
     return path.parent.name if path.stem == "config" and path.parent.name else path.stem
 
 
 def build(path: Path, sequence: int | None = None) -> BuiltModel:
-    """Builds the model of a configuration on torch's default device of the moment, with fresh weights."""
+    """Build the model of a configuration on torch's current default device, with fresh weights."""
     from isthmus.model.built import BuiltModel
     from isthmus.model.zoo.synthetic import cross_entropy
 
@@ -127,7 +130,7 @@ def _transformers(where: str) -> Any:
 
 @contextlib.contextmanager
 def _offline() -> Iterator[None]:
-    """Holds huggingface_hub offline meanwhile: whatever a configuration asks for, nothing is fetched."""
+    """Hold huggingface_hub offline inside this context: whatever a configuration asks for, nothing is fetched."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
@@ -140,7 +143,7 @@ def _offline() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(where: str) -> Iterator[None]:
-    """Whatever transformers objects to becomes our error; its first line says enough."""
+    """Turn any error of transformers into a ModelError with the first line of its text."""
     try:
         yield
     except ModelError:
@@ -153,7 +156,10 @@ def _explained(where: str) -> Iterator[None]:
 
 
 def _task(config: Any, fields: dict[str, Any], where: str) -> str:
-    """By the architecture that the configuration names; by its type if it names none or only the bare model."""
+    """Return the task by the architecture that the configuration names.
+
+    If it names none, or only the bare model, return the task by the model's type.
+    """
     from transformers.models.auto import modeling_auto
 
     classes = {task: getattr(modeling_auto, table).get(config.model_type) for task, table in _TASKS.items()}
@@ -175,9 +181,9 @@ def _task(config: Any, fields: dict[str, Any], where: str) -> str:
 
 
 def _sequence(config: Any, sequence: int | None, where: str) -> int:
-    """The given sequence if it fits; else the largest power of two within the model's limit and 1024.
+    """Return the given sequence if it fits; else the largest power of two within the model's limit and 1024.
 
-    A power of two, because some models count a few positions more than they can use.
+    It is a power of two because some models count a few positions more than they can use.
     """
     text = config.get_text_config()
     limits = (getattr(text, name, None) for name in _LONGEST)

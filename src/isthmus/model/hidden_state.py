@@ -1,8 +1,8 @@
 """Finds out whether a model's forward changes what it keeps in Python: attributes, buffers, lists, random states.
 
 `torch.export` runs the forward once and records operations on tensors. A counter that is a Python number, a buffer that
-is replaced by another tensor, a list of what was seen before: all would stay what they were in that one call. What is
-kept in global variables is not seen here.
+is replaced by another tensor, a list of what was seen before: all of these would stay as they were in that one call.
+The same holds for what the model's functions keep outside of it (`seen_by.py`).
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ from torch.export import ExportedProgram
 from torch.nn.utils.weight_norm import WeightNorm
 
 from isthmus.model.restored_state import kept_state
+from isthmus.model.seen_by import counted, own_attributes, seen_by
 
 __all__ = ["ChangedError", "HiddenState", "settled", "unchanged_by_calls"]
 
-_DEPTH = 3  # an attribute, a container in it, what that holds
-_HOOKS = {  # that transformers installs in the first call; they only collect results that somebody asked for
+_DEPTH = 3  # levels: an attribute, a container in it, what that holds
+_HOOKS = {  # transformers installs these in the first call; they only collect results that were asked for
     *("_output_capturing_hooks_installed", "_forward_hooks", "_forward_hooks_with_kwargs"),
     "_forward_hooks_always_called",
 }
+_LARGE = 10_000  # a container with more entries than this, such as a vocabulary, is compared by their number
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
 class ChangedError(Exception):
-    """Ends an export: a call changes what the next call sees."""
+    """Ends an export because a call of the model changes what the next call sees."""
 
 
 @dataclass(frozen=True)
 class _Value:
-    """A value and, of a container, what it held."""
+    """A value and, for a container, what it held."""
 
     value: Any
     parts: tuple[tuple[Any, _Value], ...] | None
@@ -61,26 +63,42 @@ class _Value:
             for (key, part), (other, new) in zip(self.parts, found, strict=True)
         )
 
+    def numbers(self, name: str) -> Iterator[tuple[str, Any]]:
+        """Return the numbers in a value, with the names and places that lead to them."""
+        if isinstance(self.value, (bool, int, float, complex)):
+            yield name, self.value
+        for key, part in self.parts or ():
+            yield from part.numbers(f"{name}.{key}".lstrip("."))
+
 
 def _parts(value: Any) -> tuple[tuple[Any, Any], ...] | None:
     """Return what a container holds, each item with its key or place, or None if the value is no container."""
+    if isinstance(value, (dict, list, tuple, deque, set)) and len(value) > _LARGE:
+        return (("the number of entries", len(value)),)
     if isinstance(value, dict):
         return tuple(dict.items(value))
     if isinstance(value, (list, tuple, deque)):
         return tuple(enumerate(value))
-    return tuple((part, None) for part in value) if isinstance(value, set) else None
+    if isinstance(value, set):
+        return tuple((part, None) for part in value)
+    if (number := counted(value)) is not None:
+        return (("the next number", number),)
+    found = own_attributes(value)
+    return None if found is None else tuple(found.items())
 
 
 class HiddenState:
-    """What the modules of a model and Python's random numbers hold at one moment."""
+    """A record of what the modules of a model and Python's random numbers hold at one moment."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(name, module, _Value.of(vars(module))) for name, module in model.named_modules()]
+        self._model = model
+        self._outside = {name: _Value.of(value) for name, value in seen_by(model).items()}
         self._random = random.getstate()
         self._numpy = _numpy_state()
 
     def changed(self) -> str | None:
-        """Names something that is no longer what it was."""
+        """Return the name of something that is no longer as it was, or None if nothing has changed."""
         for name, module, before in self._modules:
             assert before.parts is not None
             now, known = vars(module), dict(before.parts)
@@ -89,12 +107,21 @@ class HiddenState:
                     continue
                 if key not in now or key not in known or not known[key].same(now[key]):
                     return f"{name}.{key}".lstrip(".")
+        now = seen_by(self._model)
+        for name in {**self._outside, **now}:
+            if name not in now or name not in self._outside or not self._outside[name].same(now[name]):
+                return name
         if random.getstate() != self._random or _numpy_state() != self._numpy:
             return "the state of random numbers outside of torch"
         return None
 
+    def numbers(self) -> dict[str, Any]:
+        """Return the numbers that the modules and their functions hold, by name."""
+        held = [*((name, value) for name, _, value in self._modules), *self._outside.items()]
+        return {name: number for start, value in held for name, number in value.numbers(start)}
+
     def restore_random(self) -> None:
-        """Put the random numbers of Python and numpy back."""
+        """Put back the state of the random numbers of Python and numpy."""
         random.setstate(self._random)
         if self._numpy is not None:
             name, keys, *rest = self._numpy
@@ -102,7 +129,7 @@ class HiddenState:
 
 
 def _numpy_state() -> tuple[Any, ...] | None:
-    """Return numpy's state of random numbers in values that compare; None where numpy is not imported."""
+    """Return the state of numpy's random numbers as values that can be compared, or None if numpy is not imported."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None
@@ -111,14 +138,17 @@ def _numpy_state() -> tuple[Any, ...] | None:
 
 
 def _computed(module: nn.Module) -> set[str]:
-    """Attributes that torch takes from parameters in every call: by `weight_norm`, and lists in recurrent layers."""
+    """Return the attributes that torch computes from parameters in every call.
+
+    They are those of `weight_norm`, and lists in recurrent layers.
+    """
     lists = {"_flat_weights", "_flat_weight_refs"} if isinstance(module, nn.RNNBase) else set()
     return lists | {hook.name for hook in module._forward_pre_hooks.values() if isinstance(hook, WeightNorm)}
 
 
 @contextmanager
 def unchanged_by_calls(model: nn.Module) -> Iterator[None]:
-    """Lets a model be called that changes nothing but tensors in place; any other ends with a ChangedError."""
+    """Let a model be called that changes nothing except tensors in place; raise ChangedError for any other."""
     before, called = HiddenState(model), []
 
     def begin(*_: Any) -> None:
@@ -139,9 +169,10 @@ def unchanged_by_calls(model: nn.Module) -> Iterator[None]:
 
 
 def settled(model: nn.Module, called: Callable[[], object], exported: Callable[[], ExportedProgram]) -> ExportedProgram:
-    """Export a model that keeps the same in every call, such as sizes that it works out; raises ChangedError otherwise.
+    """Export a model that works out some values in its first call, such as sizes, and then keeps them.
 
     If the first two calls do the same operations, and the second leaves everything as it found it, then all calls do.
+    For any other model, raise ChangedError.
     """
     before = HiddenState(model)
     try:

@@ -13,13 +13,13 @@ __all__ = ["Job", "Optimizer", "Workload"]
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Says how parameters are updated. Defaults are those of `torch.optim`: the weight decay depends on the name."""
+    """The optimizer and its settings. The defaults are those of `torch.optim`: the weight decay depends on the name."""
 
     name: Literal["adamw", "adam", "sgd"] = "adamw"
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     momentum: float = 0.0  # sgd only
-    weight_decay: float | None = None  # filled in at birth: 0.01 for adamw, else 0
+    weight_decay: float | None = None  # filled in when the optimizer is made: 0.01 for adamw, else 0
     clip: float | None = None
 
     def __post_init__(self) -> None:
@@ -28,12 +28,12 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def decay(self) -> float:
-        """The weight decay as a number."""
+        """Return the weight decay as a number."""
         return self.weight_decay or 0.0
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model to train. `batch` is samples per step of the whole job; no plan changes it."""
+    """A model to train. `batch` is the number of samples per step of the whole job; no plan changes it."""
 
     name: str
     model: str
@@ -41,7 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     sequence: int | None = None
     steps: int = 1000
     optimizer: Optimizer = Optimizer()
-    precision: Precision | None = None  # None: the fastest that every device used has; the plan says which
+    precision: Precision | None = None  # None: the fastest that every used device has; the plan states it
     mixed: bool = False  # kinds that lack the precision compute in fp32
     seed: int = 0
     data: str = "synthetic"
@@ -50,7 +50,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     place: Mapping[str, str] = {}
     priority: float = 1.0
     deadline: str | None = None
-    trust_independent_samples: bool = False  # the user says that samples stay apart where that is not proven
+    trust_independent_samples: bool = False  # the user vouches that samples stay apart where that is not proven
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

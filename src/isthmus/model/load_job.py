@@ -1,4 +1,4 @@
-"""Reads job and workload files, and holds the rules that every job keeps, also one given by flags."""
+"""Reads job and workload files, and checks the rules that every job must keep, also a job given by flags."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["check_job", "load_job", "load_jobs", "load_workload", "named_code", 
 _FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 _MODEL = re.compile(rf"zoo:[A-Za-z0-9][A-Za-z0-9._-]*|hf:.+|.+\.json|{_FUNCTION}", re.ASCII)
 _DATA = re.compile(rf"synthetic|text:.+|{_FUNCTION}", re.ASCII)
-_SOUND: dict[str | int, object] = {"name": "job", "model": "zoo:gpt2", "batch": 1}  # for what a job must say
+_SOUND: dict[str | int, object] = {"name": "job", "model": "zoo:gpt2", "batch": 1}  # for required fields
 _LOSS = re.compile(rf"default|{_FUNCTION}", re.ASCII)
 
 
 class _Broken(NamedTuple):
-    """A rule that a job breaks: the field, what it holds, what it should hold."""
+    """A rule that a job breaks: the field, what it holds, and what it should hold."""
 
     path: ValuePath
     found: object
@@ -40,7 +40,7 @@ class _Broken(NamedTuple):
 
 
 def load_job(path: str | Path) -> Job:
-    """The job that the file describes."""
+    """Load the job that a file describes."""
     with expecting(path, "job", error=JobError):
         document = read_yaml(path, error=JobError)
         document.check("job")
@@ -48,7 +48,7 @@ def load_job(path: str | Path) -> Job:
 
 
 def load_workload(path: str | Path) -> Workload:
-    """The workload that the file describes."""
+    """Load the workload that a file describes."""
     with expecting(path, "workload", error=JobError):
         document = read_yaml(path, error=JobError)
         document.check("workload")
@@ -56,27 +56,28 @@ def load_workload(path: str | Path) -> Workload:
 
 
 def load_jobs(path: str | Path) -> Job | Workload:
-    """The job or the workload that the file describes, whichever it says it is."""
+    """Load the job or the workload that a file describes, whichever kind the file states."""
     with expecting(path, "job", "workload", error=JobError):
         return _either(read_yaml(path, error=JobError))
 
 
 def parse_jobs(text: str, where: str = "job.yaml") -> Job | Workload:
-    """The job or the workload that a file's text describes; errors name it `where`."""
+    """Return the job or the workload that the text of a file describes; errors name the file `where`."""
     return _either(parse_yaml(text, name=where, error=JobError))
 
 
 def check_job(job: Job, where: str | None = None) -> Job:
-    """The job itself, if it keeps every rule; `where` says where it was given."""
+    """Return the job itself if it keeps every rule, else raise a JobError; `where` says where the job was given."""
     for path, found, expected in _broken_rules(job):
-        raise JobError(f"{show_path(path)} cannot be so", where=where, found=repr(found), expected=expected)
+        raise JobError(f"{show_path(path)} has an impossible value", where=where, found=repr(found), expected=expected)
     return job
 
 
 def named_code(job: Job) -> tuple[str, ...]:
-    """All code that a job names as package.module:function, for its model, data and loss: to be trusted before it runs.
+    """Return all code that a job names as package.module:function, for its model, data and loss.
 
-    Only who names a function, on the command line or in a job file given there, may have it imported.
+    It must be trusted before it runs: a function may be imported only if the user named it, on the command line or in a
+    job file given there.
     """
     given = ((job.model, ("zoo:", "hf:")), (job.data, ("text:",)), (job.loss, ()))
     named = [text for text, others in given if re.fullmatch(_FUNCTION, text, re.ASCII) and not text.startswith(others)]
@@ -119,7 +120,7 @@ def _fault(document: Document, broken: _Broken) -> FileError:
     found = repr(broken.found)[:80]
     return document.fault(
         broken.path,
-        f"{show_path(broken.path)} cannot be so",
+        f"{show_path(broken.path)} has an impossible value",
         found=found,
         expected=broken.expected,
         placeholder=_SOUND.get(broken.path[-1]),
@@ -127,7 +128,7 @@ def _fault(document: Document, broken: _Broken) -> FileError:
 
 
 def _broken_rules(job: Job) -> Iterator[_Broken]:
-    """Every rule that the job breaks."""
+    """Yield every rule that the job breaks."""
     yield from _broken_texts(job)
     for field, low, high in (
         ("batch", 1, 10**9),

@@ -1,9 +1,9 @@
-"""Blocks from child modules: the way out for models that `torch.export` cannot follow.
+"""Makes blocks from child modules, for models that `torch.export` cannot follow.
 
-The model is run without data at two batch sizes while hooks watch which child modules it calls. Where each child's
-result goes straight into the next child and nowhere else, the children become blocks; where the flow between them is
-anything but such a chain, the whole model is one block. Costs are metered operation by operation during those runs;
-backward is taken as twice forward. Nothing is proven of such blocks: whether they keep samples apart is measured.
+The model is run without data at two batch sizes while hooks watch which child modules it calls. If each child's result
+goes straight into the next child and nowhere else, the children become blocks. If the flow between them is anything but
+such a chain, the whole model is one block. Costs are metered operation by operation during those runs; backward is
+taken as twice forward. Nothing is proven of such blocks: whether they keep samples apart is measured.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ModuleCut:
 
 @dataclass
 class _Meter:
-    """Costs of one child at one batch size."""
+    """The costs of one child at one batch size."""
 
     flops: float = 0.0
     moved: float = 0.0
@@ -63,7 +63,7 @@ class _Meter:
 
 @dataclass(frozen=True)
 class _Total:
-    """Costs of a run of children at one batch size."""
+    """The costs of a run of children at one batch size."""
 
     flops: float
     moved: float
@@ -73,7 +73,7 @@ class _Total:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds every operation to the meter that is current."""
+    """Adds every operation to the current meter."""
 
     def __init__(self, meter: _Meter) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -98,9 +98,9 @@ def cut_modules(
     max_blocks: int = 128,
     measure: bool = True,
 ) -> ModuleCut:
-    """The model's children as blocks where they form a chain, else the model as one block.
+    """Return the model's children as blocks if they form a chain, else the model as one block.
 
-    `measure`: find out whether each block keeps samples apart by running it, which a model without weights cannot.
+    With `measure`, each block is run to find out whether it keeps samples apart, which is impossible without weights.
     """
     probes = probes_of(example)
     children = _opened("", model)
@@ -131,7 +131,7 @@ def _unfollowed(name: str, fault: Any) -> ModelError:
 
 
 def _said(fault: Exception) -> str:
-    """An exception and the last line of the model's own code on the way to it."""
+    """Return an exception as text, with the last line of the model's own code that led to it."""
     others = tuple(str(Path(file).parent) for file in (torch.__file__, isthmus.__file__))
     lines = [frame for frame in extract_tb(fault.__traceback__) if not frame.filename.startswith(others)]
     where = f" (line {lines[-1].lineno} of {Path(lines[-1].filename).name}: {lines[-1].line})" if lines else ""
@@ -139,7 +139,7 @@ def _said(fault: Exception) -> str:
 
 
 def _opened(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Children in order; lists and sequences, and the only child of a module, are opened."""
+    """Return the children in order, opening lists, sequences, and the only child of a module."""
     children = [(f"{path}.{name}" if path else name, child) for name, child in module.named_children()]
     opened: list[tuple[str, nn.Module]] = []
     for child_path, child in children:
@@ -150,9 +150,9 @@ def _opened(path: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _run(model: nn.Module, children: list[tuple[str, nn.Module]], example: Example) -> list[_Meter] | Exception | None:
-    """Meters of the children, in their order; None where they are not one chain from input to output.
+    """Return the meters of the children in order, or None if they are not one chain from input to output.
 
-    An exception of the model's is what it cannot be run for.
+    If the model cannot be run without data, return the exception that it raised.
     """
     if not children:
         return None
@@ -160,12 +160,12 @@ def _run(model: nn.Module, children: list[tuple[str, nn.Module]], example: Examp
     meters = [_Meter() for _ in children]
     flow: list[tuple[int, Any]] = []  # (child, its inputs), in the order of calls
     try:
-        hooks = nullcontext() if whole else NoHooks()  # one that a tensor between two children has would be lost
+        hooks = nullcontext() if whole else NoHooks()  # a hook on a tensor between two children would be lost
         with kept_state(model), FakeTensorMode(allow_non_fake_inputs=True) as mode, sdpa_kernel(SDPBackend.MATH), hooks:
             args, kwargs = pytree.tree_map(mode.from_tensor, (example.args, example.kwargs))
             with _Watch(_Meter()) as watch, _hooks(children, meters, watch, flow), _keeping(model, watch):
                 result = model(*args, **kwargs)
-    except Exception as fault:  # whatever the model does that needs data
+    except Exception as fault:  # the model may do anything that needs data
         return fault
     return meters if whole or _is_chain(meters, flow, (*args, *kwargs.values()), result) else None
 
@@ -210,7 +210,10 @@ def _keeping(model: nn.Module, watch: _Watch) -> Iterator[None]:
 
 
 def _is_chain(meters: list[_Meter], flow: list[tuple[int, Any]], inputs: Sequence[Any], result: Any) -> bool:
-    """Every child called once, in order, on nothing but what the child before it gave; the last gives the result."""
+    """Return whether the children form a chain.
+
+    Every child is called once, in order, with nothing but the result of the child before it; the last gives the result.
+    """
     if [index for index, _ in flow] != list(range(len(meters))):
         return False
     given: list[Any] = [tuple(inputs), *((meter.result,) for meter in meters)]
@@ -265,9 +268,10 @@ def _describe(
 
 
 def _unreached(model: nn.Module, result: Any) -> tuple[str, ...]:
-    """Parameters that no loss can reach: autograd has no way to them from the result.
+    """Return the parameters that no loss can reach, because autograd has no way from the result to them.
 
-    A function with a backward of its own may know ways that are not seen, as a re-entrant checkpoint does.
+    A function with a backward of its own may know ways that are not seen, as a re-entrant checkpoint does. If there is
+    one, all parameters count as reached.
     """
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors_of(result) if tensor.grad_fn is not None]
     seen: set[Any] = set(waiting)
@@ -316,7 +320,7 @@ def _block(
 
 
 def _total(meters: list[_Meter]) -> _Total:
-    """A run's costs; its result is its last child's."""
+    """Return the costs of a run, whose result is that of its last child."""
     return _Total(
         flops=sum(meter.flops for meter in meters),
         moved=sum(meter.moved for meter in meters),
@@ -337,7 +341,7 @@ def _input(index: int, tensor: torch.Tensor) -> Tensor:
 
 
 def _outputs(low: _Total, high: _Total, probes: tuple[int, int]) -> float:
-    """Elements per sample of the first result with numbers, as `describe` counts them."""
+    """Return the elements per sample of the first result with numbers, as `describe` counts them."""
     firsts = [[t.numel() for t in tensors_of(total.result) if t.is_floating_point()][:1] for total in (low, high)]
     return LinearSize.through(probes, sum(firsts[0]), sum(firsts[1])).slope
 

@@ -1,4 +1,4 @@
-"""Keeps a warning of torch from users whom it does not concern."""
+"""Silences a warning of torch that does not concern users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["without_weight_warnings"]
 
 @contextmanager
 def without_weight_warnings() -> Iterator[None]:
-    """Silences what `torch.export` says of the list of weights that every `nn.RNN`, `nn.GRU` and `nn.LSTM` keeps.
+    """Silence what `torch.export` says about the list of weights that every `nn.RNN`, `nn.GRU` and `nn.LSTM` keeps.
 
     The list is torch's own, and only names parameters that the module has registered as it should.
     """

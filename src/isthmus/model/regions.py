@@ -1,10 +1,10 @@
-"""Opens the nested graphs of an exported program, so that every operation stands in one list.
+"""Opens the nested graphs of an exported program, so that every operation is in one list.
 
-`torch.export` puts what runs under `torch.no_grad()` into a graph of its own. Opened, an operation of such a region
-reads each tensor from outside through a `detach`: no gradient passes, in memory it is the same tensor, and autograd
-records nothing, as under `no_grad`. A tensor from outside that the region writes into keeps its own gradient.
+`torch.export` puts what runs under `torch.no_grad()` into a graph of its own. Once it is opened, an operation of such a
+region reads each tensor from outside through a `detach`: no gradient passes, in memory it is the same tensor, and
+autograd records nothing, as under `no_grad`. A tensor from outside that the region writes into keeps its own gradient.
 
-A region that switches autocast off changes nothing where no autocast is on around it, and is opened too. Other nested
+A region that switches autocast off changes nothing if no autocast is on around it, and is opened too. Other nested
 graphs (branches of `torch.cond`, regions with autocast) stay; each gets the recorded value that export leaves out.
 """
 
@@ -49,7 +49,7 @@ def _content(module: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def _record(node: fx.Node, graph: fx.Node, inner: fx.GraphModule) -> None:
-    """Notes the value of a region and, inside it, of what it takes: export knows both and writes neither down."""
+    """Note the value of a region and, inside it, of its inputs: export knows both and records neither."""
     if node.target not in (wrap_with_autocast, wrap_with_set_grad_enabled):
         return
     taken = node.args[node.args.index(graph) + 1 :]
@@ -64,7 +64,7 @@ def _record(node: fx.Node, graph: fx.Node, inner: fx.GraphModule) -> None:
 
 @dataclass(frozen=True)
 class _Region:
-    """A region to open: whether it runs with gradients, its graph, and what it takes."""
+    """A region to open: whether it runs with gradients, its graph, and its inputs."""
 
     grad: bool
     inner: fx.GraphModule
@@ -72,7 +72,7 @@ class _Region:
 
 
 def _region(module: fx.GraphModule, node: fx.Node, autocast: bool) -> _Region | None:
-    """Return the region that a node stands for, or None if it is no region to open."""
+    """Return the region that a node stands for, or None if the node stands for no region that is opened."""
     if node.target is wrap_with_set_grad_enabled:
         enabled, graph, *taken = node.args
     elif node.target is wrap_with_autocast and not node.args[2] and not autocast:
@@ -109,10 +109,10 @@ class _Copier:
         self.module, self.before, self.grad = module, before, grad
         self.copies: dict[fx.Node, Any] = {}
         self._detached: dict[fx.Node, fx.Node] = {}
-        self._written: dict[fx.Node, fx.Node] = {}  # results of writes without gradients -> the tensor with its own
+        self._written: dict[fx.Node, fx.Node] = {}  # result of a write -> the tensor, with its own gradient
 
     def copy(self, inner: fx.GraphModule, node: fx.Node) -> None:
-        """Puts a copy of an operation, or of a nested graph that stays, into the outer graph."""
+        """Put a copy of an operation, or of a nested graph that stays, into the outer graph."""
         graph = self.module.graph
         if node.op == "get_attr":
             name = f"{self.before.name}_{str(node.target).replace('.', '_')}"
@@ -132,12 +132,18 @@ class _Copier:
                 self._written[made] = source
 
     def outside(self, node: fx.Node) -> fx.Node:
-        """Return what stands for a node where gradients flow: for a tensor that was written into, the tensor itself."""
+        """Return what stands for a node where gradients flow.
+
+        For a tensor that was written into, this is the tensor itself.
+        """
         found: fx.Node = self.copies[node]
         return self._written.get(found, found)
 
     def _with_grad(self, node: fx.Node) -> bool:
-        """Taking a tensor out of a tuple is no computation: it has the gradient that the tuple has."""
+        """Return whether a node runs with gradients.
+
+        Taking a tensor out of a tuple is no computation: it has a gradient if the tuple has one.
+        """
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
             return bool(self.copies[node.args[0]].meta.get(_GRAD, True))
         return bool(node.meta.get(_GRAD, self.grad))

@@ -1,7 +1,7 @@
-"""Runs a module without leaving a trace: what its forward keeps is put back afterwards.
+"""Runs a module and afterwards puts back whatever its forward changed.
 
-A forward may count its calls, remember its last result or fill a buffer. Capturing, measuring and checking call it
-more often than training does, and some of these calls have no real data.
+A forward may count its calls, remember its last result or fill a buffer. Capturing, measuring and checking call it more
+often than training does, and some of these calls have no real data.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ __all__ = ["kept_state", "state_of"]
 
 @contextmanager
 def kept_state(*modules: nn.Module, weights: bool = False) -> Iterator[None]:
-    """Within it the modules may run, and afterwards they hold what they held: attributes, buffers, other tensors.
+    """Let the modules run inside this context, and put back what they held: attributes, buffers and other tensors.
 
-    `weights`: the contents of parameters, too. What lies in objects that are no containers is not seen.
+    With `weights`, the contents of parameters are put back too. What is kept in objects that are no containers is not
+    seen.
     """
     back = state_of(*modules, weights=weights)
     try:
@@ -30,7 +31,7 @@ def kept_state(*modules: nn.Module, weights: bool = False) -> Iterator[None]:
 
 
 def state_of(*modules: nn.Module, weights: bool = False) -> Callable[[], None]:
-    """Notes what modules hold; what is returned puts it back, as often as it is called."""
+    """Note what modules hold, and return a function that puts it back as often as it is called."""
     notes: dict[int, Callable[[], None]] = {}
     for module in modules:
         _note(module, notes, weights)

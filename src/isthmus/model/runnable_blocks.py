@@ -1,4 +1,4 @@
-"""The same cut as `capture`'s, runnable: one module per block, with the model's own parameters and their names."""
+"""Makes the blocks of `capture` runnable: one module per block, with the model's own parameters and their names."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ __all__ = ["Builder", "Pieces", "cut"]
 class Pieces:
     """A model as blocks. Block i takes the tensors `incoming[i]` and gives `outgoing[i]`, both by tensor name.
 
-    `inputs` names the model's inputs in the order of the example's flattened (args, kwargs); `batch_dims` says along
-    which dimension a tensor that joins by `concat` is cut by samples. A parameter used in several blocks is the same
-    object in each, under its first name. `rest` is what the model's state has and no block holds: what it does not use.
+    `inputs` names the model's inputs in the order of the example's flattened (args, kwargs). `batch_dims` gives the
+    dimension along which a tensor that joins by `concat` is cut by samples. A parameter used in several blocks is the
+    same object in each, under its first name. `rest` is what the model's state has and no block holds, because no block
+    uses it.
     """
 
     graph: BlockGraph
@@ -46,14 +47,14 @@ class Pieces:
     sections: Sections | None = None  # what the blocks were made from; None: child modules
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The blocks one after another; gives what the model gives."""
+        """Run the blocks one after another, and return what the model returns."""
         known = self.bind(args, kwargs)
         for block, taken, given in zip(self.blocks, self.incoming, self.outgoing, strict=True):
             known |= zip(given, block(*(known[name] for name in taken)), strict=True)
         return self.result(known)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Model inputs by tensor name; they must be given as in the example."""
+        """Return the model's inputs by tensor name; they must be given as in the example."""
         ordered = {key: kwargs[key] for key in self.in_spec.child(1).context if key in kwargs}
         leaves, spec = pytree.tree_flatten((args, ordered))
         if spec != self.in_spec or len(ordered) != len(kwargs):
@@ -65,14 +66,14 @@ class Pieces:
         return dict(zip(self.inputs, leaves, strict=True))
 
     def result(self, known: dict[str, Any]) -> Any:
-        """The model's output from the tensors by name."""
+        """Return the model's output, made from the tensors by name."""
         leaves = [known[leaf] if isinstance(leaf, str) else leaf.content for leaf in self.outputs]
         return pytree.tree_unflatten(leaves, self.out_spec)
 
 
 @dataclass(frozen=True)
 class _Literal:
-    """A part of the output that is no tensor of the trace."""
+    """A part of the output that is not a tensor of the trace."""
 
     content: Any
 
@@ -86,9 +87,9 @@ def cut(
     max_blocks: int = 128,
     measure: bool = True,
 ) -> Pieces:
-    """Cuts a model into runnable blocks; `graph` equals what `capture` gives for the same model.
+    """Cut a model into runnable blocks; `graph` equals what `capture` gives for the same model.
 
-    `measure`: as in `cut_modules`; a worker, whose plan was judged before, does without.
+    `measure` is as in `cut_modules`; a worker does without it, because its plan was judged before.
     """
     if max_blocks < 1:
         raise UsageError("a model needs at least one block", found=f"max_blocks={max_blocks}", expected="1 or more")
@@ -139,7 +140,7 @@ def _output(trace: Trace, names: dict[fx.Node, str], leaf: Any) -> str | _Litera
 
 
 def _batch_dim(trace: Trace, node: fx.Node) -> int:
-    """The dimension to cut by samples; -1 where there is none."""
+    """Return the dimension to cut by samples, or -1 if there is none."""
     return next(iter(trace.value(node).batch_dims), -1)
 
 
@@ -154,7 +155,7 @@ class Builder:
         self.batch: fx.Node | None = None
 
     def module(self) -> fx.GraphModule:
-        """The section as a module."""
+        """Return the section as a module."""
         for node in self.section.incoming:
             self.copies[node] = self.graph.placeholder(node.name)
         for op in self.section.local:
@@ -167,11 +168,11 @@ class Builder:
         return self.graph.node_copy(op.node, self.copy)
 
     def content(self, node: fx.Node) -> Any:
-        """Return what a node that reads by name finds in this graph."""
+        """Return the content that a node reads by name in this graph."""
         return self.trace.attributes[node].content
 
     def copy(self, node: fx.Node) -> Any:
-        """Return what stands in this graph for a node of the whole graph."""
+        """Return the node or number that stands in this graph for a node of the whole graph."""
         if node not in self.copies:
             self.copies[node] = self._scalar(node) if node in self.trace.scalars else self._attribute(node)
         return self.copies[node]
@@ -182,7 +183,10 @@ class Builder:
         return self.graph.get_attr(name)
 
     def _scalar(self, node: fx.Node) -> Any:
-        """A number from sizes, computed here again: sizes of tensors as lines on the batch, arithmetic as it was."""
+        """Return a number that comes from sizes, computed again in this graph.
+
+        Sizes of tensors are computed as lines on the batch, arithmetic as in the model.
+        """
         pair = self.trace.scalars[node]
         if pair is None or any(source in self.trace.scalars for source in node.all_input_nodes):
             return self.graph.node_copy(node, self.copy)
@@ -195,7 +199,7 @@ class Builder:
         return scaled if line.fixed == 0 else self.graph.call_function(operator.add, (scaled, int(line.fixed)))
 
     def _local_batch(self) -> Any:
-        """The batch, read off the first incoming tensor that has it as a dimension."""
+        """Return the batch size, read from the first incoming tensor that has it as a dimension."""
         for node in self.section.incoming:
             pairs = list(zip(*self.trace.value(node).shapes, strict=True))
             if self.batch is None and self.trace.probes in pairs:
@@ -206,7 +210,7 @@ class Builder:
 
 
 def _from_modules(model: nn.Module, cut: ModuleCut, example: Example) -> Pieces:
-    """A chain of child modules, or the whole model as one block."""
+    """Return the blocks of a chain of child modules, or of the whole model as one block."""
     inputs = tuple(tensor.name for tensor in cut.graph.tensors if tensor.source == -1)
     links = tuple(tensor.name for tensor in cut.graph.tensors if tensor.source >= 0)
     in_spec = pytree.tree_flatten((example.args, example.kwargs))[1]
@@ -227,7 +231,7 @@ def _from_modules(model: nn.Module, cut: ModuleCut, example: Example) -> Pieces:
 
 
 class _Run(nn.Module):
-    """Child modules one after another, under the paths they have in the model."""
+    """Child modules one after another, under the paths that they have in the model."""
 
     def __init__(self, children: Sequence[tuple[str, nn.Module]]) -> None:
         super().__init__()
@@ -236,7 +240,7 @@ class _Run(nn.Module):
             _attach(self, path, module)
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
-        """The chain's result."""
+        """Return the result of the chain."""
         for module in self._order:
             inputs = (module(*inputs),)
         return inputs
@@ -266,17 +270,20 @@ class _Whole(nn.Module):
             self.register_buffer(name, buffer)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Moving replaces buffers: the model moves, and its own are taken again."""
+        """Move the model itself and take its buffers again, because moving replaces buffers."""
         self._buffers.update(self._model[0]._apply(fn, recurse)._buffers)  # type: ignore[no-untyped-call]
         return self
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
-        """The model's result."""
+        """Return the model's result."""
         return (self._call(self._model[0], inputs),)
 
 
 def _caller(in_spec: pytree.TreeSpec) -> Callable[[nn.Module, Sequence[Any]], Any]:
-    """Calls a model with flat inputs; a function, as torch warns where a copy is made of a spec."""
+    """Return a function that calls a model with flat inputs.
+
+    It is a function because torch warns when a spec is copied.
+    """
 
     def call(model: nn.Module, inputs: Sequence[Any]) -> Any:
         args, kwargs = pytree.tree_unflatten(inputs, in_spec)

@@ -1,4 +1,4 @@
-"""A captured model as a JSON file (`kind: model`), so that a plan can be made where the model's code is not."""
+"""Saves a captured model as a JSON file (`kind: model`), so that it can be planned where its code is missing."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def save_graph(graph: BlockGraph, path: Path | str) -> None:
-    """Writes the graph with its digest as computed now."""
+    """Write the graph to a file, with its digest computed anew."""
     marked = msgspec.structs.replace(graph, digest=digest_of(graph))
     write_json(path, _File(graph=_plain(marked)))
 
 
 def read_graph(path: Path | str) -> BlockGraph:
-    """Reads what `save_graph` wrote; anything else is refused, a graph that was edited afterwards too."""
+    """Read what `save_graph` wrote; refuse anything else, including a graph that was edited afterwards."""
     with expecting(path, "model"):
         plain = read_json(path, _File, kind="model", version=_VERSION, limit=_LARGEST).graph
     graph = Document(name=str(path), value=plain).convert(BlockGraph)
@@ -54,7 +54,7 @@ def _plain(graph: BlockGraph) -> dict[str, Any]:
 
 
 def _faults(graph: BlockGraph) -> Iterator[str]:
-    """Yield what would lead a planner astray, most telling first; yield nothing for a graph that a capture made."""
+    """Yield the faults that would mislead a planner, the most telling first; a captured graph has none."""
     if graph.digest != digest_of(graph):
         yield "the model does not match its digest: the file was changed after it was written"
     if not graph.blocks:
@@ -72,13 +72,13 @@ def _faults(graph: BlockGraph) -> Iterator[str]:
 
 
 def _bad_figures(thing: msgspec.Struct, *fields: str) -> str:
-    """The first of the fields that is not a figure of 0 or more, as text; empty where all are."""
+    """Return the first of the fields that is not a figure of 0 or more, as text, or "" if there is none."""
     values = ((field, getattr(thing, field)) for field in fields)
     return next((f"{field} {value}" for field, value in values if not 0 <= value < math.inf), "")
 
 
 def _nameable(name: str) -> bool:
-    """Return whether people can see the name, and a sync cannot take it for `[block]`."""
+    """Return whether a name is visible text that a sync cannot take for `[block]`."""
     return name.isprintable() and name.strip() != "" and not name.startswith("[")
 
 

@@ -1,4 +1,4 @@
-"""A trace cut into sections: which operations each block runs, and which tensors it takes and gives."""
+"""Cuts a trace into sections: which operations each block runs, and which tensors it takes and gives."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from isthmus.model.trace import Op, Trace
 
 __all__ = ["Section", "Sections", "cut_trace"]
 
-_FEW = 8  # samples over which a tensor that does not grow with the batch is spread when places to cut are compared
+_FEW = 8  # samples over which a tensor of fixed size is spread when places to cut are compared
 
 
 @dataclass(frozen=True)
 class Section:
-    """One block: its operations with the constants it computes for itself, in order, and the tensors it exchanges."""
+    """One block: its operations, the constants it computes for itself, and the tensors it exchanges."""
 
     ops: tuple[Op, ...]
     constants: tuple[Op, ...]
@@ -31,7 +31,7 @@ class Section:
 
     @property
     def local(self) -> list[Op]:
-        """All operations, in execution order."""
+        """Return all operations, in execution order."""
         return sorted((*self.ops, *self.constants), key=lambda op: op.index)
 
 
@@ -48,7 +48,7 @@ class Sections:
 
 
 def cut_trace(trace: Trace, max_blocks: int) -> Sections:
-    """Cuts a trace into at most `max_blocks` sections."""
+    """Cut a trace into at most `max_blocks` sections."""
     flow = flow_of(trace)
     uses = linear_uses(trace, flow)
     pairs = find_pairs(trace, flow, uses)
@@ -83,7 +83,7 @@ def _items(
 
 
 def _owned(trace: Trace, main: list[Op]) -> dict[fx.Node, float]:
-    """Parameter elements of each operation; a tied parameter counts where it is first used."""
+    """Return the parameter elements of each operation; a tied parameter counts where it is first used."""
     sizes = {a.name: float(a.content.numel()) for a in trace.attributes.values() if a.kind == "parameter"}
     owned: dict[fx.Node, float] = {}
     for op in main:
@@ -94,8 +94,8 @@ def _owned(trace: Trace, main: list[Op]) -> dict[fx.Node, float]:
 def _joins(trace: Trace, flow: TraceFlow, pairs: list[Pair], splits: list[PairSplit]) -> list[list[fx.Node]]:
     """Return the groups of nodes that no cut may separate.
 
-    Layer pairs and their weights, tuples and their items, memory and what writes it, and tensors whose samples do not
-    lie one after another with all that reads them.
+    The groups are: layer pairs and their weights; tuples and their items; a memory and what writes into it; and tensors
+    whose samples do not lie one after another, with all that reads them.
     """
     joins = [list(pair.nodes) for pair in pairs] + [split.nodes for split in splits]
     joins += [[op.node, *op.node.args[:1]] for op in trace.ops if op.kind == "getitem"]  # type: ignore[list-item]
@@ -107,7 +107,10 @@ def _joins(trace: Trace, flow: TraceFlow, pairs: list[Pair], splits: list[PairSp
 
 
 def _stays_whole(states: tuple[State, ...]) -> bool:
-    """Return whether tensors with known samples cannot be cut between them; unproven ones are refused anyway."""
+    """Return whether a tensor cannot be cut between its samples, although it is known how it depends on them.
+
+    Tensors of which that is not known are refused anyway.
+    """
     return not is_apart(states) and not any(isinstance(state, Mixed) for state in states)
 
 
@@ -116,7 +119,10 @@ def _readers(trace: Trace, node: fx.Node) -> list[fx.Node]:
 
 
 def _written_together(trace: Trace, flow: TraceFlow, root: fx.Node) -> list[fx.Node]:
-    """Names of a memory up to its last writer, and later readers of the earlier names: they see what was written."""
+    """Return the nodes that share a memory up to its last writer, and later readers of the earlier ones.
+
+    These readers see what was written.
+    """
     sharing = [op for op in trace.ops if flow.root[op.node] is root]
     last = max(op.index for op in sharing if op.mutates is not None)
     early = {op.node for op in sharing if op.index < last}
@@ -125,7 +131,7 @@ def _written_together(trace: Trace, flow: TraceFlow, root: fx.Node) -> list[fx.N
 
 
 def _silent(trace: Trace, main: list[Op]) -> list[list[int]]:
-    """Operations that only change state (counters of batch norm) stay with their neighbour."""
+    """Return operations that only change state (counters of batch norm), each joined with its neighbour."""
     read = {node for op in trace.ops for node in op.reads} | {n for n in trace.outputs if isinstance(n, fx.Node)}
     last = len(main) - 1
     return [[i, i + 1 if i < last else i - 1] for i, op in enumerate(main) if op.node not in read and last > 0]
@@ -152,7 +158,7 @@ def _sections(trace: Trace, flow: TraceFlow, parts: list[list[Op]]) -> tuple[Sec
 def _taken(
     trace: Trace, flow: TraceFlow, part: list[Op], home: dict[fx.Node, int], index: int
 ) -> tuple[list[fx.Node], list[Op]]:
-    """Tensors that a part needs from outside, model inputs first, and the constants it computes for itself."""
+    """Return the tensors that a part needs from outside, model inputs first, and the constants that it computes."""
     constants = _constants(trace, flow, [node for op in part for node in op.reads if node in flow.constant])
     reads = dict.fromkeys(node for op in part for node in op.reads if node not in flow.constant)
     incoming = [node for node in reads if home.get(node, -1) != index]
@@ -163,7 +169,7 @@ def _taken(
 
 
 def _constants(trace: Trace, flow: TraceFlow, wanted: list[fx.Node]) -> list[Op]:
-    """Constants with all they are computed from, and with everything that writes into them."""
+    """Return the wanted constants with all that they are computed from, and everything that writes into them."""
     writers: dict[fx.Node, list[fx.Node]] = {}
     for node in flow.constant:
         if trace.op[node].mutates is not None:

@@ -1,4 +1,4 @@
-"""Where a model comes from, and the way from there to its block graph.
+"""Finds a model by its name, and makes its block graph. The forms of a name:
 
 zoo:NAME                    a built-in model
 hf:CONFIG.json              a transformers configuration on this machine
@@ -44,7 +44,7 @@ _FUNCTION = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)", re.A
 _FORMS = "zoo:NAME, hf:CONFIG.json, package.module:function or a saved MODEL.json"
 _CODE = "zoo:NAME, hf:CONFIG.json or package.module:function"
 _EXAMPLE_BATCH = 2
-_MEASURED_BYTES = 4 << 30  # of weights: what is larger is not built to be measured
+_MEASURED_BYTES = 4 << 30  # of weights: larger models are not built to be measured
 
 
 class Zoo(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Function(msgspec.Struct, frozen=True, kw_only=True):
-    """A function of the user's."""
+    """A function that the user wrote."""
 
     module: str
     function: str
@@ -95,16 +95,17 @@ def parse(spec: str) -> Source:
 
 
 def build(spec: str, sequence: int | None = None) -> BuiltModel:
-    """Builds the model on torch's default device of the moment."""
+    """Build the model on torch's current default device."""
     return _build(parse(spec), sequence)
 
 
 def load_graph(
     spec: str, *, sequence: int | None = None, cache: bool = True, capturing: Callable[[], None] = lambda: None
 ) -> BlockGraph:
-    """The block graph of a model: from its file, from the cache, or captured on the meta device and stored there.
+    """Return the block graph of a model from its file or from the cache, or by capture.
 
-    `capturing` is called when it is captured.
+    A model is captured on the meta device and its graph stored in the cache. `capturing` is called if the model is
+    captured.
     """
     source = parse(spec)
     if isinstance(source, SavedModel):
@@ -136,7 +137,7 @@ def _read_saved(path: Path, sequence: int | None) -> BlockGraph:
 
 
 def _cached(key: str | None) -> BlockGraph | None:
-    """The stored graph; a broken entry counts as none and will be written again."""
+    """Return the stored graph; a broken entry counts as none and will be written again."""
     data = store.read(key) if key else None
     try:
         graph = msgspec.json.decode(data, type=BlockGraph) if data else None
@@ -158,7 +159,7 @@ def _capture(built: BuiltModel) -> BlockGraph:
 
 
 def _key(source: Source, sequence: int | None, built: BuiltModel | None) -> str | None:
-    """Hashes all that the capture depends on; None where that cannot be told."""
+    """Return a hash of everything that the capture depends on, or None if that cannot be told."""
     if isinstance(source, Zoo):
         length = zoo.sequence_of(source.name, sequence)
         return store.content_key(["zoo", source.name, str(length), store.versions("torch"), store.model_code()])

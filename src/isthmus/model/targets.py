@@ -1,7 +1,7 @@
-"""Whether there is something to train a model towards: known before anything is planned or started.
+"""Checks that a job has something to train its model towards, before anything is planned or started.
 
-A model of the zoo or of transformers brings samples with targets. A function of the user's gives a module and example
-inputs, and nothing says what should come out: its job must name data, or a loss that needs no targets.
+A model of the zoo or of transformers brings samples with targets. A user's function gives a module and example inputs,
+and nothing says what should come out: its job must name data, or a loss that needs no targets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ __all__ = ["check_targets"]
 
 
 def check_targets(job: Job) -> None:
-    """Refuses a job whose model brings no targets, and that names neither data nor a loss. Runs the model's code."""
+    """Refuse a job whose model brings no targets, and that names neither data nor a loss.
+
+    This runs the model's code.
+    """
     if (job.data, job.loss) != ("synthetic", "default") or not isinstance(source.parse(job.model), source.Function):
         return
     with torch.device("meta"):
@@ -36,7 +39,7 @@ def check_targets(job: Job) -> None:
 
 
 def _output(built: BuiltModel) -> str | None:
-    """The form of what the model gives; None where that cannot be told without weights."""
+    """Return the form of the model's output, or None if that cannot be told without weights."""
     example = built.example(2, device="meta")
     try:
         with torch.device("meta"), torch.no_grad():

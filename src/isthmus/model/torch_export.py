@@ -1,6 +1,6 @@
 """Exports a model's operations by `torch.export`, with the batch size left open.
 
-Sizes are read off symbolic shapes at two batch sizes (the *probes*) p < q. A size f is then read as the line
+Sizes are computed from symbolic shapes at two batch sizes (the *probes*) p < q. A size f is then taken as the line
 `f(batch) = slope * batch + fixed` through (p, f(p)) and (q, f(q)). A model whose code takes the batch size as a plain
 number is not exported: its operations might be others for another batch.
 """
@@ -8,7 +8,7 @@ number is not exported: its operations might be others for another batch.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -24,6 +24,9 @@ from isthmus.errors import ModelError
 from isthmus.model.gradients import plain_gradients
 from isthmus.model.hidden_state import ChangedError, settled, unchanged_by_calls
 from isthmus.model.regions import open_regions
+from isthmus.model.repeated_calls import recorded_call
+from isthmus.model.restored_state import kept_state
+from isthmus.model.seen_by import has_own_code
 
 __all__ = ["Example", "Exported", "LinearSize", "NotExportedError", "example_of", "export_model", "probes_of"]
 __all__ += ["training"]
@@ -42,7 +45,7 @@ class Example:
 
     @staticmethod
     def of(given: Any) -> Example:
-        """A tensor, several, or some by name."""
+        """Return an example of a tensor, of several, or of some by name."""
         if isinstance(given, Example):
             return given
         if isinstance(given, Mapping):
@@ -52,14 +55,14 @@ class Example:
 
 @dataclass(frozen=True)
 class LinearSize:
-    """`slope * batch + fixed`."""
+    """A size that is a line on the batch: `slope * batch + fixed`."""
 
     slope: float
     fixed: float
 
     @classmethod
     def through(cls, probes: tuple[int, int], low: float, high: float) -> LinearSize:
-        """The line through both sizes; a size that grows otherwise is taken as proportional to the batch."""
+        """Return the line through both sizes; a size that grows otherwise is taken as proportional to the batch."""
         slope = (high - low) / (probes[1] - probes[0])
         fixed = low - slope * probes[0]
         return cls(slope, fixed) if slope >= 0 and fixed >= 0 else cls(high / probes[1], 0.0)
@@ -78,7 +81,7 @@ class NotExportedError(Exception):
 
 
 def export_model(model: nn.Module, example: Example) -> Exported:
-    """The model's operations; a NotExportedError says why there are none."""
+    """Export the model's operations; raise a NotExportedError that says why if this is impossible."""
     _check_example(example)
     probes = probes_of(example)
     with training(model):
@@ -99,14 +102,17 @@ def _check_example(example: Example) -> None:
 
 
 def probes_of(example: Example) -> tuple[int, int]:
-    """Two batch sizes that are no other dimension of the inputs."""
+    """Return two batch sizes that are no other dimension of the inputs."""
     taken = {size for t in [*example.args, *example.kwargs.values()] for size in t.shape[1:]}
     low, high, *_ = [prime for prime in _PRIMES if prime not in taken] + [101, 103]
     return low, high
 
 
 def example_of(model: nn.Module, example: Example, batch: int) -> Example:
-    """Inputs of that batch on the model's device; fresh ones, as export takes a tensor used twice for one input."""
+    """Return inputs of that batch on the model's device.
+
+    Each is a new tensor, because export takes a tensor that is used twice for one input.
+    """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
 
     def fresh(tensor: torch.Tensor) -> torch.Tensor:
@@ -117,7 +123,7 @@ def example_of(model: nn.Module, example: Example, batch: int) -> Example:
 
 @contextmanager
 def training(model: nn.Module) -> Iterator[None]:
-    """Training mode, and afterwards every module's own mode and every buffer's content again."""
+    """Hold a model in training mode, and afterwards put back every module's own mode and every buffer's content."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.train()
@@ -148,14 +154,33 @@ def _export(model: nn.Module, example: Example) -> ExportedProgram:
                 program = exported()
         except ChangedError:
             program = settled(model, lambda: model(*example.args, **example.kwargs), exported)
-    except Exception as error:  # whatever in the model export cannot follow; the caller has another way
+        if has_own_code(model):
+            _check_repeats(model, example, program, exported)
+    except Exception as error:  # export may fail on anything in the model; the caller has another way
         raise NotExportedError(_reason(error)) from error
     open_regions(program)
     return program
 
 
+def _check_repeats(
+    model: nn.Module, example: Example, program: ExportedProgram, exported: Callable[[], ExportedProgram]
+) -> None:
+    """Raise ChangedError for a model that does something else in the next call, although it holds the same."""
+    calls = []
+    try:
+        for _ in range(2):
+            with kept_state(model), torch.random.fork_rng(), _SureCoins(), _no_guess_about_masks():
+                calls.append(recorded_call(model, example.args, example.kwargs))
+    except Exception:  # what export can follow but a call without data cannot
+        with kept_state(model):
+            calls = [str(program.graph).splitlines(), str(exported().graph).splitlines()]
+    if calls[0] != calls[1]:
+        line = next((one for one, other in zip(*calls, strict=False) if one != other), "how many there are")
+        raise ChangedError(f"calls of the model do other operations, or with other numbers: {line[:80]}")
+
+
 def _reason(error: Exception) -> str:
-    """The beginning of an error, and the line of the model's code where it was raised."""
+    """Return the beginning of an error's text, and the line of the model's code where it was raised."""
     text = " ".join(str(error).split())[:300] or type(error).__name__
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(PurePath(frame.filename))]
     if not frames:
@@ -165,13 +190,13 @@ def _reason(error: Exception) -> str:
 
 
 def _is_users(path: PurePath) -> bool:
-    """Return whether a file belongs neither to torch nor to us; `<string>` is code that torch wrote."""
+    """Return whether a file belongs neither to torch nor to Isthmus; `<string>` is code that torch wrote."""
     return path.is_absolute() and not any(path.is_relative_to(home) for home in _HOMES)
 
 
 @contextmanager
 def _no_guess_about_masks() -> Iterator[None]:
-    """Keeps `nn.TransformerEncoder` from looking into its mask for a causal one, which only chooses a faster kernel."""
+    """Keep `nn.TransformerEncoder` from searching its mask for a causal one, which only chooses a faster kernel."""
     usual = transformer._detect_is_causal_mask
 
     def told(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
@@ -185,9 +210,9 @@ def _no_guess_about_masks() -> Iterator[None]:
 
 
 class _SureCoins(TorchFunctionMode):
-    """Answers `torch.rand([]) < p` where p <= 0 or p >= 1 says the answer, as where layers may be dropped but are not.
+    """Answers `torch.rand([]) < p` if p <= 0 or p >= 1 decides it, as for layers that may be dropped but are not.
 
-    Export could not go on: it asks for a truth that depends on data. Nobody reads the number afterwards.
+    Export could not go on: it needs a truth value that depends on data. Nothing reads the number afterwards.
     """
 
     def __init__(self) -> None:

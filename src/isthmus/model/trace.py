@@ -1,4 +1,4 @@
-"""A model as one list of tensor operations, read off an exported program."""
+"""Reads an exported program as one list of tensor operations."""
 
 from __future__ import annotations
 
@@ -51,23 +51,26 @@ class Value:
 
     @property
     def width(self) -> int | None:
-        """Bytes per element where the job's precision does not decide."""
+        """Return the bytes per element, or None if the job's precision decides."""
         return None if self.floating else self.dtype.itemsize
 
     @property
     def weight(self) -> float:
-        """One element, counted in elements of four bytes where the job's precision does not decide."""
+        """Return how many elements of four bytes one element counts as.
+
+        It is 1 if the job's precision decides the width.
+        """
         return 1.0 if self.floating else self.dtype.itemsize / 4
 
     @property
     def batch_dims(self) -> tuple[int, ...]:
-        """The dimensions that grow with the batch."""
+        """Return the dimensions that grow with the batch."""
         return tuple(d for d, (low, high) in enumerate(zip(*self.shapes, strict=True)) if low != high)
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """Something a graph reads by name: a parameter, a buffer, a constant or a nested graph."""
+    """Something that a graph reads by name: a parameter, a buffer, a constant or a nested graph."""
 
     kind: str
     name: str
@@ -106,26 +109,32 @@ class Trace:
 
     @cached_property
     def op(self) -> dict[fx.Node, Op]:
-        """Each operation by its node."""
+        """Return each operation by its node."""
         return {op.node: op for op in self.ops}
 
     def value(self, node: fx.Node) -> Value:
-        """The only tensor of a node."""
+        """Return the only tensor of a node."""
         return self.values[node][0]
 
 
 def tensors_of(content: Any) -> list[torch.Tensor]:
-    """The tensors in a node's recorded value."""
+    """Return the tensors in a node's recorded value."""
     return [leaf for leaf in pytree.tree_leaves(content) if isinstance(leaf, torch.Tensor)]
 
 
 def trace(model: nn.Module, example: Example) -> Trace:
-    """The model's operations; NotExportedError says why there is no list of them that does what the model does."""
+    """Return the model's operations as one list.
+
+    Raise a NotExportedError that says why if there is no list that does what the model does.
+    """
     return _Reader(model, export_model(model, example)).trace()
 
 
 def _symbolic_size(probes: tuple[int, int]) -> Callable[[Any], tuple[int, int]]:
-    """size -> its values at both probes. Sizes that depend on data (not on shapes) are taken as the batch's."""
+    """Return a function that gives a size's values at both probes.
+
+    Sizes that depend on data (not on shapes) are taken as those of the batch.
+    """
     known: dict[Any, tuple[int, int]] = {}
 
     def at_probes(size: Any) -> tuple[int, int]:
@@ -194,7 +203,7 @@ class _Reader:
             self.attributes[node] = Attribute("constant", spec.target, self.program.constants[spec.target])
 
     def _nested(self, content: fx.GraphModule) -> None:
-        """Sizes inside a nested graph (a region in another precision, say)."""
+        """Record the sizes inside a nested graph (a region in another precision, for example)."""
         for node in content.graph.nodes:
             if values := self._values(node):
                 self.values[node] = values
@@ -204,7 +213,7 @@ class _Reader:
 
     def _call(self, node: fx.Node) -> None:
         kind = kind_of(node.target)
-        if kind in _CHECKS or (kind == "rand" and not node.users):  # a coin whose side was known (torch_export.py)
+        if kind in _CHECKS or (kind == "rand" and not node.users):  # a toss with a known result (torch_export.py)
             return
         values, changes = self._values(node), self._changes(node)
         if not values:
@@ -219,7 +228,7 @@ class _Reader:
         self.ops.append(op)
 
     def _changes(self, node: fx.Node) -> tuple[fx.Node, ...]:
-        """Return the buffers from outside that a nested graph writes into; nobody keeps another name of them."""
+        """Return the buffers from outside that a nested graph writes into; nothing else refers to them."""
         places = [place for place, leaf in enumerate(node.args) if isinstance(leaf, fx.Node) and leaf.op == "get_attr"]
         contents = [self.attributes[node.args[place]].content for place in places]  # type: ignore[index]
         graphs = [content for content in contents if isinstance(content, fx.GraphModule)]
@@ -235,7 +244,10 @@ class _Reader:
         return roots
 
     def _needs(self, node: fx.Node) -> tuple[tuple[fx.Node, ...], tuple[str, ...]]:
-        """Tensors and parameters that a node reads; a size of a tensor is no read of it unless it depends on data."""
+        """Return the tensors and parameters that a node reads.
+
+        A size of a tensor does not count as reading the tensor, unless it depends on data.
+        """
         reads: dict[fx.Node, None] = {}
         parameters: dict[str, None] = {}
         for source in node.all_input_nodes:
@@ -266,7 +278,7 @@ class _Reader:
         return Value(shapes, stride, tensor.dtype, size)
 
     def _scalar(self, content: Any) -> tuple[float, float] | None:
-        """A size's values at both probes; None for what depends on data, or not as a line on the batch."""
+        """Return a size's values at both probes, or None if it depends on data or is not a line on the batch."""
         if isinstance(content, torch.SymInt):
             expression = content.node.expr
             sized = all(str(symbol).startswith("s") for symbol in expression.free_symbols)
@@ -290,27 +302,27 @@ def _spec(spec: pytree.TreeSpec | None) -> pytree.TreeSpec:
 
 
 def kind_of(target: Any) -> str:
-    """`aten::add_` -> `add_`; anything else by its own name."""
+    """Return the kind of an operation: `aten::add_` -> `add_`; anything else by its own name."""
     schema = getattr(target, "_schema", None)
     return str(schema.name).rpartition("::")[2] if schema is not None else str(getattr(target, "__name__", target))
 
 
 def bound(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of an operation by name, defaults included."""
+    """Return all arguments of an operation by name, defaults included."""
     arguments = target._schema.arguments
     given = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | dict(kwargs)
     return {a.name: given.get(a.name, a.default_value) for a in arguments}
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """A node's arguments by name; by their places where its function has no schema."""
+    """Return a node's arguments by name, or by their places if its function has no schema."""
     if getattr(node.target, "_schema", None) is None:
         return {str(place): value for place, value in enumerate(node.args)} | node.kwargs
     return bound(node.target, node.args, node.kwargs)
 
 
 def _written(node: fx.Node) -> list[Any]:
-    """The arguments that an operation writes into."""
+    """Return the arguments that an operation writes into."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return []
@@ -320,7 +332,10 @@ def _written(node: fx.Node) -> list[Any]:
 
 
 def written_by(node: fx.Node) -> fx.Node | None:
-    """The tensor that an operation writes into and gives back; NotExportedError where it writes in another way."""
+    """Return the tensor that an operation writes into and gives back.
+
+    Raise a NotExportedError if it writes in another way.
+    """
     written = _written(node)
     if not written:
         return None
@@ -332,14 +347,14 @@ def written_by(node: fx.Node) -> fx.Node | None:
 
 
 def _check_seen(node: fx.Node) -> None:
-    """Refuses an operation that gives nothing and so must do something else, unless it is a check."""
+    """Refuse an operation that gives nothing and so must do something else, unless it is a check."""
     schema = getattr(node.target, "_schema", None)
     if schema is not None and kind_of(node.target) not in _CHECKS and (_written(node) or not schema.returns):
         raise NotExportedError(f"{described(node)} gives nothing back")
 
 
 def memory_root(node: fx.Node) -> fx.Node:
-    """The tensor whose memory a tensor may share, through any number of views and writes."""
+    """Return the tensor whose memory a tensor may share, through any number of views and writes."""
     while (source := _shared(node)) is not None:
         node = source
     return node
@@ -366,14 +381,14 @@ def _looks(target: Any) -> bool:
 
 
 def _written_inputs(graph: fx.GraphModule) -> list[int]:
-    """The numbers of the inputs that a nested graph writes into."""
+    """Return the numbers of the inputs that a nested graph writes into."""
     inputs = graph.graph.find_nodes(op="placeholder")
     written = {memory_root(source) for node in graph.graph.nodes if (source := written_by(node)) is not None}
     return [number for number, node in enumerate(inputs) if node in written]
 
 
 def described(node: fx.Node) -> str:
-    """Names an operation by its kind and the line of the model's code, torch's own left out, that it comes from."""
+    """Describe an operation by its kind and the line of code that it comes from, leaving out torch's own code."""
     kind, stack = kind_of(node.target), node.meta.get("stack_trace") or ""
     frames = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)', stack)
     if not frames:
@@ -384,7 +399,7 @@ def described(node: fx.Node) -> str:
 
 
 def _module(node: fx.Node) -> str:
-    """Path of the innermost module that a node comes from."""
+    """Return the path of the innermost module that a node comes from."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     path = str(stack[-1][0]) if stack else ""
     return "" if path.startswith("_empty_nn_module_stack") else path

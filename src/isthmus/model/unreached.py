@@ -1,11 +1,12 @@
-"""Finds the parameters that no loss can reach: what only a region without gradients reads, say.
+"""Finds the parameters that no loss can reach, such as those that are only read without gradients.
 
-torch leaves the gradient of such a parameter None, and its optimizers pass it over. Here it is left out of what is
-trained, as a frozen parameter is: no update, no weight decay, no sync.
+torch leaves the gradient of such a parameter None, and its optimizers pass it over. Here it is left out of training, as
+a frozen parameter is: no update, no weight decay, no sync.
 
 A *family* is a set of tensors that views and writes connect; `detach` begins a new one. A family is reached if it has
 an output of the model, or if an operation reads it whose result is reached and has a gradient. All writes into a family
-count as before all reads of it: a parameter may count as reached although it is not, and never the other way round.
+count as coming before all reads of it: a parameter may count as reached although it is not, but never the other way
+round.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ENDS = {
 
 
 def without_unreached(trace: Trace) -> Trace:
-    """The same trace, in which parameters that no loss can reach are buffers; `unreached` names them."""
+    """Return the same trace with the parameters that no loss can reach as buffers; `unreached` names them."""
     reached = _reached(trace)
     names = {trace.attributes[node].name for node in reached if node in trace.attributes}
     parameters = {a.name for a in trace.attributes.values() if a.kind == "parameter"}
@@ -57,7 +58,7 @@ def _without(names: Iterable[str], left_out: tuple[str, ...]) -> tuple[str, ...]
 
 
 def _reached(trace: Trace) -> set[fx.Node]:
-    """Every node whose family a loss reaches."""
+    """Return every node whose family a loss reaches."""
     family = _families(trace)
     reached = {family[node] for node in trace.outputs if isinstance(node, fx.Node) and node in family}
     while True:
@@ -74,7 +75,7 @@ def _passes(op: Op) -> bool:
 
 
 def _families(trace: Trace) -> dict[fx.Node, fx.Node]:
-    """Each node's family, named by its first node."""
+    """Return each node's family, named by its first node."""
     flow, family = TraceFlow(), {node: node for node in (*trace.inputs, *trace.attributes)}
     flow.root.update(family)
     for op in trace.ops:

@@ -1,8 +1,8 @@
-"""What changes from one plan to the next: which parameters move where, how many bytes, and which settings differ.
+"""The difference between two plans: which parameters move where, how many bytes move, and which settings differ.
 
-What a device must receive is what it will hold less what it holds (`plan.parameter_pieces`). Each missing piece comes
-from the nearest device that has it: same host, then same region, then anywhere, in the cluster's order. What no device
-of the cluster has is new: initialised, or read from a checkpoint. Gradients do not move.
+A device must receive what it will hold less what it holds (`plan.parameter_pieces`). Each missing piece comes from the
+nearest device that has it: on the same host, then in the same region, then anywhere, in the cluster's order. What no
+device of the cluster has is new: it is initialised, or read from a checkpoint. Gradients do not move.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Frozen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Move(_Frozen, frozen=True, kw_only=True):
-    """Elements that a device receives of one parameter from one source (None: new)."""
+    """Elements of one parameter that a device receives from one source (None: they are new)."""
 
     to: str
     source: str | None
@@ -49,7 +49,7 @@ class Move(_Frozen, frozen=True, kw_only=True):
 
 
 class Drop(_Frozen, frozen=True, kw_only=True):
-    """Elements that a device holds of one parameter and will no longer hold."""
+    """Elements of one parameter that a device holds and will no longer hold."""
 
     device: str
     job: str
@@ -60,7 +60,7 @@ class Drop(_Frozen, frozen=True, kw_only=True):
 
 
 class SettingChange(_Frozen, frozen=True, kw_only=True):
-    """A setting of a job that differs; None where one of the plans lacks it."""
+    """A setting of a job that differs; its value is None in a plan that lacks it."""
 
     job: str
     what: str
@@ -77,16 +77,16 @@ class Diff(_Frozen, frozen=True, kw_only=True):
 
     @property
     def moved_bytes(self) -> float:
-        """Bytes that go from one device to another."""
+        """Return the bytes that go from one device to another."""
         return sum(move.bytes for move in self.moves if move.source is not None)
 
     @property
     def new_bytes(self) -> float:
-        """Bytes that no device has: initialised, or read from a checkpoint."""
+        """Return the bytes that no device has, which are initialised or read from a checkpoint."""
         return sum(move.bytes for move in self.moves if move.source is None)
 
     def text(self) -> str:
-        """A line for each changed setting and each device that receives or drops something, then the sum."""
+        """Return a line for each changed setting and each device that receives or drops something, then the sum."""
         lines = [
             f"{change.job}, {change.what}: {change.old or 'none'} -> {change.new or 'none'}" for change in self.changes
         ]
@@ -123,7 +123,7 @@ def diff(old: Plan, new: Plan, cluster: Cluster, models: Mapping[str, BlockGraph
 
 
 class _Sources:
-    """Who holds what, nearest first."""
+    """The devices that hold each piece, nearest first."""
 
     def __init__(self, pieces: Pieces, cluster: Cluster) -> None:
         self._pieces = pieces
@@ -136,7 +136,7 @@ class _Sources:
                     self._at[key, place].append(device)
 
     def supply(self, device: str, key: Key, missing: list[Range]) -> Iterator[tuple[str | None, int]]:
-        """(source, elements) until nothing is missing; the rest comes from None."""
+        """Yield (source, elements) until nothing is missing; the source of what no device has is None."""
         host = self._cluster.host_of(device)
         for place in (f"host {host.name}", f"region {host.region}", ""):
             for source in self._at.get((key, place), ()):

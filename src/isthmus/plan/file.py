@@ -1,6 +1,6 @@
-"""The plan file: a plan with the cluster it is for, who made it from what, and what the simulator says of it.
+"""The plan file: a plan with the cluster it is for, how it was made, and what the simulator predicts for it.
 
-JSON (`kind: plan`) holds all of it. A path that ends in `.plan` or `.txt` holds the text form of the plan alone, for
+JSON (`kind: plan`) holds all of it. A path that ends in `.plan` or `.txt` holds only the text form of the plan, for
 people to write and to compare; the cluster then comes from elsewhere.
 """
 
@@ -20,7 +20,8 @@ from isthmus.errors import FileError
 from isthmus.files import encode_json, expecting, is_name, read_json, write_json, write_whole
 from isthmus.files.document import read_text
 from isthmus.model.job import Job
-from isthmus.model.profile import Profile, profile_digest
+from isthmus.model.load_profile import profile_digest
+from isthmus.model.profile import Profile
 from isthmus.plan.paths import from_file, named_plan, names_only, to_file
 from isthmus.plan.text import parse, render
 from isthmus.plan.types import Plan, Prediction
@@ -33,7 +34,7 @@ _MOST_DEVICES = 200_000
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a plan file says. A text file has a plan only: no planner, no cluster, no prediction."""
+    """The contents of a plan file; a text file has no planner, no cluster and no prediction."""
 
     kind: Literal["plan"] = "plan"
     version: Literal[1] = 1
@@ -48,7 +49,7 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def inputs_digest(
     cluster: Cluster, jobs: Iterable[Job], model_digests: Mapping[str, str], profile: Profile | None = None
 ) -> str:
-    """SHA-256 of what a plan is made from.
+    """Return the SHA-256 of what a plan is made from.
 
     That is the cluster, the jobs in order, the model digest of each job by name and, if there is one, the profile.
     """
@@ -58,12 +59,12 @@ def inputs_digest(
 
 
 def plan_digest(plan: Plan) -> str:
-    """SHA-256 of what a plan says: the same for its JSON and its text, and wherever its file lies."""
+    """Return the SHA-256 of what a plan says, which is the same for its JSON and its text, wherever its file lies."""
     return hashlib.sha256(encode_json(named_plan(plan))).hexdigest()
 
 
 def save_plan(path: str | Path, file: PlanFile) -> None:
-    """Writes the file, as text (the plan alone) if the path ends in `.plan` or `.txt`, else as JSON."""
+    """Write the file, as text (the plan alone) if the path ends in `.plan` or `.txt`, else as JSON."""
     path = Path(path)
     plan = to_file(file.plan, path)
     if path.suffix in _TEXT:
@@ -73,7 +74,7 @@ def save_plan(path: str | Path, file: PlanFile) -> None:
 
 
 def load_plan(path: str | Path) -> PlanFile:
-    """Reads the file, as text if the path ends in `.plan` or `.txt`, else as JSON."""
+    """Read the file, as text if the path ends in `.plan` or `.txt`, else as JSON."""
     path = Path(path)
     with expecting(path, "plan"):
         if path.suffix in _TEXT:
@@ -87,7 +88,7 @@ def load_plan(path: str | Path) -> PlanFile:
 
 
 def _check_cluster(cluster: Cluster, where: str) -> None:
-    """A cluster from a plan file is as sound as one from a cluster file: names that fit, figures above 0."""
+    """Check that a cluster from a plan file is as sound as one from a cluster file: valid names and figures above 0."""
     _need(is_name(cluster.name), "name", where)
     for key, kind in cluster.kinds.items():
         rates = (*kind.compute.values(), kind.memory, kind.memory_bandwidth, kind.bus, kind.peer)
@@ -104,7 +105,7 @@ def _check_cluster(cluster: Cluster, where: str) -> None:
 def _need(sound: bool, what: str, where: str) -> None:
     if not sound:
         raise FileError(
-            f"the {what} of the embedded cluster cannot be",
+            f"the {what} of the embedded cluster is impossible",
             where=f"{where} at cluster",
             expected="known names and figures above 0",
             next="Make the plan again from its cluster file: isthmus plan",

@@ -1,8 +1,9 @@
-"""Which device holds which pieces of which parameters under a plan, and what a piece weighs.
+"""Which device holds which pieces of which parameters under a plan, and how many bytes a piece has.
 
-A piece is a range [lo, hi) of a tensor's elements: all of it; or the j-th of g equal parts in a tensor group of g that
-splits it; and of that the i-th of n parts where n replicas shard it (the weights under `sharded-all`, the optimizer
-state under both). In a pool shard i is at home on device i mod n.
+A piece is a range [lo, hi) of a tensor's elements. It is the whole tensor, or the j-th of g equal parts in a tensor
+group of g devices that splits it. Where n replicas shard it, it is the i-th of n parts of that (the weights under
+`sharded-all`, the optimizer state under `sharded-all` and `sharded-optimizer`). In a pool the home of shard i is device
+i mod n.
 """
 
 from __future__ import annotations
@@ -34,32 +35,38 @@ Range = tuple[int, int]
 Key = tuple[str, str, bool]  # job, parameter, whether it is the optimizer's state (else the weights)
 Pieces = dict[str, dict[Key, list[Range]]]  # device -> its ranges of each, sorted and disjoint
 
-_INDEX = 4  # bytes that say which element a kept value is
+_INDEX = 4  # bytes of the index that says which element a kept value is
 
 
 class Weight(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that one element takes on the way: its weight, its optimizer state; `kept`: the fraction that is sent."""
+    """Bytes that one element takes when it is sent: its weight and its optimizer state.
+
+    `kept` is the fraction of the elements that is sent, or None for all.
+    """
 
     weights: int
     state: int
     kept: float | None = None
 
     def bytes(self, weights: int, state: int) -> float:
-        """Bytes of so many elements of weights and of state; kept values of a pruned tensor come with their index."""
+        """Return the bytes of so many elements of weights and state; kept values of a pruned tensor have an index."""
         dense = self.weights * weights + self.state * state
         return dense if self.kept is None else self.kept * (dense + _INDEX * max(weights, state))
 
 
 def element_weight(job: Job, precision: Precision, kept: float | None = None) -> Weight:
-    """Weights take 4 bytes (fp32) or 2; state 4 a moment (adam 2, sgd with momentum 1, else 0), and 4 more for the
-    fp32 copy under 16-bit weights. Gradients are not state."""
+    """Return the bytes that one element takes when it is sent.
+
+    Weights take 4 bytes (fp32) or 2. State takes 4 bytes a moment (adam 2, sgd with momentum 1, else 0), and 4 more for
+    the fp32 copy under 16-bit weights. Gradients are not state.
+    """
     moments = 2 if job.optimizer.name != "sgd" else int(job.optimizer.momentum != 0)
     half = precision != "fp32"
     return Weight(weights=2 if half else 4, state=4 * (moments + half), kept=kept)
 
 
 def weights_of(plan: Plan, models: Mapping[str, BlockGraph]) -> dict[tuple[str, str], Weight]:
-    """Return the weight of an element of each (job, parameter); in pruned stages only linear weights are pruned."""
+    """Return the bytes of an element of each (job, parameter); in pruned stages only linear weights are pruned."""
     found: dict[tuple[str, str], Weight] = {}
     for job, precision, kept, names in _runs(plan, models):
         dense, pruned = element_weight(job, precision), element_weight(job, precision, kept)
@@ -133,13 +140,13 @@ def _hold(held: dict[Key, list[Range]], job: str, name: str, weights: Range, sta
 
 
 def _part(whole: Range, index: int, count: int) -> Range:
-    """The index-th of `count` parts, equal to within one element."""
+    """Return the index-th of `count` parts, which are equal to within one element."""
     lo, size = whole[0], whole[1] - whole[0]
     return lo + index * size // count, lo + (index + 1) * size // count
 
 
 def merge(ranges: Iterable[Range]) -> list[Range]:
-    """The same elements as sorted, disjoint, non-empty ranges."""
+    """Return the same elements as sorted, disjoint, non-empty ranges."""
     merged: list[Range] = []
     for lo, hi in sorted(ranges):
         if merged and lo <= merged[-1][1]:
@@ -150,7 +157,7 @@ def merge(ranges: Iterable[Range]) -> list[Range]:
 
 
 def subtract(ranges: Iterable[Range], taken: Iterable[Range]) -> list[Range]:
-    """Elements of `ranges` that are not in `taken`; both sorted and disjoint."""
+    """Return the elements of `ranges` that are not in `taken`; both must be sorted and disjoint."""
     left = list(ranges)
     for lo, hi in taken:
         left = [piece for a, b in left for piece in ((a, min(b, lo)), (max(a, hi), b)) if piece[0] < piece[1]]
@@ -158,11 +165,11 @@ def subtract(ranges: Iterable[Range], taken: Iterable[Range]) -> list[Range]:
 
 
 def common(ranges: Iterable[Range], others: Iterable[Range]) -> list[Range]:
-    """Elements in both; both sorted and disjoint."""
+    """Return the elements that are in both; both must be sorted and disjoint."""
     others = list(others)
     return [(max(a, c), min(b, d)) for a, b in ranges for c, d in others if max(a, c) < min(b, d)]
 
 
 def length(ranges: Iterable[Range]) -> int:
-    """Elements in all."""
+    """Return the number of elements in all ranges together."""
     return sum(hi - lo for lo, hi in ranges)

@@ -1,8 +1,8 @@
-"""Paths that a plan's jobs hold (`hf:CONFIG.json`, `MODEL.json`, `text:FILE`), kept good wherever a plan file is read.
+"""Paths that a plan's jobs hold (`hf:CONFIG.json`, `MODEL.json`, `text:FILE`), valid wherever a plan file is read.
 
-In a plan file a path is relative to the folder of that file, so that a folder with both can be moved; in memory it is
-relative to where the program runs. Symlinks are followed, so that `..` is what the system takes it for. What does not
-exist is left as it is.
+In a plan file a path is relative to the folder of that file, so that a folder with both can be moved. In memory it is
+relative to the folder where the program runs. Symlinks are followed, so that `..` means what it means to the operating
+system. A path that does not exist is left as it is.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PATH = re.compile(r"(?P<head>hf:|text:)?(?P<path>.+)", re.DOTALL)
 
 
 def to_file(plan: Plan, file: Path) -> Plan:
-    """The plan as it is written into that file."""
+    """Return the plan as it is written into that file."""
     folder = _folders(file)[0]
     return _changed(plan, lambda path: os.path.relpath(_real(Path(path)), folder) if _exists(Path(path)) else path)
 
 
 def from_file(plan: Plan, file: Path) -> Plan:
-    """The plan of that file, as it is used here."""
+    """Return the plan of that file as it is used here."""
 
     def here(path: str) -> str:
         found = next((folder / path for folder in _folders(file) if _exists(folder / path)), None)
@@ -40,9 +40,8 @@ def from_file(plan: Plan, file: Path) -> Plan:
 
 
 def check_data(plan: Plan, file: Path) -> None:
-    """Raises unless the text files that the jobs are trained on are there; the plan is as it was read from `file`."""
-    parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in plan.parts]
-    for job in (item.job for part in parts for item in part):
+    """Raise DataError unless the text files that the jobs are trained on exist; the plan was read from `file`."""
+    for job in plan.jobs:
         kind, _, path = job.data.partition(":")
         if kind == "text" and not _exists(Path(path)):
             places = dict.fromkeys(str((folder / path).resolve()) for folder in (*_folders(file), Path.cwd()))
@@ -55,22 +54,22 @@ def check_data(plan: Plan, file: Path) -> None:
 
 
 def _folders(file: Path) -> tuple[Path, ...]:
-    """Return the folder where a file lies, without symlinks, and the one where it is named, if that is a link."""
+    """Return the folder where a file lies, without symlinks, and the folder of its name, if that is a link."""
     return Path(os.path.realpath(file)).parent, file.parent
 
 
 def _real(path: Path) -> Path:
-    """The path without symlinks to folders; the file keeps its name, which its plan is known by."""
+    """Return the path without symlinks to folders; the file keeps the name by which its plan knows it."""
     return Path(os.path.realpath(path.parent), path.name)
 
 
 def names_only(job: Job) -> Job:
-    """The job with file names in place of paths: the same wherever it is looked at from."""
+    """Return the job with file names in place of paths, so that it is the same wherever it is looked at from."""
     return _job(job, _name)
 
 
 def named_plan(plan: Plan) -> Plan:
-    """The plan with such jobs."""
+    """Return the plan with file names in place of the paths in its jobs."""
     return _jobs_changed(plan, names_only)
 
 
@@ -81,7 +80,7 @@ def _name(path: str) -> str:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # names that no file can have
+    except (OSError, ValueError):  # a name that no file can have
         return False
 
 

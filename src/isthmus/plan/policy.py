@@ -1,4 +1,4 @@
-"""Which unit a free device of a pool takes: one rule object, used by the simulator and by the runtime."""
+"""The policy that decides which unit a free device of a pool takes: one object for the simulator and the runtime."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ class ReadyJob(NamedTuple):
     """A job whose next unit could run now."""
 
     job: int
-    ready: float  # seconds: since when it waits
+    ready: float  # since when it waits, in seconds
     remaining: float  # seconds of work its job still has
     here: bool  # its last unit ran on the device that asks
 
 
 class UnitPolicy(Protocol):
-    """Picks one of the candidates."""
+    """A rule that picks one of the candidates."""
 
     def pick(self, candidates: Sequence[ReadyJob]) -> int:
-        """The position of the chosen candidate."""
+        """Return the position of the chosen candidate."""
 
 
 class LongestRemaining:
-    """The job with most work left (LRTF of Hydra); among equals the one whose data is on this device."""
+    """Picks the job with most work left (LRTF of Hydra); among equals, the one whose data is on this device."""
 
     def pick(self, candidates: Sequence[ReadyJob]) -> int:
-        """The position of the chosen candidate."""
+        """Return the position of the job with most work left."""
         return max(range(len(candidates)), key=lambda i: (candidates[i].remaining, candidates[i].here, -i))
 
 
 class FirstCome:
-    """The job that has waited longest."""
+    """Picks the job that has waited longest."""
 
     def pick(self, candidates: Sequence[ReadyJob]) -> int:
-        """The position of the chosen candidate."""
+        """Return the position of the job that has waited longest."""
         return min(range(len(candidates)), key=lambda i: (candidates[i].ready, i))
 
 

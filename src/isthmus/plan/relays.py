@@ -1,11 +1,11 @@
-"""Which hosts pass messages on between two that have no link.
+"""Which hosts relay messages between two hosts that have no link.
 
-The path of a pair is the one on which a message of a megabyte, received whole and sent on by every host between, takes
-least time, the sum over its hops of
+The path of a pair is the one on which a message of a megabyte takes least time, if every host in between receives it
+whole and sends it on. That time is the sum over the path's hops of
 
     latency + bytes / min(bandwidth of the link, both nics)
 
-Relays are hosts with devices: a worker there passes messages on.
+Relays are hosts with devices, because a worker there passes the messages on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MESSAGE = 1e6  # bytes
 
 
 def relays(cluster: Cluster) -> tuple[Via, ...]:
-    """For every two hosts with devices and without a link: the best path between them, where there is one."""
+    """Return the best path between every two hosts that have devices and no link, where there is a path."""
     hosts = [name for name, host in cluster.hosts.items() if host.devices]
     apart: dict[str, list[str]] = {}
     for a, b in combinations(hosts, 2):
@@ -39,13 +39,13 @@ def relays(cluster: Cluster) -> tuple[Via, ...]:
 
 
 def joined(cluster: Cluster, vias: Sequence[Via]) -> Cluster:
-    """The cluster with a link for each relayed pair, on which nothing takes longer than over the relay."""
+    """Return the cluster with a link for each relayed pair, on which nothing takes longer than over the relay."""
     links = [_whole(cluster, (via.between[0], *via.hosts, via.between[1])) for via in vias]
     return replace(cluster, links=(*cluster.links, *links)) if links else cluster
 
 
 def _paths(cluster: Cluster, hosts: Sequence[str], source: str) -> dict[str, tuple[str, ...]]:
-    """The best path to every host that can be reached (Dijkstra's algorithm; ties by the cluster's order)."""
+    """Return the best path to every host that can be reached (Dijkstra's algorithm; ties by the cluster's order)."""
     number = {host: i for i, host in enumerate(hosts)}
     paths: dict[str, tuple[str, ...]] = {}
     queue: list[tuple[float, int, tuple[str, ...]]] = [(0.0, number[source], (source,))]
@@ -64,7 +64,7 @@ def _paths(cluster: Cluster, hosts: Sequence[str], source: str) -> dict[str, tup
 
 
 def _whole(cluster: Cluster, path: Sequence[str]) -> Link:
-    """A path at best: the bandwidth of its narrowest hop, the latency of all together."""
+    """Return a link as fast as a path can be: the bandwidth of its narrowest hop, the latency of all hops together."""
     hops = [link for hop in pairwise(path) if (link := cluster.link(*hop)) is not None]
     nics = [cluster.hosts[host].nic_best for host in path]
     return Link(

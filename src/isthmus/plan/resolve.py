@@ -1,8 +1,8 @@
-"""Names turned to numbers, once: a plan as block ranges, device numbers, sample intervals, and who holds what.
+"""A plan in numbers: block ranges, device numbers, sample intervals, and the replicas that hold each parameter.
 
-Samples of a micro-batch are numbered from 0. Replica r of a stage takes [lo, hi), lo the sum of the shares before it;
-in a *duplicate* stage (at least two replicas, each with the whole micro-batch as its share) every replica takes all.
-Nothing is checked here but that names are known; `plan.validate` holds the rest.
+Samples of a micro-batch are numbered from 0. Replica r of a stage takes [lo, hi), where lo is the sum of the shares
+before it. In a *duplicate* stage (at least two replicas, each with the whole micro-batch as its share) every replica
+takes all samples. The only check here is that names are known; `plan.validate` does the rest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ResolvedReplica(_Frozen, frozen=True, kw_only=True):
 
 
 class ResolvedStage(_Frozen, frozen=True, kw_only=True):
-    """Blocks `first` to `last` inclusive. `duplicate`: every replica computes all samples."""
+    """The blocks `first` to `last` inclusive; in a `duplicate` stage every replica computes all samples."""
 
     first: int
     last: int
@@ -58,7 +58,7 @@ class ResolvedStage(_Frozen, frozen=True, kw_only=True):
 
 
 class ResolvedSync(_Frozen, frozen=True, kw_only=True):
-    """A bucket with `[block]` expanded; participants (first device of each replica) and root by number.
+    """A bucket with `[block]` expanded; participants (the first device of each replica) and root are numbers.
 
     Syncs of one pipeline that list the same participants share one tuple.
     """
@@ -73,24 +73,27 @@ class ResolvedSync(_Frozen, frozen=True, kw_only=True):
 class ResolvedPipeline(_Frozen, frozen=True, kw_only=True):
     """One job as stages.
 
-    `holders` gives, for each parameter, every (stage, replica) that uses it, ties included; `sync_of` its sync.
+    `holders` gives, for each parameter, every (stage, replica) that uses it, ties included; `sync_of` gives its sync.
     """
 
     pipeline: Pipeline
     graph: BlockGraph
     micro_batch: int  # samples
     stages: tuple[ResolvedStage, ...]
-    stage_of: tuple[int, ...]  # of each block; -1 where no stage has it
+    stage_of: tuple[int, ...]  # of each block; -1 if no stage has it
     syncs: tuple[ResolvedSync, ...]
     sync_of: Mapping[str, int]
     holders: Mapping[str, tuple[tuple[int, int], ...]]
 
     def replica(self, holder: tuple[int, int]) -> ResolvedReplica:
-        """The replica that a (stage, replica) pair means."""
+        """Return the replica that a (stage, replica) pair means."""
         return self.stages[holder[0]].replicas[holder[1]]
 
     def participants(self, parameter: str) -> tuple[int, ...]:
-        """First devices of the replicas that hold a parameter, each once, in plan order: who must sync it."""
+        """Return the devices that must sync a parameter.
+
+        These are the first devices of the replicas that hold it, each once, in plan order.
+        """
         return tuple(dict.fromkeys(self.replica(holder).devices[0] for holder in self.holders[parameter]))
 
 
@@ -104,7 +107,7 @@ class ResolvedPool(_Frozen, frozen=True, kw_only=True):
 
 
 class Resolved(_Frozen, frozen=True, kw_only=True):
-    """A whole plan in numbers. `devices` are all of the cluster's, in order; `regions` has the region of each."""
+    """A whole plan in numbers; `devices` are all of the cluster's, in order, and `regions` has the region of each."""
 
     plan: Plan
     devices: tuple[Device, ...]
@@ -113,17 +116,17 @@ class Resolved(_Frozen, frozen=True, kw_only=True):
 
     @property
     def pipelines(self) -> Iterator[ResolvedPipeline]:
-        """The parts that are pipelines."""
+        """Return the parts that are pipelines."""
         return (part for part in self.parts if isinstance(part, ResolvedPipeline))
 
     @property
     def pools(self) -> Iterator[ResolvedPool]:
-        """The parts that are pools."""
+        """Return the parts that are pools."""
         return (part for part in self.parts if isinstance(part, ResolvedPool))
 
 
 def resolve(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> Resolved:
-    """The plan in numbers; `models` has the block graph of each job by the job's name."""
+    """Return the plan in numbers; `models` has the block graph of each job by the job's name."""
     devices = tuple(cluster.devices.values())
     number = {name: index for index, name in enumerate(cluster.devices)}
     return Resolved(
@@ -145,11 +148,11 @@ def is_duplicate(stage: Stage, micro_batch: int) -> bool:
 
 
 def suppliers(resolved: Resolved, sender: ResolvedStage, receiver: ResolvedReplica) -> tuple[Flow, ...]:
-    """From which replicas of `sender` the receiver gets its samples: every sample from exactly one replica.
+    """Return the replicas of `sender` from which the receiver gets its samples, each sample from exactly one replica.
 
-    Activations flow so from a stage to a later one, gradients from the later one back. A duplicate sender has every
-    sample everywhere: the receiver takes all from the nearest replica (same device, then host, then region), and
-    receivers that have several equally near take turns.
+    Activations flow in this way from a stage to a later one, and gradients from the later one back. In a duplicate
+    sender every replica has all samples, so the receiver takes all from the nearest one (same device, then host, then
+    region), and receivers that have several equally near replicas take turns.
     """
     if sender.duplicate:
         distances = [_distance(resolved, replica, receiver) for replica in sender.replicas]
@@ -166,7 +169,10 @@ def suppliers(resolved: Resolved, sender: ResolvedStage, receiver: ResolvedRepli
 
 
 def _distance(resolved: Resolved, a: ResolvedReplica, b: ResolvedReplica) -> int:
-    """0 on one device, 1 on one host, 2 in one region, 3 beyond; by first devices."""
+    """Return the distance of two replicas by their first devices.
+
+    It is 0 on one device, 1 on one host, 2 in one region, and 3 otherwise.
+    """
     one, other = a.devices[0], b.devices[0]
     if one == other:
         return 0
@@ -245,7 +251,7 @@ def _stage_of(stages: tuple[ResolvedStage, ...], blocks: int) -> tuple[int, ...]
 
 
 def _holders(stages: tuple[ResolvedStage, ...], graph: BlockGraph) -> dict[str, tuple[tuple[int, int], ...]]:
-    """For each parameter that a stage uses, every (stage, replica) using it."""
+    """Return, for each parameter that a stage uses, every (stage, replica) that uses it."""
     used: dict[str, tuple[int, ...]] = {}
     for index, stage in enumerate(stages):
         for block in graph.blocks[stage.first : stage.last + 1]:
@@ -267,7 +273,7 @@ def _syncs(
     known: dict[tuple[str, ...], tuple[int, ...]] = {}
 
     def numbers(sync: Sync) -> tuple[int, ...]:
-        """Equal lists become one object: they are long, and few."""
+        """Return a sync's participants by number; equal lists become one object, because they are long and few."""
         if sync.participants not in known:
             at = f"{where}, sync {sync.bucket}"
             known[sync.participants] = tuple(_device(name, number, at) for name in sync.participants)
@@ -286,7 +292,7 @@ def _syncs(
 
 
 def _expand(sync: Sync, named: set[str], graph: BlockGraph, where: str) -> tuple[str, ...]:
-    """The parameters of a sync; `[block]` is every parameter of the block that no sync names."""
+    """Return the parameters of a sync; `[block]` is every parameter of the block that no sync names."""
     names: list[str] = []
     for word in sync.parameters:
         if word.startswith("[") and word.endswith("]"):

@@ -1,26 +1,27 @@
 """Who computes what in which order: stages merged into runs, messages between runs, and each device's order.
 
-*Runs.* Neighbouring stages on one device that handle the same samples run as one, with no transfer: a run.
+*Runs.* Neighbouring stages on one device that handle the same samples run as one, with no transfer. That is a run.
 
-*Edges.* A replica gets every sample of its interval from exactly one replica of each stage that feeds it: the one
-whose interval has it or, where the sender is a duplicate stage (every replica has all samples), the nearest (same
-device, host, region; equally near ones take turns). Activations flow so forwards, gradients backwards.
+*Edges.* A replica gets every sample of its interval from exactly one replica of each stage that feeds it. That is the
+replica whose interval has the sample or, if the sender is a duplicate stage (every replica has all samples), the
+nearest one (same device, host, region; equally near ones take turns). Activations flow forwards in this way, and
+gradients backwards.
 
-*Order.* Play the pipeline in ticks; every run takes its micro-batches in order, every forward or backward takes one
-tick; each tick each device takes one operation that is ready:
+*Order.* The pipeline is played in ticks. Every run takes its micro-batches in order, every forward or backward takes
+one tick, and in each tick each device takes one operation that is ready:
 
-- `fill-drain`: a forward if it has any left, backwards only after its last forward;
-- `1f1b`: a backward if one is ready, else a forward, as long as the run has fewer micro-batches in flight than its
-  depth (runs from it to the end, itself included) plus `ahead` for each far edge on the way; what passes a far edge is
-  there `ahead` ticks later, so that runs before it go on with forwards meanwhile. Far is what leaves a region or, in
-  pipelines of one region, a host;
+- `fill-drain`: a forward if it has any left, and backwards only after its last forward;
+- `1f1b`: a backward if one is ready, and else a forward, as long as the run has fewer micro-batches in flight than its
+  depth (the runs from it to the end, itself included) plus `ahead` for each far edge on the way. What passes a far edge
+  arrives `ahead` ticks later, so that the runs before it go on with forwards meanwhile. An edge is far if it leaves a
+  region or, in pipelines of one region, a host;
 - `interleaved`: the same without that limit.
 
-Among several forwards the deepest run (the last by number) goes first, among backwards the earliest micro-batch (then
-the first run). An order that was played cannot deadlock. Where `interleaved` is regular, and that order can be played
-to its end, it is Megatron's order instead, whose bubble is v times smaller than
-1f1b's: every device has v runs, p runs apart, and p divides the micro-batches. Forwards then go in groups of p
-micro-batches through the device's runs, backwards in the same groups through its runs from the last; after
+Among several forwards the deepest run (the last by number) goes first, and among backwards the earliest micro-batch
+(then the first run). An order that was played cannot deadlock. If an `interleaved` pipeline is regular, and Megatron's
+order for it can be played to its end, it gets that order, whose bubble is v times smaller than 1f1b's. It is regular if
+every device has v runs, p runs apart, and p divides the micro-batches. Forwards then go in groups of p micro-batches
+through the device's runs, and backwards go in the same groups through its runs from the last one. After
 2(p - rank - 1) + (v - 1)p forwards, forwards and backwards alternate.
 """
 
@@ -62,7 +63,7 @@ class Shape(NamedTuple):
     first: Ints  # [stages] first block
     last: Ints  # [stages] last block
     duplicate: Bools  # [stages]
-    stream: Ints  # [stages] how weights come in: stages of different kinds do not merge
+    stream: Ints  # [stages] where weights come from: stages that differ in it do not merge
     replicas: Ints  # [stages + 1] replicas of stage s are replicas[s]:replicas[s + 1]
     stage: Ints  # [replicas]
     device: Ints  # [replicas] first device
@@ -75,7 +76,7 @@ class Shape(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Merged stages."""
+    """Neighbouring stages of one device, merged."""
 
     device: Ints
     lo: Ints
@@ -88,7 +89,7 @@ class Runs(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """What one run sends another: bytes for every sample, and bytes that are in every message whatever its samples."""
+    """What one run sends another: bytes for every sample, and bytes of every message whatever its samples."""
 
     source: Ints
     target: Ints
@@ -97,7 +98,7 @@ class Edges(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """Operations of device d: rows first[d]:first[d + 1]."""
+    """The operations of the devices, in order; those of device d are the rows first[d]:first[d + 1]."""
 
     first: Ints
     run: Ints
@@ -107,7 +108,7 @@ class Orders(NamedTuple):
 
 @compiled
 def stage_at(first: Ints, block: int) -> int:
-    """The stage that holds a block; `first` has the first block of each."""
+    """Return the stage that holds a block; `first` has the first block of each stage."""
     low, high = 0, len(first) - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -120,7 +121,7 @@ def stage_at(first: Ints, block: int) -> int:
 
 @compiled
 def merge_runs(shape: Shape) -> Runs:
-    """Stages merged into runs, numbered by first stage, then replica."""
+    """Return the stages merged into runs, numbered by first stage, then replica."""
     count = len(shape.device)
     of = np.full(count, -1, np.int32)
     first, last, replica = np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.int32)
@@ -150,7 +151,7 @@ def merge_runs(shape: Shape) -> Runs:
 
 @compiled
 def nearest(shape: Shape, sender: int, receiver: int) -> int:
-    """The replica of a duplicate stage that serves the receiver."""
+    """Return the replica of a duplicate stage that serves the receiver."""
     best, ties = 4, 0
     for pick in range(2):  # find the least distance, then the receiver's turn among the equally near
         turn = (receiver - shape.replicas[shape.stage[receiver]]) % ties if pick else 0
@@ -176,7 +177,10 @@ def nearest(shape: Shape, sender: int, receiver: int) -> int:
 
 @compiled
 def run_edges(shape: Shape, runs: Runs, per_sample: Floats, fixed: Floats, backward: bool) -> Edges:
-    """Edges between runs, from the sizes between stages ([from, to] forwards; the same pairs reversed backwards)."""
+    """Return the edges between runs; `per_sample` and `fixed` have the bytes between stages, [from, to] of the forward.
+
+    With `backward` the same pairs are reversed.
+    """
     n_runs, n_stages = len(runs.device), len(shape.first)
     source, target = np.empty(64, np.int32), np.empty(64, np.int32)
     sizes, constants = np.empty(64), np.empty(64)
@@ -214,7 +218,7 @@ def run_edges(shape: Shape, runs: Runs, per_sample: Floats, fixed: Floats, backw
 
 @compiled
 def twice(array: Any) -> Any:
-    """The same values with as much room again."""
+    """Return an array with the same values and twice the length."""
     longer = np.empty(2 * len(array), array.dtype)
     for i in range(len(array)):
         longer[i] = array[i]
@@ -234,7 +238,7 @@ def first_rows(runs: Runs, devices: int, micro_batches: int) -> Ints:
 
 @compiled
 def depths(runs: int, forward: Edges) -> Ints:
-    """Runs on the longest way from each run to the end, itself included."""
+    """Return the number of runs on the longest way from each run to the end, itself included."""
     depth = np.ones(runs, np.int32)
     changed = True
     while changed:
@@ -261,7 +265,10 @@ def far_edges(shape: Shape, runs: Runs, edges: Edges) -> Bools:
 
 @compiled
 def limits(depth: Ints, forward: Edges, far: Bools, ahead: int) -> Ints:
-    """Micro-batches that may be in flight in each run: of each way to its end, the runs and `ahead` for far edges."""
+    """Return the micro-batches that may be in flight in each run.
+
+    That is the most, over the ways from the run to the end, of the number of runs plus `ahead` for each far edge.
+    """
     limit = depth.copy()
     changed = ahead > 0
     while changed:
@@ -278,7 +285,7 @@ def limits(depth: Ints, forward: Edges, far: Bools, ahead: int) -> Ints:
 def make_orders(
     shape: Shape, runs: Runs, forward: Edges, backward: Edges, devices: int, micro_batches: int, how: int, ahead: int
 ) -> Orders:
-    """Each device's order, by the rules in the module's docstring; `how` is a value of SCHEDULES."""
+    """Return each device's order by the rules in the module's docstring; `how` is a value of SCHEDULES."""
     depth = depths(len(runs.device), forward)
     if how == 2:
         apart = distance(runs, depth, devices)
@@ -314,7 +321,7 @@ def distance(runs: Runs, depth: Ints, devices: int) -> int:
 
 @compiled
 def looped_orders(runs: Runs, depth: Ints, devices: int, micro_batches: int, apart: int) -> Orders:
-    """Megatron's interleaved order for a regular pipeline."""
+    """Return Megatron's interleaved order for a regular pipeline."""
     first = first_rows(runs, devices, micro_batches)
     total = first[-1]
     run, micro, back = np.empty(total, np.int32), np.empty(total, np.int32), np.empty(total, np.bool_)
@@ -346,7 +353,7 @@ def looped_orders(runs: Runs, depth: Ints, devices: int, micro_batches: int, apa
 
 @compiled
 def completes(orders: Orders, runs: Runs, forward: Edges, backward: Edges, devices: int) -> bool:
-    """Return whether the orders can be played to their end: no device waits for one that waits for it."""
+    """Return whether the orders can be played to their end, without a deadlock."""
     done = np.zeros((2, len(runs.device)), np.int32)
     at = orders.first[:-1].copy()
     progress = True
@@ -375,11 +382,11 @@ def play_orders(
     runs: Runs, forward: Edges, backward: Edges, there: Bools, home: Bools, devices: int, micro_batches: int, how: int,
     limit: Ints, late: int,
 ) -> Orders:  # fmt: skip
-    """Each device's order as it comes out of playing the pipeline tick by tick; far edges take `late` ticks more."""
+    """Return each device's order from playing the pipeline tick by tick; far edges take `late` ticks more."""
     n_runs = len(runs.device)
     done = np.zeros((2, n_runs), np.int32)  # micro-batches through, forwards and backwards
     before = np.zeros((late + 1, 2, n_runs), np.int32)  # the same, at the start of this tick and of those before it
-    ready = np.zeros((2, n_runs), np.int32)  # micro-batches that may go
+    ready = np.zeros((2, n_runs), np.int32)  # micro-batches that may be taken
     first = first_rows(runs, devices, micro_batches)
     place = first[:-1].copy()
     total = first[-1]
@@ -430,7 +437,7 @@ _ACTION = re.compile(r"([0-9]+)([FB])([0-9]+)")
 
 
 def render_orders(orders: Orders, runs: Runs, names: list[str]) -> str:
-    """One line a device: `va1/A100-40GB/0 | 0F0 0F1 0B0 ...` (stage, forward or backward, micro-batch)."""
+    """Return one line a device: `va1/A100-40GB/0 | 0F0 0F1 0B0 ...` (stage, forward or backward, micro-batch)."""
     lines = []
     for d, name in enumerate(names):
         rows = range(orders.first[d], orders.first[d + 1])
@@ -443,7 +450,7 @@ def render_orders(orders: Orders, runs: Runs, names: list[str]) -> str:
 
 
 def parse_orders(text: str) -> dict[str, tuple[tuple[int, str, int], ...]]:
-    """`render_orders` read back: device -> (stage, "F" or "B", micro-batch)."""
+    """Return the orders that `render_orders` wrote: device -> (stage, "F" or "B", micro-batch)."""
     orders: dict[str, tuple[tuple[int, str, int], ...]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         name, bar, actions = line.partition(" | ")

@@ -14,7 +14,7 @@
       pool-job bert: zoo:bert-small, batch 32, precision fp32
         shard embed .. h.3
 
-A line for each stage, replica and sync; what has its default value is left out. Numbers are exact.
+There is a line for each stage, replica and sync, and settings at their defaults are left out. Numbers are exact.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _JOB = (*_RUN, "trust_independent_samples")
 
 
 def render(plan: Plan) -> str:
-    """The plan as text: equal plans give equal texts."""
+    """Return the plan as text; equal plans give equal texts."""
     lines = [f"plan for {quote(plan.cluster)}"]
     for via in plan.via:
         a, b = map(quote, via.between)
@@ -50,13 +50,13 @@ def render(plan: Plan) -> str:
 
 
 def render_schedule(pipeline: Pipeline) -> str:
-    """`schedule 1f1b, micro-batches 8, ahead 2`."""
+    """Return the schedule as text: `schedule 1f1b, micro-batches 8, ahead 2`."""
     ahead = [f"ahead {pipeline.ahead}"] if pipeline.ahead else []
     return ", ".join([f"schedule {pipeline.schedule}", f"micro-batches {pipeline.micro_batches}", *ahead])
 
 
 def render_stage(stage: Stage) -> str:
-    """`h.0.attn .. h.5.mlp, sharded-optimizer, recompute`: a stage without its replicas."""
+    """Return a stage as text, without its replicas: `h.0.attn .. h.5.mlp, sharded-optimizer, recompute`."""
     clauses = [f"{quote(stage.first)} .. {quote(stage.last)}"]
     clauses += [stage.state] if stage.state != "replicated" else []
     clauses += ["recompute"] if stage.recompute else []
@@ -66,13 +66,13 @@ def render_stage(stage: Stage) -> str:
 
 
 def render_replica(replica: Replica) -> str:
-    """`va1/A100-40GB/1 + va1/A100-40GB/2: share 10, slices 2`."""
+    """Return a replica as text: `va1/A100-40GB/1 + va1/A100-40GB/2: share 10, slices 2`."""
     slices = f", slices {replica.slices}" if replica.slices != 1 else ""
     return f"{' + '.join(map(quote, replica.devices))}: share {replica.share}{slices}"
 
 
 def render_sync(sync: Sync) -> str:
-    """`ring: [h.0.attn] wte.weight over va1/A100-40GB/0 fra/T4/0, segments 2`: a sync without its bucket's name."""
+    """Return a sync as text, without its bucket's name: `ring: [h.0.attn] wte.weight over va1/A100-40GB/0 fra/T4/0`."""
     names = _joined(f"{sync.how}:", *map(quote, sync.parameters), "over", *map(quote, sync.participants))
     root = [f"root {quote(sync.root)}"] if sync.root is not None else []
     segments = [f"segments {sync.segments}"] if sync.segments != 1 else []
@@ -102,7 +102,7 @@ def _head(keyword: str, part: Pipeline | PoolJob, *clauses: str) -> str:
 
 
 def _job_lines(job: Job) -> list[str]:
-    """The job's fields that are not at their defaults and not in the head line: one line or none."""
+    """Return the line of the job's fields that are not at their defaults and not in the head line, or no line."""
     clauses = [f"optimizer {job.optimizer.name}"] if job.optimizer.name != Optimizer().name else []
     clauses += _changed(job.optimizer, Optimizer(name=job.optimizer.name), _OPTIMIZER)
     clauses += [f"asks {job.precision}"] if job.precision is not None else []
@@ -141,7 +141,7 @@ def _pool_lines(pool: Pool) -> list[str]:
 
 
 def _exact_bytes(value: float) -> str:
-    """`20 GB` where that is exactly the value, else all its digits in B."""
+    """Return `20 GB` if that is exactly the value, else all its digits in B."""
     short = format_bytes(value)
     return short if value > 0 and _is(short, value) else f"{value!r} B"
 

@@ -1,7 +1,7 @@
-"""The line form under the plan's text: words, clauses after commas, two spaces of indent for each level.
+"""The line form under the plan's text: words, clauses after commas, and two spaces of indent for each level.
 
-A name stands bare if it is made of letters, digits and `_ . / * @ [ ] -` (and inner colons), else as a JSON string.
-Lines that begin with `#` and empty lines are skipped.
+A name is written bare if it consists of letters, digits and `_ . / * @ [ ] -` (and inner colons), and otherwise as a
+JSON string. Empty lines and lines that begin with `#` are skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"-?(?:[0-9]{1,400}(?:\.[0-9]{1,400})?(?:e[+-]?[0-9]{1,3})?
 
 
 def quote(name: str) -> str:
-    """The name as it stands in a line: bare where that reads back, else a JSON string."""
+    """Return the name as it is written in a line: bare if it can be read back, else as a JSON string."""
     if _BARE.fullmatch(name) and name not in _SEPARATORS:
         return name
     return json.dumps(name, ensure_ascii=not name.isprintable())
@@ -42,12 +42,12 @@ class Line:
         self._next = 0
 
     def fail(self, what: str, *, expected: str, next: str | None = None) -> NoReturn:
-        """Raises PlanError at the present word."""
+        """Raise PlanError at the present word."""
         found = (self.peek() or "the end of the line")[:80]
         raise PlanError("text", what, where=self.where, found=found, expected=expected, next=next)
 
     def peek(self) -> str | None:
-        """The present word as written (strings with their quotes); None at the end."""
+        """Return the present word as written (strings with their quotes); None at the end of the line."""
         return self._tokens[self._next] if self._next < len(self._tokens) else None
 
     def accept(self, word: str) -> bool:
@@ -58,12 +58,12 @@ class Line:
         return True
 
     def expect(self, word: str) -> None:
-        """Passes `word`."""
+        """Move past `word`, or fail if it is not the present word."""
         if not self.accept(word):
             self.fail("the line cannot be read", expected=f"`{word}`")
 
     def choice(self, words: Collection[str]) -> str:
-        """One of the words."""
+        """Read one of the words."""
         word = self.peek()
         if word is None or word not in words:
             close = get_close_matches((word or "")[:64], words, n=1)
@@ -76,7 +76,7 @@ class Line:
         return word
 
     def name(self) -> str:
-        """A name, bare or quoted."""
+        """Read a name, bare or quoted."""
         token = self.peek()
         if token is None or (token[0] != '"' and (not _BARE.fullmatch(token) or token in _SEPARATORS)):
             self.fail("a name is missing", expected='a name, or "a quoted name"')
@@ -85,21 +85,21 @@ class Line:
             return token
         try:
             name = str(json.loads(token))
-            name.encode()  # half of a surrogate pair is no text
+            name.encode()  # half of a surrogate pair is not text
         except ValueError:
             self.fail("the string cannot be read", expected="a JSON string")
         self._next += 1
         return name
 
     def names(self, end: str = ",") -> tuple[str, ...]:
-        """Names up to the word `end` or the end of the line."""
+        """Read names up to the word `end` or the end of the line."""
         found = []
         while self.peek() not in (end, ",", None):
             found.append(self.name())
         return tuple(found)
 
     def integer(self) -> int:
-        """A whole number."""
+        """Read a whole number."""
         token = self.peek()
         if token is None or not _INTEGER.fullmatch(token):
             self.fail("a whole number is missing", expected="digits")
@@ -107,7 +107,7 @@ class Line:
         return int(token)
 
     def number(self) -> float:
-        """A number as Python prints it, infinity included."""
+        """Read a number as Python prints it, infinity included."""
         token = self.peek()
         if token is None or not _NUMBER.fullmatch(token):
             self.fail("a number is missing", expected="a number like 0.5 or 1e-05")
@@ -115,38 +115,40 @@ class Line:
         return float(token)
 
     def clauses(self, readers: Mapping[str, Reader]) -> dict[str, Any]:
-        """`key value, key value, ...` to the end of the line, each key at most once, read by its reader."""
+        """Read `key value, key value, ...` to the end of the line, each key at most once, with the key's reader."""
         found: dict[str, Any] = {}
         while True:
             key = self.choice(readers)
             if key in found:
                 self._next -= 1
-                self.fail("the line says it twice", expected="each key once")
+                self.fail("the line has a key twice", expected="each key once")
             found[key] = readers[key](self)
             if not self.accept(","):
                 self.end()
                 return found
 
     def more_clauses(self, readers: Mapping[str, Reader]) -> dict[str, Any]:
-        """`, key value, ...` or nothing, to the end of the line."""
+        """Read `, key value, ...` to the end of the line, or nothing."""
         if self.accept(","):
             return self.clauses(readers)
         self.end()
         return {}
 
     def end(self) -> None:
-        """Nothing may follow."""
+        """Fail if anything follows on the line."""
         if self.peek() is not None:
-            self.fail("the line has too much", expected="the end of the line, or a comma before another clause")
+            self.fail(
+                "the line goes on after its end", expected="the end of the line, or a comma before another clause"
+            )
 
     def leaf(self) -> None:
-        """Nothing may be indented below."""
+        """Fail if anything is indented below the line."""
         if self.children:
             self.children[0].fail("nothing belongs below the line above", expected="a line with less indent")
 
 
 def read_lines(text: str, where: str) -> Line:
-    """The lines of a text as a tree: the returned line is empty, its children are the lines without indent."""
+    """Return the lines of a text as a tree: the root is empty, and its children are the lines without indent."""
     root = Line(where, [])
     path = [root]
     for number, raw in enumerate(text.split("\n"), start=1):

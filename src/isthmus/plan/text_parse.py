@@ -1,4 +1,4 @@
-"""The plan's text read back; `plan.text` shows the form and writes it."""
+"""The parser of the plan's text; `plan.text` shows the form and writes it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["parse"]
 
 
 def parse(text: str, where: str = "plan") -> Plan:
-    """The plan that a text says; PlanError(rule "text") with the line where it cannot be read."""
+    """Return the plan that a text describes; raise PlanError (rule "text") with the line that cannot be read."""
     root = read_lines(text, where)
     if not root.children:
         root.fail("the text is empty", expected="plan for CLUSTER")
@@ -86,7 +86,7 @@ def _places(line: Line) -> dict[str, str]:
 
 
 def _bytes(line: Line) -> float:
-    """`20 GB`, or any number of `B`."""
+    """Read a size: `20 GB`, or any number of `B`."""
     value = line.number()
     unit = line.name()
     try:
@@ -140,11 +140,11 @@ def _fields(found: dict[str, Any], renamed: dict[str, str]) -> dict[str, Any]:
 def _need(line: Line, found: dict[str, Any], *keys: str) -> None:
     missing = [key for key in keys if key not in found]
     if missing:
-        line.fail("the line lacks something", expected=" and ".join(missing))
+        line.fail("the line lacks a part", expected=" and ".join(missing))
 
 
 def _head(line: Line, keys: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`NAME: MODEL, batch 256, ...` as fields of the job and fields of the part."""
+    """Return `NAME: MODEL, batch 256, ...` as fields of the job and fields of the part."""
     name = line.name()
     line.expect(":")
     model = line.name()
@@ -156,7 +156,7 @@ def _head(line: Line, keys: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, 
 
 
 def _job(job: dict[str, Any], lines: list[Line]) -> Job:
-    """The job of a head, with what its `job` line adds."""
+    """Return the job of a head, with the fields of its `job` line."""
     if len(lines) > 1:
         lines[1].fail("the job is described twice", expected="one `job` line")
     if not lines:
@@ -170,7 +170,7 @@ def _job(job: dict[str, Any], lines: list[Line]) -> Job:
 
 
 def _children(line: Line, words: tuple[str, ...]) -> dict[str, list[Line]]:
-    """The lines below by their first word, which is passed."""
+    """Return the lines below by their first word, and move past that word."""
     found: dict[str, list[Line]] = {word: [] for word in words}
     for child in line.children:
         found[child.choice(words)].append(child)

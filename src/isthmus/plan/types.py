@@ -1,8 +1,8 @@
-"""What a plan is: the whole of it, in plain frozen types that save as JSON and as text.
+"""The plan as plain frozen types, which save as JSON and as text.
 
-A plan has parts. A *pipeline* trains one job: stages (runs of blocks), each with replicas that take contiguous
-intervals of every micro-batch, in listed order. A *pool* trains several jobs whose shards move between devices.
-Nothing here is checked against a model or a cluster: `plan.validate` does that, once.
+A plan has parts. A *pipeline* trains one job: it has stages (runs of blocks), each with replicas that take contiguous
+intervals of every micro-batch, in listed order. A *pool* trains several jobs whose shards move between devices. Nothing
+here is checked against a model or a cluster: `plan.validate` does that, once.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Policy = Literal["longest-remaining", "first-come"]
 
 
 class _Frozen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the plan types: immutable, named fields, unknown fields refused when read from a file.
+    """Base of the plan types: immutable, with named fields; unknown fields are refused when read from a file.
 
-    Files say every field: leaving out defaults would go by identity, and equal plans would save differently.
+    Files have every field. Defaults would be left out by identity, so equal plans would save differently.
     """
 
 
 class Replica(_Frozen, frozen=True, kw_only=True):
-    """One copy of a stage. Several devices act as one replica: a tensor group.
+    """One copy of a stage; several devices that act as one replica are a tensor group.
 
     `share` counts samples of each micro-batch; intervals follow in listed order. The share is run in `slices` parts.
     """
@@ -58,7 +58,7 @@ class Replica(_Frozen, frozen=True, kw_only=True):
 
 
 class Stage(_Frozen, frozen=True, kw_only=True):
-    """A run of blocks, `first` to `last` inclusive, and who computes it."""
+    """A run of blocks, `first` to `last` inclusive, and the replicas that compute it."""
 
     first: str
     last: str
@@ -70,11 +70,11 @@ class Stage(_Frozen, frozen=True, kw_only=True):
 
 
 class Sync(_Frozen, frozen=True, kw_only=True):
-    """How a bucket of parameters becomes equal on its participants.
+    """How a bucket of parameters is synchronised among its participants.
 
-    `parameters` lists names; `[block]` stands for all parameters of that block that no other sync names.
-    `participants` lists replicas by their first device, in ring order. `root` (server only) is a device.
-    `segments`: pieces in flight of each message.
+    `parameters` lists names; `[block]` stands for all parameters of that block that no other sync names. `participants`
+    lists replicas by their first device, in ring order. `root` (server only) is a device. `segments` is the number of
+    pieces of each message that are in flight.
     """
 
     bucket: str
@@ -88,8 +88,8 @@ class Sync(_Frozen, frozen=True, kw_only=True):
 class Pipeline(_Frozen, frozen=True, kw_only=True, tag="pipeline", tag_field="part"):
     """One job as stages.
 
-    `ahead`: micro-batches that 1f1b lets in flight for each far link on the way, beyond the depth of the pipeline: as
-    many as go to the next stage and back there while one is computed (`plan.schedule`).
+    `ahead` is the number of micro-batches that 1f1b allows in flight for each far link on the way, beyond the depth of
+    the pipeline: as many as are computed while one goes to the next stage and back (`plan.schedule`).
     """
 
     job: Job
@@ -110,7 +110,7 @@ class Shard(_Frozen, frozen=True, kw_only=True):
 
 
 class PoolJob(_Frozen, frozen=True, kw_only=True):
-    """One job of a pool, cut into shards. `recompute`: only shard inputs are kept from forward to backward."""
+    """One job of a pool, cut into shards; with `recompute` only shard inputs are kept from forward to backward."""
 
     job: Job
     model_digest: str
@@ -134,47 +134,58 @@ class Pool(_Frozen, frozen=True, kw_only=True, tag="pool", tag_field="part"):
 
 
 class Via(_Frozen, frozen=True, kw_only=True):
-    """Messages between two hosts, both ways, are relayed over the listed hosts (in the order from a to b)."""
+    """A relay: messages between two hosts, both ways, go over the listed hosts (in the order from a to b)."""
 
     between: tuple[str, str]
     hosts: tuple[str, ...]
 
 
 class Plan(_Frozen, frozen=True, kw_only=True):
-    """Which blocks of which job on which device, how much of each micro-batch each gets, in what order, synced how."""
+    """Which blocks of which job each device computes, for what share of each micro-batch, when, and how they sync."""
 
     cluster: str  # name of the cluster it was made for
     parts: tuple[Pipeline | Pool, ...]
     via: tuple[Via, ...] = ()
 
+    @property
+    def job_parts(self) -> tuple[Pipeline | PoolJob, ...]:
+        """Return for every job, in order, its pipeline or its place in a pool."""
+        parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in self.parts]
+        return tuple(item for part in parts for item in part)
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """Return every job, in order."""
+        return tuple(item.job for item in self.job_parts)
+
 
 class Outcome(_Frozen, frozen=True, kw_only=True):
-    """What came of the search for a scheme's best plan.
+    """The result of the search for a scheme's best plan.
 
-    Only a scheme that was found, that is searched to its end, has `seconds` and is compared with.
+    Only a scheme that was found, which means searched to its end, has `seconds` and is compared with.
     """
 
     state: Literal["found", "unfinished", "cannot run"]
     seconds: float | None = None  # per step, of a scheme that was found
     best_so_far: float | None = None  # seconds per step of an unfinished scheme's best plan, if it has one
     reason: str | None = None  # why it is unfinished, or cannot run
-    devices: int | None = None  # that its best plan uses
+    devices: int | None = None  # devices that its best plan uses
 
 
 class Prediction(_Frozen, frozen=True, kw_only=True):
-    """What the simulator says of a plan."""
+    """What the simulator predicts for a plan."""
 
     step_seconds: float
     jobs: dict[str, float]  # job -> seconds per step
     memory: dict[str, float]  # device -> peak bytes
     lower_bound_seconds: float | None = None
     baselines: dict[str, float | None] = {}  # scheme -> seconds per step, None unless it was searched to its end
-    baseline_outcomes: dict[str, Outcome] = {}  # scheme -> what came of it; older files have none
+    baseline_outcomes: dict[str, Outcome] = {}  # scheme -> its outcome; older files have none
     everywhere: Outcome | None = None  # data parallelism over all devices, even shares; None where it was not priced
 
     @property
     def outcomes(self) -> dict[str, Outcome]:
-        """Return what came of every scheme; files that only have seconds do not say why some have none."""
+        """Return the outcome of every scheme; files that only have seconds do not say why some have none."""
         unknown = Outcome(state="unfinished", reason="the plan file does not say why")
         old = {
             name: unknown if seconds is None else Outcome(state="found", seconds=seconds)

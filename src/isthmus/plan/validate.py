@@ -1,6 +1,6 @@
-"""Whether a plan can be carried out: one short name and one clear error for each rule.
+"""The check of a whole plan: one short name and one clear error for each rule.
 
-Layers that mix samples are no error here: that depends on what the runtime can synchronise.
+Layers that mix samples are not an error here, because that depends on what the runtime can synchronise.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from isthmus.plan.rules.connections import check_reach
 from isthmus.plan.rules.shape import check_shape
 from isthmus.plan.rules.stages import check_one_job, check_pool, check_stages
 from isthmus.plan.rules.sync_rules import check_syncs
-from isthmus.plan.types import Pipeline, Plan, PoolJob
+from isthmus.plan.types import Plan
 
 __all__ = ["RULES", "check"]
 
 RULES = {
-    "parts": "a plan has a part or more",
-    "unique-jobs": "each job stands in one part, under a name of its own",
+    "parts": "a plan has at least one part",
+    "unique-jobs": "each job is in one part, and has a name of its own",
     "job": "each job is one that a job file may describe",
     "micro-batches": "1 or more",
     "ahead": "0 or more",
     "batch-divides": "the micro-batches divide the batch",
-    "replicas": "each stage has a replica or more, each replica a device or more",
-    "device-once-per-stage": "a device stands in one replica of a stage, once",
+    "replicas": "each stage has at least one replica, and each replica at least one device",
+    "device-once-per-stage": "a device is in one replica of a stage at most, once",
     "shares-cover": "shares sum to the micro-batch, or two replicas or more take all of it: a duplicate stage",
-    "slices": "1 up to the share",
+    "slices": "from 1 to the share",
     "mask-range": "`kept` is what the job's sparsity leaves; a job without sparsity has none",
     "unique-buckets": "each sync of a pipeline has a name of its own",
     "segments": "1 to 1024",
@@ -46,7 +46,7 @@ RULES = {
     "sharded-replicas": "sharded state has two replicas or more with samples of their own and equal groups; "
     "`sharded-all` also has equal slices, ring syncs and no parameter tied across stages",
     "precision": "the job's own, and every device has it, not slower than fp32 (or the job is mixed)",
-    "place": "what the job places is where it says, and exists",
+    "place": "the places that the job gives exist, and are kept",
     "sync-twice": "no parameter is in two syncs",
     "sync-needless": "no sync without parameters, or of a parameter with one holder",
     "sync-participants": "exactly the holders, each once; the listed order is the ring's",
@@ -64,7 +64,7 @@ RULES = {
 
 
 def check(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> Resolved:
-    """The plan in numbers, if it keeps every rule; else PlanError with the first rule that it breaks.
+    """Return the plan in numbers if it keeps every rule, else raise PlanError with the first rule that it breaks.
 
     `models` has the block graph of each job by the job's name.
     """
@@ -82,10 +82,7 @@ def check(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> Res
 
 
 def _check_digests(plan: Plan, models: Mapping[str, BlockGraph]) -> None:
-    jobs: list[Pipeline | PoolJob] = []
-    for part in plan.parts:
-        jobs.extend((part,) if isinstance(part, Pipeline) else part.jobs)
-    for job in jobs:
+    for job in plan.job_parts:
         graph = models.get(job.job.name)
         if graph is not None and job.model_digest and job.model_digest != graph.digest:
             raise PlanError(

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from isthmus.cluster.spec import Cluster
-from isthmus.planners.layout.side_by_side import Lane
+from isthmus.planners.layout.layout_types import Lane
 from isthmus.planners.problem import Floats, Problem
 
 __all__ = ["Borders", "Worth", "lower_bound", "passing_seconds", "worth_of"]
@@ -38,7 +38,7 @@ _PRECISE = 1e-6  # part of the bound by which it may be too low
 
 
 class Worth(NamedTuple):
-    """What a sample of the whole model earns, and each kind in a second."""
+    """The worth of a sample of the whole model, and of a second of each kind."""
 
     sample: float
     kinds: dict[str, float]
@@ -54,7 +54,7 @@ class _Islands(NamedTuple):
 
 
 def lower_bound(problem: Problem) -> float:
-    """Seconds that no plan for these devices can go below."""
+    """Return the seconds that no plan for these devices can go below."""
     counts, worth = Counter(problem.cluster.devices[name].kind for name in problem.usable), worth_of(problem)
     if worth is None:
         return 0.0
@@ -107,7 +107,9 @@ def _region_borders(cluster: Cluster) -> dict[str, tuple[float, float]]:
 
 
 def _host_borders(cluster: Cluster) -> dict[str, tuple[float, float]]:
-    """The same of every host; its region's best link stands for all."""
+    """Return for every host the most bytes a second that can leave it, and the least latency; its region's best link
+    stands for all.
+    """
     hosts: dict[str, list[str]] = {}
     for host in cluster.hosts.values():
         hosts.setdefault(host.region, []).append(host.name)
@@ -121,7 +123,7 @@ def _host_borders(cluster: Cluster) -> dict[str, tuple[float, float]]:
 def _pairs(
     cluster: Cluster, hosts: dict[str, list[str]], *, inside: bool = False
 ) -> list[tuple[str, str, float, float]]:
-    """Pairs of regions that can talk, both ways: the bandwidth and the latency of their best links."""
+    """Return pairs of regions that can talk, both ways, with the bandwidth and the latency of their best links."""
     best: dict[tuple[str, str], tuple[float, float]] = {}
     for link in cluster.links:
         ends = [end if end in hosts else cluster.hosts[end].region for end in link.between]
@@ -142,8 +144,10 @@ def _gradient_bytes(problem: Problem) -> float:
 
 
 def _border(problem: Problem, own: Iterable[str], others: Iterable[str]) -> tuple[float, float]:
-    """Bytes a second that can pass between some hosts and others, each way, and the least latency; 0 if nothing can."""
-    cluster, own, others = problem.roads, tuple(own), tuple(others)
+    """Return the bytes a second that can pass between some hosts and others, each way, and the least latency; 0 if
+    nothing can.
+    """
+    cluster, own, others = problem.network, tuple(own), tuple(others)
     rates: dict[tuple[str, str], float] = {}
     latency = float("inf")
     for a in own:
@@ -158,7 +162,7 @@ def _border(problem: Problem, own: Iterable[str], others: Iterable[str]) -> tupl
 
 
 class Borders:
-    """What gradients need to pass between hosts and between regions, going around rings or along trees.
+    """The seconds in which gradients pass between hosts and between regions, around rings or along trees.
 
     Blocks that a host has are the bits of a number.
     """
@@ -175,7 +179,9 @@ class Borders:
         self._islands: dict[frozenset[str], list[tuple[frozenset[str], frozenset[str]]]] = {}
 
     def seconds(self, lanes: Sequence[Lane]) -> float:
-        """From the first gradient that is final on: all weights that are held on both sides pass, each way."""
+        """Return the seconds, from the first gradient that is final on, in which all weights that are held on both
+        sides pass, each way.
+        """
         if self.problem.profile is not None and self.problem.profile.collectives:
             return 0.0
         held: dict[str, int] = {}
@@ -188,7 +194,7 @@ class Borders:
         return max((self._passing(held, *sides) for sides in self._sides(frozenset(held))), default=0.0)
 
     def _sides(self, hosts: frozenset[str]) -> list[tuple[frozenset[str], frozenset[str]]]:
-        """Every host, and every region, and all the others."""
+        """Return every host and every region, each with all other hosts."""
         if hosts not in self._islands:
             regions: dict[str, frozenset[str]] = {}
             for host in hosts:
@@ -219,7 +225,9 @@ class Borders:
 
 
 def passing_seconds(problem: Problem, own: Iterable[str], others: Iterable[str]) -> float:
-    """Seconds in which all gradients pass between some hosts and others, each of which has samples of all blocks."""
+    """Return the seconds in which all gradients pass between some hosts and others, each of which has samples of all
+    blocks.
+    """
     if problem.profile is not None and problem.profile.collectives:
         return 0.0
     rate, latency = _border(problem, own, others)
@@ -227,7 +235,7 @@ def passing_seconds(problem: Problem, own: Iterable[str], others: Iterable[str])
 
 
 def _least_time(problem: Problem, islands: _Islands, worth: Worth, bound: float) -> float:
-    """The least T at which the islands earn enough, by bisection: what they can do grows with it."""
+    """Find the least T at which the islands earn enough, by bisection: what they can do grows with it."""
     needed, gradients = problem.job.batch * worth.sample, _gradient_bytes(problem)
 
     def enough(seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""What a user should know of a plan that was found, or of why none was."""
+"""Notes for the user on a plan that was found, or on why there is none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from isthmus.model.graph import BlockGraph
 from isthmus.plan.types import Pipeline, Plan
 from isthmus.planners.layout.build_plan import ONE_BUCKET
 from isthmus.planners.problem import Candidate, Problem
-from isthmus.planners.schemes.grid import Fix, cannot_have
+from isthmus.planners.schemes.fix import Fix
+from isthmus.planners.schemes.grid import cannot_have
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
 
 __all__ = ["assumed", "missing_bytes", "notes_on", "nothing_fits", "unfinished_note", "unreached", "why_not"]
@@ -53,7 +54,9 @@ def notes_on(
     notes.extend(idle_note(problem, {use.name for use in timeline.devices}))
     notes.extend(_mixed(problem))
     notes.extend(unreached(problem.graph))
-    notes.extend(f"{' and '.join(via.between)} have no link: {', '.join(via.hosts)} passes on" for via in plan.via)
+    notes.extend(
+        f"{' and '.join(via.between)} have no link: their messages go over {', '.join(via.hosts)}" for via in plan.via
+    )
     notes.extend(_crowded(plan, crowded))
     if interrupted:
         notes.append("interrupted: this is the best plan so far")
@@ -76,13 +79,13 @@ def _crowded(plan: Plan, passed_over: int) -> Iterator[str]:
     rings = [len(sync.participants) for part in plan.parts if isinstance(part, Pipeline) for sync in part.syncs]
     largest = max(rings, default=0)
     if largest > ONE_BUCKET:
-        yield f"gradients of {largest} devices were tried in one bucket only: more would take too long to play"
+        yield f"gradients of {largest} devices were tried in one bucket only: more would take too long to simulate"
     if passed_over:
-        yield f"some rings of {passed_over} devices were passed over: their messages would take too long to play"
+        yield f"some rings of {passed_over} devices were passed over: their messages would take too long to simulate"
 
 
 def _guess(cluster: Cluster, used: LinkUse) -> str:
-    """The value of a resource that was imputed, as text; empty where it was given."""
+    """Return the value of a resource that was imputed, as text; empty where it was given."""
     name = used.name.removesuffix(" in").removesuffix(" out")
     host, _, what = name.partition(" ")
     if what == "nic":
@@ -110,7 +113,7 @@ def _mixed(problem: Problem) -> Iterator[str]:
 
 
 def unreached(graph: BlockGraph) -> Iterator[str]:
-    """Parameters that are not trained although the model does not say so."""
+    """Name the parameters that are not trained although the model does not say so."""
     if names := graph.unreached:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         yield f"no loss can reach these parameters, so that they are not trained: {', '.join(names[:_NAMED])}{more}"
@@ -134,14 +137,16 @@ def unfinished_note(names: Sequence[str], *, usual: bool, interrupted: bool) -> 
 
 
 def missing_bytes(candidate: Candidate) -> float:
-    """Bytes that are missing over all devices and hosts."""
+    """Return the bytes that are missing over all devices and hosts."""
     return sum(shortage.needed - shortage.available for shortage in candidate.price.shortages)
 
 
 def nothing_fits(
     problem: Problem, wanted: Sequence[str], fix: Fix | None, nearest: Candidate | None, *, spent: bool
 ) -> NoPlanError:
-    """Why there is no plan: what is missing where in the plan that misses least or, without one, what was asked."""
+    """Return the error that says why there is no plan: what is missing where in the plan that comes closest or, without
+    one, what was asked.
+    """
     where = f"{problem.job.name} on cluster {problem.cluster.name}"
     if nearest is not None:
         return _too_large(problem, wanted, fix, nearest, where, spent=spent)

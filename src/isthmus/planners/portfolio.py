@@ -1,4 +1,4 @@
-"""How a plan is found: every planner proposes, the simulator judges, the fastest plan that fits wins.
+"""Choose a plan: every planner proposes, the simulator judges, the fastest plan that fits wins.
 
 The search itself goes in rounds (`rounds`). Clusters of very many devices are planned as copies of a small one.
 """
@@ -13,34 +13,37 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from isthmus.cost.simulate import Price
+from isthmus.cost.sources import TimesUsed, times_used
 from isthmus.cost.timeline import Timeline, timeline
 from isthmus.errors import NoPlanError, UsageError
+from isthmus.plan.file import PlanFile, inputs_digest
 from isthmus.plan.resolve import resolve
 from isthmus.plan.rules.connections import apart
-from isthmus.plan.types import Outcome, Plan
+from isthmus.plan.types import Outcome, Plan, Prediction
 from isthmus.planners.budget import Limits, Progress, Search, sound, usual_effort
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.notes import notes_on, unfinished_note
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.rounds import Asked, Rounds, SearchResult
 from isthmus.planners.schemes.all_schemes import SCHEMES
-from isthmus.planners.schemes.grid import Fix, parse_fix
+from isthmus.planners.schemes.fix import Fix, parse_fix
 from isthmus.planners.schemes.plain_ddp import everywhere
-from isthmus.planners.search.large_clusters import Copies, small_problem, whole_plan
+from isthmus.planners.search.large_clusters import Copies, CopiesState, small_problem, whole_plan
+from isthmus.planners.search_constants import COPY_PART
 from isthmus.planners.search_planners import BEYOND
+from isthmus.planners.search_state import SearchState, Watch
 from isthmus.planners.stop import Stop
 from isthmus.planners.syncs.sync_ilp import load_solver
 
-__all__ = ["PLANNERS", "Choice", "Fix", "choose_plan", "parse_fix", "scheme_plans"]
+__all__ = ["PLANNERS", "Choice", "Fix", "choose_plan", "parse_fix"]
 
 PLANNERS = (*BEYOND, *SCHEMES)
-
-_COPY_PART = 0.9  # of the budget of a large cluster, to plan one copy of it
 
 
 class Choice(NamedTuple):
     """The plan that was found, and what it was compared with."""
 
+    problem: Problem  # that was planned
     planner: str  # that made it: a scheme, or a planner that goes beyond them
     plan: Plan
     price: Price
@@ -49,9 +52,43 @@ class Choice(NamedTuple):
     outcomes: Mapping[str, Outcome]  # what came of each scheme
     seconds: float  # spent planning
     calls: int  # plans priced
-    notes: tuple[str, ...]
+    decisions: tuple[str, ...]  # sentences about what was decided for the user
     everywhere: Outcome | None = None  # data parallelism over all devices with even shares, where it was priced
-    interrupted: bool = False  # somebody ended the search (Ctrl-C): this is the best so far
+    interrupted: bool = False  # the user ended the search (Ctrl-C): this is the best so far
+    sources: tuple[tuple[str, str], ...] = ()  # where the times come from, in two columns
+
+    @property
+    def times(self) -> TimesUsed:
+        """Return how many of the plan's times were measured, interpolated, or taken from the catalog."""
+        return times_used(self.problem.simulator, self.plan)
+
+    @property
+    def file(self) -> PlanFile:
+        """Return what a plan file says of it: the plan, its cluster, and what was predicted."""
+        problem, price = self.problem, self.price
+        predicted = Prediction(
+            step_seconds=price.step_seconds,
+            jobs=dict(price.jobs),
+            memory=dict(price.memory),
+            lower_bound_seconds=self.lower_bound,
+            baselines=self.schemes,
+            baseline_outcomes=dict(self.outcomes),
+            everywhere=self.everywhere,
+        )
+        digests = {problem.job.name: problem.graph.digest}
+        return PlanFile(
+            planner=self.planner,
+            seed=problem.seed,
+            inputs=inputs_digest(problem.cluster, (problem.job,), digests, problem.profile),
+            plan=self.plan,
+            cluster=problem.cluster,
+            predicted=predicted,
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return the sentences about what was decided, then those about where the times come from."""
+        return (*self.decisions, *(f"{word}: {text}" for word, text in self.sources))
 
     @property
     def schemes(self) -> dict[str, float | None]:
@@ -67,13 +104,15 @@ def choose_plan(
     budget: float | None = None,
     calls: int | None = None,
     progress: Progress | None = None,
+    watch: Watch | None = None,
     beside: bool = True,
 ) -> Choice:
-    """The fastest plan that the planner finds; `auto` tries all. With `beside` the usual schemes are priced too.
+    """Find the fastest plan that the planner can; `auto` tries all. With `beside` the usual schemes are priced too.
 
     `fix` pins degrees of `grid`. A budget in seconds or calls ends the search with the best plan so far, and so does
     Ctrl-C; with calls the same seed gives the same plan, and more calls never a worse one. Raises NoPlanError, saying
     what is missing where, if nothing fits, and KeyboardInterrupt if nothing did so far.
+    `watch` is called with the price of every plan that the search looks at.
     """
     if planner not in PLANNERS:
         raise UsageError(f"there is no planner {planner}", found=planner, expected=", ".join(PLANNERS))
@@ -83,13 +122,14 @@ def choose_plan(
         )
     if planner in BEYOND:
         load_solver()
-    start, first_call = time.monotonic(), problem.calls
+    start, state = time.monotonic(), SearchState(problem, watch)
     asked = Asked(planner, fix, beside, budget is not None or calls is not None, progress)
     effort, stop = usual_effort(len(problem.usable)), Stop(budget, calls)
     copies = small_problem(problem) if fix is None else None
-    found = _of_copies(problem, copies, asked, stop, effort) if copies is not None else None
+    copied = CopiesState(problem, copies) if copies is not None else None
+    found = _of_copies(state, copied, asked, stop, effort) if copied is not None else None
     if found is None:
-        found = Rounds(problem, asked, stop, effort).find()
+        found = Rounds(state, asked, stop, effort).find()
     fitting = {name: candidate for name in (*asked.wanted, planner) if (candidate := found.plans.get(name)) is not None}
     winner = min(fitting, key=lambda name: fitting[name].price.step_seconds)
     best = _slim(problem, fitting[winner])
@@ -108,6 +148,7 @@ def choose_plan(
     if left := [name for name, outcome in found.outcomes.items() if outcome.state == "unfinished"]:
         notes = (*notes, unfinished_note(left, usual=asked.usual, interrupted=found.interrupted))
     return Choice(
+        problem=problem,
         planner=winner,
         plan=best.plan,
         price=best.price,
@@ -115,15 +156,17 @@ def choose_plan(
         lower_bound=lower_bound(problem),
         outcomes=found.outcomes,
         seconds=time.monotonic() - start,
-        calls=problem.calls - first_call + (copies.problem.calls if copies is not None else 0),
-        notes=notes,
+        calls=state.calls + (copied.calls if copied is not None else 0),
+        decisions=notes,
         everywhere=everywhere(problem) if beside and not found.interrupted else None,
         interrupted=found.interrupted,
     )
 
 
 def _slim(problem: Problem, best: Candidate) -> Candidate:
-    """The plan with those relays only that it needs; as relays may need others, from none on until none is missing."""
+    """Return the plan with those relays only that it needs; as relays may need others, add them from none until none is
+    missing.
+    """
     if not best.plan.via:
         return best
     plan, missing = replace(best.plan, via=()), True
@@ -135,41 +178,34 @@ def _slim(problem: Problem, best: Candidate) -> Candidate:
     return Candidate(plan, problem.simulator.price(plan))
 
 
-def scheme_plans(problem: Problem, limits: Limits) -> list[Candidate]:
-    """The best plan of each scheme that has one, the best first; raises NoPlanError where none has."""
-    rounds = Rounds(problem, Asked("auto", None, True, False, None), Stop(), 0.0)
-    rounds.advance(Search(problem, limits, None))
-    return rounds.fitting() or rounds.fail()
-
-
-def _of_copies(problem: Problem, copies: Copies, asked: Asked, stop: Stop, effort: float) -> SearchResult | None:
-    """The same for a large cluster, by plans for a copy of it; None where none of them fits as a whole."""
-    rounds = Rounds(copies.problem, asked, stop.part(_COPY_PART), _COPY_PART * effort)
+def _of_copies(state: SearchState, copied: CopiesState, asked: Asked, stop: Stop, effort: float) -> SearchResult | None:
+    """Search for a large cluster through plans for a copy of it; None where none of them fits as a whole."""
+    rounds = Rounds(copied, asked, stop.part(COPY_PART), COPY_PART * effort)
     try:
         found = rounds.find()
     except NoPlanError:
         return None
     finally:
         stop.calls = rounds.stop.calls
-    search = Search(problem, Limits(), asked.progress)  # so that Ctrl-C finds the best done
+    search = Search(state, Limits(), asked.progress)  # so that Ctrl-C finds the best done
     ranked = sorted(found.plans.items(), key=lambda item: item[1].price.step_seconds)
-    made = {name: search.ended(partial(_whole, search, copies, small)) for name, small in ranked}
+    made = {name: search.ended(partial(_whole, search, copied.copies, small)) for name, small in ranked}
     plans = {name: candidate for name, candidate in made.items() if candidate is not None}
     if not any(name in plans for name in (*asked.wanted, asked.planner)):
         return None
     layouts = {name for name, scheme in rounds.schemes.items() if scheme.ideas and name not in plans}
-    only = Outcome(state="unfinished", reason=f"it was only searched as {copies.number} equal copies, and none fits")
+    only = f"it was only searched as {copied.copies.number} equal copies, and none fits"
     outcomes = {
-        name: only if name in layouts and outcome.state != "unfinished" else outcome
+        name: Outcome(state="unfinished", reason=only) if name in layouts and outcome.state != "unfinished" else outcome
         for name, outcome in found.outcomes.items()
     }  # where no copy has a plan, the whole cluster may have one
     return found._replace(plans=plans, outcomes=outcomes, interrupted=found.interrupted or search.interrupted)
 
 
 def _whole(search: Search, copies: Copies, small: Candidate) -> Candidate | None:
-    """The plan of the whole cluster that has this plan in every copy, if it can be run."""
+    """Return the plan of the whole cluster that has this plan in every copy, if it can be run."""
     if search.interrupted:
         return None
     search.tell("copies")
-    candidate = whole_plan(search.problem, copies, small.plan)
+    candidate = whole_plan(search.state, copies, small.plan)
     return candidate if candidate.price.fits and sound(search.problem, candidate.plan) else None

@@ -1,4 +1,4 @@
-"""What a planner proposes: ideas with a bound that is cheap to know, so that only promising ones become plans."""
+"""Ideas that a scheme proposes, with bounds that are cheap to know, so that only promising ones become plans."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ class Version(NamedTuple):
 
 
 class Idea(NamedTuple):
-    """Devices with their roles and micro-batches; how memory is saved is left to its versions."""
+    """Devices with their roles and micro-batches; its versions say how memory is saved."""
 
     seconds: float  # no plan of it is faster
     memory: float  # bytes of all its devices together
     samples: int  # of a micro-batch on one replica
     versions: Callable[[], list[Version]]  # best bound first
     nearest: Callable[[], Plan | None]  # what misses least where none fits; None where places forbid all
+    effort: float = 0.0  # seconds that making the idea takes on a usual machine
+    versions_effort: float = 0.0  # seconds that making its versions takes

@@ -22,32 +22,39 @@ from isthmus.plan.types import Outcome
 from isthmus.planners.budget import Limits, Progress, Search
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.notes import missing_bytes, nothing_fits
-from isthmus.planners.problem import LARGE, Candidate, Problem
+from isthmus.planners.problem import LARGE, Candidate
 from isthmus.planners.proposal import Idea
 from isthmus.planners.schemes.all_schemes import SCHEMES
-from isthmus.planners.schemes.grid import Fix
-from isthmus.planners.schemes.scheme_search import SchemeSearch
+from isthmus.planners.schemes.fix import Fix
+from isthmus.planners.schemes.scheme_search import SchemeSearch, advance_all
+from isthmus.planners.search_constants import (
+    ENDING_PASSES,
+    FIRST_ROUND,
+    HASTY_ROUNDS,
+    HASTY_SCHEMES_PART,
+    LARGE_SCHEMES_ENDING,
+    MOST_NEAREST,
+    ROUND_GROWTH,
+    SCHEMES_ENDING_EFFORT,
+    SCHEMES_PART,
+)
 from isthmus.planners.search_planners import BEYOND
+from isthmus.planners.search_state import SearchState
 from isthmus.planners.stop import Stop
 
 __all__ = ["Asked", "Rounds", "SearchResult"]
 
 _ALL = ("auto", "exact", "search", "learned")  # planners whose answer may be a scheme's plan
 _USUAL = ("auto", "split", "search", "learned")  # planners that the usual effort ends
-_SCHEMES_PART, _HASTY_PART = 0.4, 0.25  # of a round, where a planner comes after the schemes
-_FIRST, _GROWTH, _HASTY_ROUNDS = 1 / 16, 4.0, 3  # of the usual effort; from round to round; rounds up to the usual
-_ENDING, _LARGE_ENDING = 20.0, 2.0  # effort to search schemes to their end; for large clusters, times the usual one
-_PASSES = 3  # over the schemes that are not at their end
-_MOST_NEAREST = 24  # plans priced only to say what is missing
 
 
 class Asked(NamedTuple):
-    """What somebody wants planned."""
+    """The request for a plan."""
 
     planner: str
     fix: Fix | None
     beside: bool  # schemes that are no answer are searched too
-    limited: bool  # somebody said where the search ends
+    limited: bool  # the user gave a budget
     progress: Progress | None
 
     @property
@@ -83,9 +90,9 @@ class SearchResult(NamedTuple):
 class Rounds:
     """One search: all schemes, and the planner that goes beyond them. `effort`: the usual one, in seconds."""
 
-    def __init__(self, problem: Problem, asked: Asked, stop: Stop, effort: float) -> None:
-        self.problem, self.asked, self.stop, self.effort = problem, asked, stop, effort
-        self.room = MemoryFit(problem)
+    def __init__(self, state: SearchState, asked: Asked, stop: Stop, effort: float) -> None:
+        self.state, self.problem, self.asked, self.stop, self.effort = state, state.problem, asked, stop, effort
+        self.memory = MemoryFit(self.problem)
         self.schemes: dict[str, SchemeSearch] = {}
         self.best: Candidate | None = None  # of the planner that goes beyond the schemes
         self.crowded = 0
@@ -98,13 +105,13 @@ class Rounds:
         """Begin all schemes, and what is known of prices, anew; plans that were found before stay answers."""
         self._known, before = {}, self.schemes
         self.schemes = {
-            name: SchemeSearch(self.problem, self.room, name, self.asked.fix, before.get(name))
+            name: SchemeSearch(self.state, self.memory, name, self.asked.fix, before.get(name))
             for name in self.asked.names
         }
 
     def find(self) -> SearchResult:
         """Search to the end; raises NoPlanError if none of the plans that were asked for fits."""
-        with self.problem.stopping(self.stop):
+        with self.state.stopping(self.stop):
             for effort, thorough in self._efforts():
                 if effort == self.effort and self._beyond is not None:
                     self._begin()
@@ -127,22 +134,18 @@ class Rounds:
 
     def _end_schemes(self) -> None:
         """Search the schemes to their end; what some do not need of their part is for the others."""
-        large = len(self.problem.usable) > LARGE or self.problem.copied
-        effort = _LARGE_ENDING * self.effort if large else _ENDING
-        search = Search(self.problem, Limits(effort=effort), self.asked.progress)
+        large = len(self.problem.usable) > LARGE or self.state.copied
+        effort = LARGE_SCHEMES_ENDING * self.effort if large else SCHEMES_ENDING_EFFORT
+        search = Search(self.state, Limits(effort=effort), self.asked.progress)
         search.thorough = True
-        for _ in range(_PASSES):
+        for _ in range(ENDING_PASSES):
             if not self.interrupted:
                 self.advance(search)
 
     def advance(self, search: Search) -> None:
         """Take up every scheme that is not at its end, each with an equal part of what is left."""
         open_ = [scheme for scheme in self.schemes.values() if not scheme.ended]
-        for i, scheme in enumerate(open_):
-            with search.within(1 / (len(open_) - i)):
-                search.ended(partial(scheme.advance, search))
-            if search.stopped or search.interrupted:
-                break
+        advance_all(open_, search)
         crowded = 0 if all(scheme.ended for scheme in open_) else search.crowded
         self._note(search, crowded)
 
@@ -160,7 +163,7 @@ class Rounds:
         spent = self.stopped or any(not self.schemes[name].ended for name in wanted)
         asked = [self.schemes[name] for name in wanted] if self._beyond is None else self.schemes.values()
         ideas = [idea for scheme in asked for idea in scheme.ideas]
-        nearest = _nearest(Search(self.problem, Limits(), self.asked.progress), ideas, first=self.stopped)
+        nearest = _nearest(Search(self.state, Limits(), self.asked.progress), ideas, first=self.stopped)
         raise nothing_fits(self.problem, wanted or (self.asked.planner,), self.asked.fix, nearest, spent=spent)
 
     def _efforts(self) -> Iterator[tuple[float | None, bool]]:
@@ -170,28 +173,28 @@ class Rounds:
         elif not self.asked.limited:
             yield None, True
         else:
-            yield from ((_FIRST * _GROWTH**k * self.effort, k >= _HASTY_ROUNDS) for k in count())
+            yield from ((FIRST_ROUND * ROUND_GROWTH**k * self.effort, k >= HASTY_ROUNDS) for k in count())
 
     def _round(self, effort: float | None, thorough: bool) -> bool:
         """Search schemes, then beyond them; return whether nothing is left for another round."""
-        before = self.problem.calls
-        search = Search(self.problem, Limits(effort=effort), self.asked.progress, self._known)
+        before = self.state.calls
+        search = Search(self.state, Limits(effort=effort), self.asked.progress, self._known)
         search.thorough = thorough
         if self._beyond is None:
             self.advance(search)
         else:
-            part = _HASTY_PART if search.hasty and not self.problem.copied else _SCHEMES_PART
-            self.advance(Search(self.problem, search.limits(part), self.asked.progress))
+            part = HASTY_SCHEMES_PART if search.hasty and not self.state.copied else SCHEMES_PART
+            self.advance(Search(self.state, search.limits(part), self.asked.progress))
         if self.stopped or self.interrupted:
             return True
         ended = all(scheme.ended for scheme in self.schemes.values())
         if self._beyond is None:
             return ended
-        found = search.ended(partial(self._beyond, self.problem, self.room, search, self.fitting()))
+        found = search.ended(partial(self._beyond, self.problem, self.memory, search, self.fitting()))
         self.best = found if found is not None and self._slower(found) else self.best
         self.cut_short = search.cut_short
         self._note(search, search.crowded)
-        exhausted = thorough and (not search.cut_short or self.problem.calls == before)
+        exhausted = thorough and (not search.cut_short or self.state.calls == before)
         return self.stopped or self.interrupted or (ended and exhausted)
 
     def _note(self, search: Search, crowded: int) -> None:
@@ -214,7 +217,7 @@ def _nearest(search: Search, ideas: Iterable[Idea], *, first: bool) -> Candidate
     """
     nearest: Candidate | None = None
     ordered = sorted(ideas, key=lambda idea: (-idea.memory, idea.samples))
-    for idea in islice(ordered, _MOST_NEAREST):
+    for idea in islice(ordered, MOST_NEAREST):
         plan = idea.nearest()
         candidate = None if plan is None else search.price(plan)
         if candidate is None or candidate.price.impossible or not candidate.price.shortages:

@@ -1,4 +1,4 @@
-"""Planners that go beyond the usual schemes: each takes the schemes' plans and gives the best back, or a faster one.
+"""Planners that go beyond the usual schemes: each takes the schemes' plans and returns the best, or a faster one.
 
 To add a planner, write a function like these in a file of its own, and give it a line in `BEYOND`.
 """
@@ -11,38 +11,48 @@ from functools import partial
 from isthmus.planners.budget import Search
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.side_by_side import LaneMaker
+from isthmus.planners.learned.decisions import Prior, even
 from isthmus.planners.learned.prior import shipped_prior
-from isthmus.planners.learned.tree_search import even, propose, tree_search
+from isthmus.planners.learned.tree_search import SearchTree, propose
 from isthmus.planners.problem import Candidate, Problem
-from isthmus.planners.search import exact as branching
 from isthmus.planners.search.candidates import Candidates
+from isthmus.planners.search.exact import open_forms
 from isthmus.planners.search.finishing import finish
-from isthmus.planners.search.local_search import Proposals, explore, one_lane
+from isthmus.planners.search.local_search import Proposals, explore, one_lane, polish
+from isthmus.planners.search_constants import (
+    DIRECT_PART,
+    EXACT_FIRST_PART,
+    EXACT_LAST_PART,
+    EXACT_POLISH_PART,
+    EXPLORE_PART,
+    TREE_PART,
+    TREE_POLISH_PART,
+)
 
 __all__ = ["BEYOND"]
 
 Planner = Callable[[Problem, MemoryFit, Search, Sequence[Candidate]], Candidate | None]  # plans so far, the best first
 
-_EXPLORE_PART = 0.92  # of the budget; the rest is for duplicates and slices
-_DIRECT_PART = 0.7  # of that, before layouts are made that talk over relays
+
+def split(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+    """Return the best pipeline over all devices, in every usual order of them, by dynamic programming."""
+    pool = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
+    one_lane(pool)
+    finish(pool)
+    return pool.best
 
 
-def split(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """The best pipeline over all devices, in every usual order of them, by dynamic programming."""
-    return one_lane(problem, LaneMaker(problem, room), search, given)
-
-
-def auto(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """Pipelines side by side, settled by search, with direct links first; then all that a layout leaves open."""
-    pool = Candidates(problem, LaneMaker(problem, room), search, given[0] if given else None)
-    with search.within(_EXPLORE_PART):
-        with search.within(_DIRECT_PART if problem.vias else 1.0):
+def auto(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+    """Search for pipelines side by side, with direct links first; then settle all that a layout leaves open."""
+    pool = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
+    with search.within(EXPLORE_PART):
+        with search.within(DIRECT_PART if problem.vias else 1.0):
             explore(pool, given, _proposals())
         if problem.vias:
-            with problem.over_relays():
-                direct, pool = pool, Candidates(problem, LaneMaker(problem, room), search, pool.best)
-                pool.found += direct.found
-                explore(pool, ())
+            relayed = problem.with_relays
+            direct, pool = pool, Candidates(relayed, LaneMaker(relayed, memory, search.state), search, pool.best)
+            pool.found += direct.found
+            explore(pool, ())
     finish(pool, synced=True)
     return pool.best
 
@@ -53,20 +63,48 @@ def _proposals() -> Proposals | None:
     return partial(propose, prior) if prior is not even else None
 
 
-def exact(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """Every layout that could be faster than the best plan: proven, on a handful of devices and blocks."""
-    with problem.over_relays():
-        return branching.exact(problem, LaneMaker(problem, room), search, given, _proposals())
+def exact(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+    """Price every layout that could be faster than the best plan: proven, on a handful of devices and blocks."""
+    relayed = problem.with_relays
+    lanes = LaneMaker(relayed, memory, search.state)
+    first = Candidates(relayed, lanes, search, given[0] if given else None)
+    with search.within(EXACT_FIRST_PART):
+        explore(first, given, _proposals())
+    search.cut_short = False  # what `auto` left out is looked at here
+    pool = Candidates(relayed, lanes, search, first.best)
+    with search.within(1.0 - EXACT_LAST_PART):
+        open_forms(pool)
+    proven = not search.cut_short
+    with search.within(EXACT_POLISH_PART):
+        polish(pool)
+    finish(pool)
+    finish(first, synced=True)  # it may gain more by that
+    search.cut_short = not proven
+    return first.best if first.limit < pool.limit else pool.best
 
 
-def search(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+def search(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Search for who works with whom and at what pace, by a tree search that knows nothing beforehand."""
-    return tree_search(problem, LaneMaker(problem, room), search, given)
+    return _tree_search(problem, memory, search, given, even)
 
 
-def learned(problem: Problem, room: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """The same search, with a network that has seen many others."""
-    return tree_search(problem, LaneMaker(problem, room), search, given, shipped_prior())
+def learned(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
+    """Search like `search`, with a network that has seen many other problems."""
+    return _tree_search(problem, memory, search, given, shipped_prior())
+
+
+def _tree_search(
+    problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate], prior: Prior
+) -> Candidate | None:
+    """Return the best plan so far, or a faster one that a tree search with this prior leads to."""
+    pool = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
+    with search.within(TREE_PART):
+        SearchTree(pool, prior).grow()
+    pool.rank()
+    with search.within(TREE_POLISH_PART):
+        polish(pool)
+    finish(pool)
+    return pool.best
 
 
 BEYOND: dict[str, Planner] = {"auto": auto, "split": split, "exact": exact, "search": search, "learned": learned}

@@ -1,4 +1,4 @@
-"""Where a whole search ends.
+"""The end of a whole search.
 
 Every decision of a search depends on the effort that its present round was given, never on what is left of the whole:
 so a search with a larger limit does the same work first, and then more. What ends it is an exception, wherever it is.

@@ -1,4 +1,4 @@
-"""Bars: memory against its limits, where the time goes, the schemes beside the bound. HTML that fits any width."""
+"""Bars for memory against its limits, for where the time goes, and for the schemes; HTML that fits any width."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = [
 _EACH = 16  # devices that are shown one by one; more are shown by class
 _ROWS = 40
 _TIGHT = 0.9
-_LONGEST = 2.5  # times the plan's step: longer bars are cut
+_LONGEST = 2.5  # times the plan's step; longer bars are cut
 _SENDING = ("send", "sync")
 
 
 class Spent(NamedTuple):
-    """How one device spends a step; the three add up to it. Sending counts only while nothing is computed."""
+    """How one device spends a step: three times that add up to it; sending counts only while nothing is computed."""
 
     computing: float
     sending: float
@@ -42,7 +42,7 @@ class Spent(NamedTuple):
 
 
 def groups_of(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Tensor groups by their first device."""
+    """Return the tensor groups of a plan by their first device."""
     pipelines = [part for part in plan.parts if isinstance(part, Pipeline)]
     replicas = [replica for part in pipelines for stage in part.stages for replica in stage.replicas]
     return {replica.devices[0]: replica.devices for replica in replicas if len(replica.devices) > 1}
@@ -74,7 +74,7 @@ def spent_time(timeline: Timeline, groups: Mapping[str, tuple[str, ...]]) -> dic
 
 
 def _rows(cluster: Cluster, used: Mapping[str, object]) -> list[tuple[str, tuple[str, ...]]]:
-    """Devices that are used: one by one where they are few, else by class."""
+    """Return the devices that are used, one by one if they are few, else by class."""
     if len(used) <= _EACH:
         return [(name, (name,)) for name in cluster.devices if name in used]
     classes = [(c.name, tuple(name for name in c.devices if name in used)) for c in device_classes(cluster)]
@@ -105,7 +105,7 @@ def _fill(kind: str, part: float) -> Markup:
 
 
 def memory_bars(cluster: Cluster, memory: Mapping[str, float], limits: Mapping[str, float]) -> Markup:
-    """Predicted peak against the limit: of each device, or of the fullest in each class."""
+    """Draw the predicted peak against the limit, for each device or for the fullest device in each class."""
     rows = []
     for name, devices in _rows(cluster, memory):
         fullest = max(devices, key=lambda device: memory[device] / limits[device])
@@ -121,7 +121,7 @@ def memory_bars(cluster: Cluster, memory: Mapping[str, float], limits: Mapping[s
 
 
 def time_bars(cluster: Cluster, spent: Mapping[str, Spent], step: float) -> Markup:
-    """The step of each device, or of the mean device of each class: computing, only sending, waiting."""
+    """Draw the step of each device, or of the mean device of each class: computing, only sending, waiting."""
     rows = []
     for name, devices in _rows(cluster, spent):
         parts = [sum(column) / len(devices) for column in zip(*(spent[device] for device in devices), strict=True)]
@@ -137,7 +137,7 @@ def time_bars(cluster: Cluster, spent: Mapping[str, Spent], step: float) -> Mark
 
 
 def scheme_bars(outcomes: Mapping[str, Outcome], chosen: str, step: float, bound: float | None) -> Markup:
-    """Return the schemes, fastest first, with a line at the bound that no plan can beat; those without seconds last."""
+    """Draw the schemes, fastest first (those without seconds last), with a line at the bound that no plan can beat."""
     all_ = {**outcomes, chosen or "this plan": Outcome(state="found", seconds=step)}
     longest = max(outcome.seconds for outcome in all_.values() if outcome.seconds is not None)
     scale = min(longest, _LONGEST * step)

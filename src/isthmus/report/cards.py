@@ -23,41 +23,41 @@ _STEPS = (0.0, 0.1, 0.25, 0.5, 0.75)  # where one shade of load or computing end
 
 
 class Card(NamedTuple):
-    """A region or a host, as it stands on the map."""
+    """A region or a host, as it is drawn on the map."""
 
     name: str
     hosts: tuple[Host, ...]
     per: int  # hosts that share a square; 0: each device has its own
     columns: int
     square: float
-    cell: tuple[float, float]  # room of one host, or of one square
+    cell: tuple[float, float]  # size of the cell of one host, or of one square
     named: bool  # whether its hosts have room for their names
 
     @property
     def number(self) -> int:
-        """Its devices."""
+        """Return the number of devices on the card."""
         return sum(sum(host.devices.values()) for host in self.hosts)
 
     @property
     def cells(self) -> int:
-        """Places in its grid."""
+        """Return the number of places in the card's grid."""
         return math.ceil(len(self.hosts) / max(self.per, 1))
 
     @property
     def size(self) -> tuple[float, float]:
-        """Width and height."""
+        """Return the width and height of the card."""
         rows = math.ceil(self.cells / self.columns)
         width = max(self.columns * self.cell[0], 8.5 * len(self.name), 96.0) + 2 * _PAD
         return width, rows * self.cell[1] + _TITLE + _PAD
 
 
 def level(part: float) -> int:
-    """The shade of a load or a share of computing: 0 for none, then 1 to 5."""
+    """Return the shade of a load or a share of computing: 0 for none, then 1 to 5."""
     return sum(part > step for step in _STEPS)
 
 
 def cards_of(cluster: Cluster) -> list[Card]:
-    """A card for each region; for each host where there is one region with few."""
+    """Return a card for each region, or for each host if there is one region with few hosts."""
     hosts = list(cluster.hosts.values())
     if len(cluster.regions) == 1 and len(hosts) <= _HOST_CARDS:
         return [_card(cluster, host.name, [host]) for host in hosts]
@@ -81,7 +81,7 @@ def _card(cluster: Cluster, name: str, hosts: Sequence[Host]) -> Card:
 
 
 def _across(devices: int) -> int:
-    """Squares of one host side by side: 8 devices are 4 by 2."""
+    """Return the number of squares of one host side by side; 8 devices are drawn 4 by 2."""
     return max(1, math.ceil(math.sqrt(devices * 2)) if devices > 3 else devices)
 
 
@@ -93,7 +93,7 @@ def draw_card(
     tip: str,
     load: float,
 ) -> Markup:
-    """The card: its name, its hosts with their devices shaded by computing, borders coloured by load."""
+    """Draw the card: its name, its hosts with their devices shaded by computing, and borders coloured by load."""
     width, height = card.size
     left, top = centre[0] - width / 2, centre[1] - height / 2
     devices = f"{card.number} device{'' if card.number == 1 else 's'}"
@@ -115,7 +115,7 @@ def draw_card(
 
 
 def _square(hosts: Sequence[Host], x: float, y: float, size: float, computing: Mapping[str, float]) -> Markup:
-    """One square for several hosts, shaded by their mean."""
+    """Draw one square for several hosts, shaded by their mean."""
     devices = [name for host in hosts for name in _devices(host)]
     mean = sum(computing.get(name, 0.0) for name in devices) / max(len(devices), 1)
     names = hosts[0].name if len(hosts) == 1 else f"{hosts[0].name} to {hosts[-1].name}"

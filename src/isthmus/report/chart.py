@@ -1,4 +1,4 @@
-"""A figure over the steps of a run: a line with axes, ticks and readable values, as SVG that needs no script."""
+"""A chart of one value over the steps of a run: a line with axes, ticks and readable values, as script-free SVG."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from isthmus.report.markup import Markup, tag
 
 __all__ = ["chart", "ticks"]
 
-_POINTS = 240  # of a drawn line: each can be pointed at
+_POINTS = 240  # of a drawn line; each can be pointed at
 _WIDTH, _HEIGHT = 420.0, 212.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 14.0, 30.0, 40.0  # room around the plot, for the figures of the axes
-_MARKS = 5  # ticks of an axis, about
+_MARKS = 5  # about as many ticks as an axis has
 _DOTS = 30  # points that get a dot each
 
 
 def ticks(low: float, high: float, most: int = _MARKS, whole: bool = False) -> list[float]:
-    """Round values (1, 2 or 5 times a power of ten apart) within a range; `whole`: none between whole numbers."""
+    """Return round values (1, 2 or 5 times a power of ten apart) within a range; with `whole` only whole numbers."""
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough)) if rough > 0.0 else 1.0
     apart = next(power * factor for factor in (1.0, 2.0, 5.0, 10.0) if power * factor >= rough * (1 - 1e-9))
@@ -36,9 +36,10 @@ def chart(
     least: float | None = None,
     marked: float | None = None,
 ) -> Markup:
-    """One value over the steps; nothing where fewer than two are known.
+    """Draw one value over the steps; draw nothing if fewer than two values are known.
 
-    `least`: where the axis of values begins, if not at the lowest; `marked`: the predicted value, drawn across.
+    `least` is where the axis of values begins, if not at the lowest value. `marked` is the predicted value, which is
+    drawn across the chart.
     """
     known = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
     if len(known) < 2:
@@ -67,14 +68,14 @@ def chart(
 
 
 def _range(values: Sequence[float], least: float | None) -> tuple[float, float]:
-    """The values with a little room; never empty."""
+    """Return the range of the values with a little space around it, which is never empty."""
     low, high = min(values), max(values)
     room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
     return (low - room if least is None else min(low, least)), high + room
 
 
 def _value_axis(low: float, high: float, up: Callable[[float], float], shown: Callable[[float], str]) -> list[Markup]:
-    """Lines across at round values, with these to the left."""
+    """Draw lines across at round values, with the values to the left."""
     drawn = []
     for value in ticks(low, high):
         y = up(value)
@@ -84,7 +85,7 @@ def _value_axis(low: float, high: float, up: Callable[[float], float], shown: Ca
 
 
 def _step_axis(first: int, last: int, across: Callable[[float], float]) -> list[Markup]:
-    """The axis below, with whole steps."""
+    """Draw the axis below, with whole steps."""
     base = _HEIGHT - _BOTTOM
     drawn = [tag("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=base, y2=base, class_="axis")]
     for step in ticks(first, last, whole=True):
@@ -110,7 +111,7 @@ def _pointed(
     up: Callable[[float], float],
     shown: Callable[[float], str],
 ) -> list[Markup]:
-    """Dots where there are few points, and a strip for each that says its value when it is pointed at."""
+    """Draw dots if there are few points, and for each point a strip that shows its value when it is pointed at."""
     few = len(points) <= _DOTS
     dots = [tag("circle", cx=across(step), cy=up(value), r=3.0) for step, value in points] if few else []
     middles = [across(step) for step, _ in points]

@@ -1,8 +1,9 @@
 """A timeline as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-One process for each device or host, one thread for each of its lanes (and more where messages are sent at the same
-time), one complete event ("X", in microseconds) for each task: as long as the task holds its lane. A message is on its
-way until `arrives_us`. What was predicted and what was measured stand in one file as two groups of processes, named so.
+There is one process for each device or host, one thread for each of its lanes (and more where messages are sent at the
+same time), and one complete event ("X", in microseconds) for each task, as long as the task holds its lane. A message
+is on its way until `arrives_us`. Predicted and measured times are in one file as two groups of processes with those
+names.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _ROUNDS = ("sync", "rebuild")  # kinds whose turn is a round of a collective, no
 
 
 def write_trace(timeline: Timeline, path: str | Path, measured: Timeline | None = None) -> None:
-    """Writes the trace, whole or not at all; a measured step beside the predicted one, if there is one."""
+    """Write the trace, whole or not at all, with a measured step beside the predicted one if there is one."""
     events = trace_events(timeline, "predicted " if measured else "")
     if measured is not None:
         events += trace_events(measured, "measured ", first=1 + max((event["pid"] for event in events), default=0))
@@ -30,7 +31,7 @@ def write_trace(timeline: Timeline, path: str | Path, measured: Timeline | None 
 
 
 def trace_events(timeline: Timeline, group: str = "", first: int = 1) -> list[dict[str, Any]]:
-    """Names of processes (numbered from `first`) and threads, then the events in order of their start."""
+    """Return the names of processes (numbered from `first`) and threads, then the events in order of their start."""
     names = dict.fromkeys(a.track for a in timeline.activities)
     tracks = {name: number for number, name in enumerate(names, start=first)}
     ordered = _rowed(timeline.activities)
@@ -42,7 +43,7 @@ def trace_events(timeline: Timeline, group: str = "", first: int = 1) -> list[di
 
 
 def _rowed(activities: Iterable[Activity]) -> list[tuple[Activity, int]]:
-    """In order of their start, each with the first row of its lane that is free."""
+    """Return the activities in order of their start, each with the first row of its lane that is free."""
     ends: dict[tuple[str, str], list[float]] = {}
     found = []
     for activity in sorted(activities, key=lambda activity: (activity.start, activity.sent)):

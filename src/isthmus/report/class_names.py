@@ -1,4 +1,4 @@
-"""Devices by class: equal in kind, host shape and region. People read `tokyo[1-64]/V100-16GB/*`, not 512 names."""
+"""Names for classes of devices that are equal in kind, host shape and region, like `tokyo[1-64]/V100-16GB/*`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isthmus.cluster.spec import Cluster, Host
 __all__ = ["DeviceClass", "HostClass", "device_classes", "host_classes"]
 
 _NUMBERED = re.compile(r"(?P<head>.*?)(?P<number>[0-9]+)")
-_LISTED = 3  # names written out where they are not a range
+_LISTED = 3  # names that are written out if they are not a range
 
 
 class HostClass(NamedTuple):
@@ -31,7 +31,7 @@ class DeviceClass(NamedTuple):
 
 
 def host_classes(cluster: Cluster) -> tuple[HostClass, ...]:
-    """Hosts grouped by region, devices and figures (what was imputed included), in order of first appearance."""
+    """Return the hosts grouped by region, devices and figures (imputed or not), in order of first appearance."""
     groups: dict[object, list[Host]] = {}
     for host in cluster.hosts.values():
         figures = (host.bandwidth, host.latency, host.nic, host.nic_in, host.bus, host.memory, host.cores, host.imputed)
@@ -40,7 +40,7 @@ def host_classes(cluster: Cluster) -> tuple[HostClass, ...]:
 
 
 def device_classes(cluster: Cluster) -> tuple[DeviceClass, ...]:
-    """Every device in its class, in order of first appearance."""
+    """Return every device in its class, in order of first appearance."""
     found = []
     for name, hosts in host_classes(cluster):
         for kind, count in hosts[0].devices.items():
@@ -51,7 +51,7 @@ def device_classes(cluster: Cluster) -> tuple[DeviceClass, ...]:
 
 
 def _name(hosts: Sequence[str]) -> str:
-    """`tokyo[1-64]` for numbered hosts in a row, else the names, cut after a few."""
+    """Return `tokyo[1-64]` for consecutively numbered hosts, else the names, cut after a few."""
     if len(hosts) == 1:
         return hosts[0]
     matches = [_NUMBERED.fullmatch(host) for host in hosts]

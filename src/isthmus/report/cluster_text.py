@@ -1,4 +1,4 @@
-"""A cluster as text: its devices by class, its hosts, the links between its regions, a map."""
+"""A cluster as text: its devices by class, its hosts, the links between its regions, and a map."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from isthmus.units import format_bit_rate, format_byte_rate, format_bytes, forma
 __all__ = ["cluster_notes", "cluster_text", "import_text"]
 
 _LEGEND = (
-    "~ not in the file: from the catalog, the usual value or, for latency between places, the distance.",
-    "Rates are one way; so are latencies. Inside a host they are in bytes, between hosts in bits.",
+    "~ marks values that are not in the file: they come from the catalog, a usual value or, for latency, the distance.",
+    "Rates and latencies are one way. Rates inside a host are in bytes, between hosts in bits.",
 )
 _WIDEST_MATRIX = 6  # regions
 _MOST_LINKS = 12  # links between hosts that are listed one by one
@@ -25,7 +25,7 @@ _MOST_ROWS = 4  # rows of a finding that are quoted
 
 
 def cluster_text(cluster: Cluster) -> str:
-    """All of it, on about a page."""
+    """Return the whole text, which is about a page."""
     devices, hosts, regions = len(cluster.devices), len(cluster.hosts), len(cluster.regions)
     lines = [f"{cluster.name}: {_count(devices, 'device')}, {_count(hosts, 'host')}, {_count(regions, 'region')}", ""]
     lines += [*_devices(cluster), "", *_hosts(cluster), ""]
@@ -46,7 +46,7 @@ def cluster_notes(cluster: Cluster) -> list[str]:
 
 
 def _held_back(cluster: Cluster, link: Link) -> str | None:
-    """Says that no host at one end of the link has a nic that fills it; None where one has at each end."""
+    """Return a note if no host at one end of the link has a nic that fills it; None if each end has such a host."""
     for end in dict.fromkeys(link.between):
         named = [cluster.hosts[end]] if end in cluster.hosts else []
         hosts = named or [host for host in cluster.hosts.values() if host.region == end]
@@ -91,7 +91,7 @@ def _hosts(cluster: Cluster) -> list[str]:
 
 
 def _marked(host: Host, field: str) -> str:
-    """The value, with ~ before it where the file did not give it."""
+    """Return the value as text, with ~ before it if the file did not give it."""
     value = getattr(host, field)
     if field == "cores":
         text = str(value)
@@ -121,7 +121,7 @@ def _links(cluster: Cluster) -> list[str]:
 
 
 def _own_links(cluster: Cluster, links: list[Link]) -> list[tuple[str, str]]:
-    """Links between hosts one by one, or, where there are many, by their regions with the least and most of each."""
+    """Return the links between hosts one by one or, if there are many, by region with the range of their figures."""
     if len(links) <= _MOST_LINKS:
         return [(" - ".join(link.between), _figures(link)) for link in links]
     groups: dict[tuple[str, ...], list[Link]] = {}
@@ -147,7 +147,7 @@ def _figures(link: Link) -> str:
 
 
 def _map(cluster: Cluster) -> Iterator[str]:
-    """Each region with its hosts under it, and the regions that it reaches."""
+    """Yield each region with its hosts below it, and the regions that it reaches."""
     groups = host_classes(cluster)
     for region in cluster.regions:
         yield region
@@ -165,7 +165,7 @@ def _host_line(group: HostClass) -> str:
 
 
 def import_text(imported: Imported, file: str) -> str:
-    """Return a text on what was imported and written where, and what the importer found."""
+    """Return a text that says what was imported, what the importer found, and which file was written."""
     cluster = imported.cluster
     counts = (_count(len(cluster.devices), "device"), _count(len(cluster.hosts), "host"))
     head = f"{', '.join(counts)} and {_count(len(cluster.links), 'link')} from {imported.source}"
@@ -178,4 +178,4 @@ def _finding(finding: Finding) -> Iterator[str]:
     yield from (cut(f"    {row}") for row in finding.rows[:_MOST_ROWS])
     left = len(finding.rows) - _MOST_ROWS
     if left > 0:
-        yield f"    ... {left} more; --json has them all"
+        yield f"    ... {left} more; --json lists them all"

@@ -1,4 +1,4 @@
-"""The last lines of the page: what it was made from, and every value that nobody gave."""
+"""The last lines of the page: what it was made from, and every value that was filled in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from isthmus.cluster.spec import Cluster, Host
 from isthmus.plan.file import PlanFile
-from isthmus.plan.types import Pipeline, Plan
+from isthmus.plan.types import Plan
 from isthmus.report.class_names import host_classes
 from isthmus.report.markup import Markup, join, tag
 from isthmus.units import format_bandwidth, format_bytes, format_seconds
@@ -20,7 +20,7 @@ _MOST = 60  # lines of imputed values
 def notes(
     file: PlanFile, cluster: Cluster, times: Sequence[tuple[str, str]], made: str, same: bool, ran: bool = False
 ) -> Markup:
-    """Facts in two columns, those of `times` among them, then the imputed values; `ran`: there was a run."""
+    """Return facts in two columns, with those of `times`, then the imputed values; `ran` means there was a run."""
     facts = [
         ("what this is", _RAN if ran else "Predictions of a simulator, not measurements."),
         ("cluster", cluster.name if same else f"{cluster.name}: not the cluster the plan was made for"),
@@ -35,10 +35,8 @@ def notes(
 
 
 def _models(plan: Plan) -> list[tuple[str, str]]:
-    parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in plan.parts]
-    items = [item for part in parts for item in part]
     found = []
-    for item in items:
+    for item in plan.job_parts:
         chosen = "" if item.job.precision else f", {item.precision}: the fastest that every kind of device offers"
         digest = f", digest {item.model_digest}" if item.model_digest else ""
         found.append((f"model of {item.job.name}", f"{item.job.model}{chosen}{digest}"))

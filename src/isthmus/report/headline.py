@@ -1,4 +1,4 @@
-"""The first lines of the page: how fast, measured if there was a run, how near to the bound, limited by what."""
+"""The first lines of the page: how fast the plan is (measured if there was a run), its bound, and what limits it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isthmus.plan.types import Plan
 from isthmus.report.columns import rate, sentence, times
 from isthmus.report.limits import limit_words
 from isthmus.report.markup import Markup, join, prose, tag
-from isthmus.report.plan_text import plan_jobs, precisions, shortage_line
+from isthmus.report.plan_text import precisions, shortage_line
 from isthmus.report.remarks import Remark, remarks
 from isthmus.report.run import RunRecord
 from isthmus.units import format_seconds
@@ -28,8 +28,8 @@ def headline(
     match: bool | None = None,
     run: RunRecord | None = None,
 ) -> Markup:
-    """The figures that people ask for first, what limits the plan and what to beware of, a table of jobs if several."""
-    jobs = plan_jobs(file.plan)
+    """Return the figures that people ask for first, what limits the plan, warnings, and a table of several jobs."""
+    jobs = file.plan.jobs
     figures = [
         *(_predicted(jobs, price) if run is None else _measured(run, jobs, price)),
         *_bound(file, price, same),

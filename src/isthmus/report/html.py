@@ -1,7 +1,7 @@
-"""A priced plan as one page of HTML: everything in it, nothing from outside, nothing sent anywhere.
+"""A priced plan as one page of HTML, which contains everything, loads nothing from outside and sends nothing anywhere.
 
 Bars and the map are drawn here, as HTML and SVG that need no script. The timeline is packed as JSON and drawn by the
-page's own script, which also shows tooltips. Styles, scripts and the frame of the page lie in `page/`.
+page's own script, which also shows tooltips. Styles, scripts and the frame of the page are in `page/`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from isthmus.report.map import map_figure
 from isthmus.report.markup import Markup, escape, tag
 from isthmus.report.outcomes import comparison, with_everywhere
 from isthmus.report.packed import pack
-from isthmus.report.plan_text import plan_jobs
 from isthmus.report.run import RunRecord, run_section
 from isthmus.report.unused_devices import unused_section
 from isthmus.units import format_seconds
@@ -42,21 +41,22 @@ _LONGEST_TEXT = 1_000_000  # characters of a plan
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What a report is about: a plan file, and what the simulator says of its plan on a cluster.
+    """The subject of a report: a plan file, and what the simulator says of its plan on a cluster.
 
-    `same` tells whether that is the cluster the plan was made for, `match` whether cluster, jobs, models and profile
-    all are (None: the file does not say). Only where neither is false do its bound and its schemes apply.
+    `same` says whether that is the cluster for which the plan was made. `match` says whether cluster, jobs, models and
+    profile are all those of the plan (None: the file does not say). The file's bound and schemes apply only if neither
+    is false.
     """
 
     file: PlanFile
     cluster: Cluster
     price: Price
     timeline: Timeline
-    made: str  # when, and by which version
+    made: str  # when, and by which version, the page was made
     same: bool = True
     match: bool | None = None
     times: tuple[tuple[str, str], ...] = ()  # where its times come from
-    run: RunRecord | None = None  # what came of it
+    run: RunRecord | None = None  # what happened when the plan was run
     unused: tuple[WhyUnused, ...] = ()  # why devices are not used
 
     @property
@@ -66,16 +66,16 @@ class Subject:
 
 
 def write_report(subject: Subject, path: str | Path) -> None:
-    """Writes the page, whole or not at all."""
+    """Write the page, whole or not at all."""
     write_whole(Path(path), report_html(subject).encode())
 
 
 def report_html(subject: Subject) -> str:
-    """The page."""
+    """Return the page as HTML."""
     plan, cluster, timeline = subject.file.plan, subject.cluster, subject.timeline
     groups = groups_of(plan)
     packed = pack(timeline, cluster, {first: len(devices) for first, devices in groups.items()})
-    names = ", ".join(job.name for job in plan_jobs(plan))
+    names = ", ".join(job.name for job in plan.jobs)
     facts = (*subject.times, *_no_schemes(subject))
     return Template(_piece("frame.html")).substitute(
         title=escape(f"{names} on {cluster.name}"),
@@ -100,7 +100,7 @@ def _piece(name: str) -> str:
 
 
 def _json(value: Any) -> Markup:
-    """JSON that may stand in a script element: nothing in it can end the element or begin another."""
+    """Return JSON that is safe in a script element: nothing in it can end the element or begin another."""
     text = msgspec.json.encode(value).decode()
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -108,7 +108,7 @@ def _json(value: Any) -> Markup:
 
 
 def _schemes(subject: Subject) -> Markup:
-    """A section of its own; none where there is nothing to compare with."""
+    """Return the section of schemes, which is empty if there is nothing to compare with."""
     predicted = subject.file.predicted if subject.compares else None
     if predicted is None or not predicted.outcomes:
         return Markup()
@@ -131,9 +131,9 @@ def _schemes(subject: Subject) -> Markup:
 
 
 def _no_schemes(subject: Subject) -> list[tuple[str, str]]:
-    """Why no schemes are shown, as a fact."""
+    """Return as a fact why no schemes are shown."""
     if subject.file.predicted and subject.file.predicted.outcomes:
-        said = [] if subject.compares else ["those of the plan file were priced with other inputs than these"]
+        said = [] if subject.compares else ["the plan file has them, but they were priced with other inputs"]
     else:
         said = ["the plan file holds no schemes to compare with; isthmus plan -o FILE.json writes them"]
     return [("schemes", text) for text in said]

@@ -1,8 +1,8 @@
-"""Where the cards of a map stand: as on the globe, or far apart where latency is long; and never on each other.
+"""The places of the cards on a map: as on the globe, or far apart where latency is long, and without overlap.
 
-Where not all places are known, positions minimise the stress  sum_ij (|x_i - x_j| - d_ij)^2  by majorisation (SMACOF:
-each step moves every point to the mean of where the others want it), with d_ij from the latencies. Cards that overlap
-are then pushed apart along the axis on which they overlap less. All of it is deterministic.
+If not all places are known, positions minimise the stress  sum_ij (|x_i - x_j| - d_ij)^2  by majorisation (SMACOF: each
+step moves every point to the mean of where the others want it), with d_ij from the latencies. Cards that overlap are
+then pushed apart along the axis on which they overlap less. All of it is deterministic.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["arrange", "bounds", "globe", "separate", "spread"]
 Floats = npt.NDArray[np.float64]
 
 _ROUNDS = 200
-_FLAT = 0.45  # height of a wide map for its width
-_STRETCH = 0.01  # of its size, each round in which cards still overlap
+_FLAT = 0.45  # height of a wide map as a fraction of its width
+_STRETCH = 0.01  # of the map's size, in each round in which cards still overlap
 _NEAREST = 0.35  # distance of two points with no latency, where the longest latency is 1
 
 
 def arrange(points: Floats, sizes: Floats, margin: float, tall: bool) -> Floats:
-    """Centres of cards of the given sizes [n, 2], from points in the unit square: a wide map, or a tall one.
+    """Return the centres of cards of the given sizes [n, 2] on a wide or tall map, from points in the unit square.
 
-    A wide map has about the room that the cards and their margins need; on a tall one they stand in a winding column.
+    A wide map has about the area that the cards and their margins need; on a tall map they form a winding column.
     """
     if tall:
         room = np.array([sizes[:, 0].max() * 0.4, (sizes[:, 1] + margin).sum() * 0.8])
@@ -35,7 +35,10 @@ def arrange(points: Floats, sizes: Floats, margin: float, tall: bool) -> Floats:
 
 
 def globe(degrees: Floats) -> Floats:
-    """Points in the unit square of places [n, 2] in degrees north and east, cut where the widest empty stretch is."""
+    """Return points in the unit square for places [n, 2] in degrees north and east.
+
+    The globe is cut where the widest empty stretch is.
+    """
     east = np.sort(degrees[:, 1] % 360.0)
     gaps = np.diff(np.concatenate((east, east[:1] + 360.0)))
     cut = east[(int(np.argmax(gaps)) + 1) % len(east)]
@@ -43,7 +46,7 @@ def globe(degrees: Floats) -> Floats:
 
 
 def spread(latency: Floats) -> Floats:
-    """Points in the unit square whose distances follow the latencies [n, n]: seconds, inf where two cannot talk."""
+    """Return points in the unit square whose distances follow the latencies [n, n]: seconds, inf if two cannot talk."""
     count = len(latency)
     if count == 1:
         return np.full((1, 2), 0.5)
@@ -62,13 +65,13 @@ def spread(latency: Floats) -> Floats:
 
 
 def _unit(points: Floats) -> Floats:
-    """The points stretched to fill the unit square."""
+    """Return the points stretched to fill the unit square."""
     span, low = np.ptp(points, axis=0), points.min(axis=0)
     return np.where(span > 1e-6, (points - low) / np.maximum(span, 1e-6), 0.5)
 
 
 def _flat(points: Floats) -> Floats:
-    """Turned so that the first point is on the left, above the middle, and the longest axis is horizontal."""
+    """Return the points turned so that the first is on the left above the middle and the longest axis is horizontal."""
     _, axes = np.linalg.eigh(points.T @ points)
     turned: Floats = points @ axes[:, ::-1]
     signs = np.where(turned[0] > 0, -1.0, 1.0)
@@ -76,10 +79,13 @@ def _flat(points: Floats) -> Floats:
 
 
 def separate(centres: Floats, sizes: Floats, margin: float) -> Floats:
-    """Centres moved until no two cards are nearer than the margin; each round stretches the map, so that it ends."""
+    """Return the centres, moved until no two cards are nearer than the margin.
+
+    Each round also stretches the map, so that the rounds end.
+    """
     places = centres.copy()
     number = np.arange(len(places))
-    later = np.where(number[:, None] >= number[None], 1.0, -1.0)[:, :, None]  # which of two at one place gives way
+    later = np.where(number[:, None] >= number[None], 1.0, -1.0)[:, :, None]  # which of two at one place moves away
     needed = (sizes[:, None] + sizes[None]) / 2 + margin
     for _ in range(_ROUNDS):
         apart = places[:, None] - places[None]
@@ -97,6 +103,6 @@ def separate(centres: Floats, sizes: Floats, margin: float) -> Floats:
 
 
 def bounds(centres: Floats, sizes: Floats) -> Sequence[float]:
-    """Left, top, right and bottom of all cards."""
+    """Return the left, top, right and bottom of all cards."""
     low, high = (centres - sizes / 2).min(axis=0), (centres + sizes / 2).max(axis=0)
     return [float(low[0]), float(low[1]), float(high[0]), float(high[1])]

@@ -1,6 +1,6 @@
 """What limits a plan, in words: a device that computes all the time, a link that is always full, or neither.
 
-Where neither is, the step is a chain of both with waiting between; only its critical path says what binds
+If it is neither, the step is a chain of both with waiting in between, and only its critical path says what binds
 (`isthmus explain`).
 """
 
@@ -11,11 +11,11 @@ from isthmus.report.columns import percent
 
 __all__ = ["limit_words"]
 
-_FULL = 0.9  # of a step: from here on it alone limits the plan
+_FULL = 0.9  # of a step; a device or link that is busy for longer limits the plan by itself
 
 
 def limit_words(timeline: Timeline) -> str:
-    """One or two sentences about the busiest device and the busiest link."""
+    """Return one or two sentences about the busiest device and the busiest link."""
     step = timeline.step_seconds
     if not timeline.devices or step <= 0.0:
         return "Nothing is computed."
@@ -29,7 +29,7 @@ def limit_words(timeline: Timeline) -> str:
     if max(share, link.load) < _FULL:
         return (
             f"No device and no link is busy throughout: the busiest device, {device.name}, computes during "
-            f"{percent(share)} of the step; {carries}. `isthmus explain` follows the step and says what binds."
+            f"{percent(share)} of the step; {carries}. `isthmus explain` follows the step and says what limits it."
         )
     if share >= link.load:
         return f"Computing limits it: {computes}; {carries}."

@@ -1,4 +1,4 @@
-"""The cluster as a map: a card for each region, links as wide as their bandwidth and coloured by their load."""
+"""The cluster as a map: a card for each region, and links as wide as their bandwidth and coloured by their load."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["Edge", "edges_of", "map_figure"]
 
 _MARGIN = (88.0, 48.0)  # between cards, on a wide map and on a tall one
 _BORDER = 28.0
-_NARROWEST = (760.0, 340.0)  # width of the drawing: one card alone is not blown up
+_NARROWEST = (760.0, 340.0)  # width of the drawing, so that one card alone is not enlarged
 _WIDTHS = (2.0, 11.0)
-_LABELLED = 6  # links that carry their figures
-_ALONG = (0.5, 0.42, 0.58, 0.34, 0.66, 0.26, 0.74)  # of a link: where its figures may stand, the best place first
-_BEND = 0.09  # of its length: how far a link is bent, so that links through a card's middle stay apart
+_LABELLED = 6  # links that are shown with their figures
+_ALONG = (0.5, 0.42, 0.58, 0.34, 0.66, 0.26, 0.74)  # where on a link its figures may be, the best first
+_BEND = 0.09  # fraction of its length by which a link is bent, so that links through a card's middle stay apart
 
 
 _Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -34,7 +34,7 @@ _Curve = tuple[tuple[float, float], tuple[float, float], tuple[float, float]]
 
 
 class MapLink(NamedTuple):
-    """What goes one way between two cards in a step."""
+    """The traffic in one direction between two cards in a step."""
 
     bytes: float
     load: float  # of the busiest link among them
@@ -42,7 +42,7 @@ class MapLink(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """Two cards that can talk (or one card's own network), with what goes each way."""
+    """Two cards that can talk (or one card's own network), with the traffic in each direction."""
 
     ends: tuple[int, int]
     link: Link
@@ -56,12 +56,12 @@ class Edge(NamedTuple):
 
     @property
     def wide(self) -> float:
-        """Bytes a second that all flows together may reach, or those of one pair of hosts."""
+        """Return the bytes a second that all flows together can reach, or else those of one pair of hosts."""
         return self.link.trunk or self.link.bandwidth
 
 
 def edges_of(cluster: Cluster, cards: Sequence[Card], timeline: Timeline) -> list[Edge]:
-    """Every pair of cards between which there is a link, and every card with links inside it."""
+    """Return an edge for every pair of cards with a link between them, and for every card with links inside it."""
     of_host = {host.name: index for index, card in enumerate(cards) for host in card.hosts}
     of_region = {}  # empty where each host has its own card
     if len(cards) == len(cluster.regions):
@@ -77,7 +77,7 @@ def edges_of(cluster: Cluster, cards: Sequence[Card], timeline: Timeline) -> lis
 def _links(
     cluster: Cluster, cards: Sequence[Card], of_host: Mapping[str, int], of_region: Mapping[str, int]
 ) -> dict[tuple[int, int], list[Link]]:
-    """The links between each two cards, lower number first; that of the regions first, then the widest."""
+    """Return the links between each two cards, lower number first: that of the regions first, then the widest."""
     if not of_region:
         linked = {(a, b): cluster.link(cards[a].name, cards[b].name) for a, b in combinations(range(len(cards)), 2)}
         return {pair: [link] for pair, link in linked.items() if link is not None}
@@ -91,7 +91,7 @@ def _links(
 def _ways(
     timeline: Timeline, of_host: Mapping[str, int], of_region: Mapping[str, int]
 ) -> dict[tuple[int, int], MapLink]:
-    """Return what flows from card to card: bytes of all pairs of hosts, the highest load of a pair or of the trunk."""
+    """Return the traffic from card to card: bytes of all pairs of hosts, and the highest load of a pair or trunk."""
     found: dict[tuple[int, int], MapLink] = {}
     for use in timeline.links:
         source, _, target = use.name.partition(" to ")
@@ -107,7 +107,7 @@ def _ways(
 
 
 def map_figure(cluster: Cluster, timeline: Timeline) -> Markup:
-    """The whole map as SVG, twice: wide for screens and paper, tall for phones. The page shows one of them."""
+    """Draw the whole map as SVG, twice: wide for screens and paper, tall for phones; the page shows one of them."""
     cards = cards_of(cluster)
     edges = edges_of(cluster, cards, timeline)
     points = _points(cards, edges)
@@ -131,7 +131,7 @@ def map_figure(cluster: Cluster, timeline: Timeline) -> Markup:
 
 
 def _drawing(shapes: Sequence[Markup], box: Sequence[float], tall: bool, said: str) -> Markup:
-    """One SVG around the shapes, on a ground of dots."""
+    """Draw one SVG around the shapes, on a background of dots."""
     left, top, right, bottom = box
     spare = max(0.0, _NARROWEST[tall] - (right - left)) / 2 + _BORDER
     x, y, width, height = left - spare, top - _BORDER, right - left + 2 * spare, bottom - top + 2 * _BORDER
@@ -147,7 +147,7 @@ def _drawing(shapes: Sequence[Markup], box: Sequence[float], tall: bool, said: s
 
 
 def _nics(timeline: Timeline) -> dict[str, float]:
-    """Load of each host's nic, in its busier direction."""
+    """Return the load of each host's nic in its busier direction."""
     nics: dict[str, float] = {}
     for use in timeline.links:
         host, nic, _ = use.name.partition(" nic ")
@@ -161,7 +161,7 @@ def _load(edge: Edge | None) -> float:
 
 
 def _points(cards: Sequence[Card], edges: Sequence[Edge]) -> Floats:
-    """Return where the cards would best lie: as on the globe if every one is a known place, else by latency."""
+    """Return where the cards would ideally be: as on the globe if every one is a known place, else by latency."""
     places = [find_place(card.name) for card in cards]
     known = [(place.latitude, place.longitude) for place in places if place is not None]
     if len(known) == len(cards):
@@ -176,7 +176,7 @@ def _points(cards: Sequence[Card], edges: Sequence[Edge]) -> Floats:
 
 
 def _lines(cards: Sequence[Card], edges: Sequence[Edge], centres: Sequence[Sequence[float]]) -> list[Markup]:
-    """Links, idle ones first, so that loaded ones lie above them, and their figures above all links."""
+    """Draw the links, idle ones first so that loaded ones are above them, and their figures above all links."""
     wide = [math.log(edge.wide) for edge in edges]
     low, high = min(wide, default=0.0), max(wide, default=0.0)
     taken = [_box(centre[0], centre[1], *card.size) for card, centre in zip(cards, centres, strict=True)]
@@ -199,7 +199,7 @@ def _lines(cards: Sequence[Card], edges: Sequence[Edge], centres: Sequence[Seque
 
 
 def _pill(text: str, curve: _Curve, taken: list[_Box]) -> list[Markup]:
-    """The figures of a link on it, clear of what is `taken`, to which they are added; none where there is no room."""
+    """Draw the figures of a link on it, clear of what is `taken`, and add them to that; draw nothing without room."""
     width = 6.3 * len(text) + 18
     for x, y in (_on(curve, part) for part in _ALONG):
         box = _box(x, y, width, 22.0)
@@ -221,14 +221,14 @@ def _overlap(a: _Box, b: _Box) -> bool:
 
 
 def _bent(a: Sequence[float], b: Sequence[float]) -> _Curve:
-    """A slightly bent curve between two points: its ends, and what pulls it between them."""
+    """Return a slightly bent curve between two points: its ends, and the control point between them."""
     dx, dy = b[0] - a[0], b[1] - a[1]
     middle = (a[0] + b[0]) / 2 + 2 * _BEND * dy, (a[1] + b[1]) / 2 - 2 * _BEND * dx
     return (a[0], a[1]), middle, (b[0], b[1])
 
 
 def _on(curve: _Curve, part: float) -> tuple[float, float]:
-    """The point at a part of a curve: 0 is its beginning, 1 its end."""
+    """Return the point at a fraction of a curve: 0 is its beginning, 1 its end."""
     weights = ((1 - part) ** 2, 2 * part * (1 - part), part**2)
     x, y = (sum(weight * point[axis] for weight, point in zip(weights, curve, strict=True)) for axis in (0, 1))
     return x, y

@@ -18,7 +18,10 @@ class Markup(str):
 
 
 def escape(text: str) -> Markup:
-    """The text as HTML. Markup stays as it is; what cannot be seen (controls, changes of direction) is made visible."""
+    """Return the text as HTML.
+
+    Markup stays as it is. Characters that cannot be seen (controls, changes of direction) are made visible.
+    """
     if isinstance(text, Markup):
         return text
     seen = "".join(character if character.isprintable() or character in "\n\t" else "\ufffd" for character in text)
@@ -26,17 +29,20 @@ def escape(text: str) -> Markup:
 
 
 def join(parts: Iterable[str]) -> Markup:
-    """The parts one after the other, each escaped where it must be."""
+    """Return the parts one after the other, each escaped if it must be."""
     return Markup("".join(map(escape, parts)))
 
 
 def prose(text: str) -> Markup:
-    """A sentence as HTML; what stands between backticks is shown as code, without them."""
+    """Return a sentence as HTML, with what is between backticks as code."""
     return Markup(_CODE.sub(r"<code>\1</code>", escape(text)))
 
 
 def tag(name: str, /, *children: str, **attributes: str | float | None) -> Markup:
-    """One element. `class_="x"` writes class, `aria_label` writes aria-label; an attribute that is None is left out."""
+    """Return one element.
+
+    `class_="x"` writes class, and `aria_label` writes aria-label. An attribute that is None is left out.
+    """
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_value(value))}"'
         for key, value in attributes.items()
@@ -46,5 +52,5 @@ def tag(name: str, /, *children: str, **attributes: str | float | None) -> Marku
 
 
 def _value(value: str | float | None) -> str:
-    """Numbers to a hundredth: drawings need no more."""
+    """Return an attribute's value as text; numbers are rounded to a hundredth, as drawings need no more."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""A captured model as text: what it weighs, what it computes, its blocks with equal ones written once."""
+"""A captured model as text: its size, what it computes, and its blocks, with equal ones written once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TensorPart(NamedTuple):
 
 
 def repeats(digests: Sequence[str]) -> list[Repeat]:
-    """The sequence as repeats: from each place the pattern that covers most, the shortest among equals."""
+    """Return the sequence as repeats: at each place the pattern that covers most, and the shortest among equals."""
     found, start = [], 0
     while start < len(digests):
         best = Repeat(start, 1, 1)
@@ -72,7 +72,7 @@ def tensor_split(graph: BlockGraph) -> TensorPart:
 
 
 def state_sizes(graph: BlockGraph) -> dict[str, float]:
-    """Bytes of the weights, of all that Adam keeps, and of one sample's activations."""
+    """Return the bytes of the weights, of all that Adam keeps, and of one sample's activations."""
     saved = sum(block.saved for block in graph.blocks)
     return {
         "weights_fp32": 4 * graph.elements,
@@ -84,7 +84,7 @@ def state_sizes(graph: BlockGraph) -> dict[str, float]:
 
 
 def model_text(graph: BlockGraph, origin: str) -> str:
-    """All of it, on about a page."""
+    """Return the whole text, which is about a page."""
     sizes = {name: format_bytes(value) for name, value in state_sizes(graph).items()}
     forward = sum(block.forward_flops for block in graph.blocks)
     sequence = f", sequence {graph.sequence}" if graph.sequence is not None else ""

@@ -1,4 +1,4 @@
-"""What came of the schemes, in the same words wherever they are shown, and how much faster a plan is than the best."""
+"""The outcomes of the schemes, in the same words everywhere, and how a plan compares with the best scheme."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["comparison", "in_order", "outcome_words", "with_everywhere"]
 
 
 def with_everywhere(outcomes: Mapping[str, Outcome], everywhere: Outcome | None) -> dict[str, Outcome]:
-    """Return the outcomes that a table shows: of the schemes, and of DDP on all devices where that was priced."""
+    """Return the outcomes that a table shows: those of the schemes and, if it was priced, of DDP on all devices."""
     if everywhere is None:
         return dict(outcomes)
     return {**outcomes, f"DDP on all {everywhere.devices}" if everywhere.devices else "DDP on all": everywhere}
 
 
 def in_order(outcomes: Mapping[str, Outcome]) -> list[tuple[str, Outcome]]:
-    """Return the schemes as they are shown: those found first, the fastest first; those that cannot run last."""
+    """Return the schemes in the order shown: found ones first, by speed, and those that cannot run last."""
     return sorted(outcomes.items(), key=lambda item: _rank(item[1]))
 
 
@@ -30,7 +30,7 @@ def _rank(outcome: Outcome) -> tuple[int, float]:
 
 
 def outcome_words(outcome: Outcome) -> str:
-    """Say why a scheme has no seconds; nothing where it has."""
+    """Return why a scheme has no seconds, or nothing if it has."""
     if outcome.state == "found":
         return ""
     if outcome.state == "cannot run":
@@ -40,12 +40,12 @@ def outcome_words(outcome: Outcome) -> str:
 
 
 def comparison(outcomes: Mapping[str, Outcome], chosen: str, step_seconds: float) -> str | None:
-    """Say how a plan compares with the best scheme that was searched to its end, and which ones were not."""
+    """Return how a plan compares with the best scheme that was searched to its end, and which schemes were not."""
     found = {name: outcome.seconds for name, outcome in outcomes.items() if outcome.seconds is not None}
     left = [name for name, outcome in outcomes.items() if outcome.state == "unfinished"]
     unsaid = f"{', '.join(left)} {'was' if len(left) == 1 else 'were'} not searched to the end" if left else ""
     if not found or not step_seconds:
-        return f"no ratio to a scheme: {unsaid}" if unsaid else None
+        return f"not compared with a scheme: {unsaid}" if unsaid else None
     best = min(found, key=lambda name: (found[name], name != chosen))
     if best == chosen:
         said = f"the plan is that of the best scheme, {best}"
@@ -53,4 +53,4 @@ def comparison(outcomes: Mapping[str, Outcome], chosen: str, step_seconds: float
         said = f"the best scheme, {best}, is {times(step_seconds / found[best])} as fast as the plan"
     else:
         said = f"the plan is {times(found[best] / step_seconds)} as fast as the best scheme, {best}"
-    return f"{said}, of those searched to the end; {unsaid}, so not compared with" if unsaid else said
+    return f"{said}, of those searched to the end; {unsaid}" if unsaid else said

@@ -1,8 +1,8 @@
-"""A timeline as the page draws it: columns of whole numbers by track and lane, with tables for what repeats.
+"""A timeline as the page draws it: columns of whole numbers by track and lane, with tables for repeated values.
 
-Times are counted in ticks, 10 million to a step. In a lane activities follow each other, so each is written as the gap
-since the one before it (below 0 for a message that is sent at the same time), its length, and how long its message is
-still on its way after that. `what` numbers rows of (kind, job, label); bytes are numbered too.
+Times are counted in ticks, 10 million to a step. The activities of a lane follow each other, so each is written as the
+gap since the one before it (below 0 for a message that is sent at the same time), its length, and the time for which
+its message is still on its way after that. `what` numbers rows of (kind, job, label); bytes are numbered too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST = 350_000  # activities: about 7 MB
 
 
 class _Table:
-    """Values that repeat, numbered in order of first appearance."""
+    """Repeated values, numbered in order of first appearance."""
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
@@ -34,16 +34,17 @@ class _Table:
 
 
 class _Group(NamedTuple):
-    """Tracks that are shown as one row until they are asked for."""
+    """Tracks that are shown as one row until they are unfolded."""
 
     name: str
     tracks: list[int]
 
 
 def pack(timeline: Timeline, cluster: Cluster, together: Mapping[str, int], most: int = MOST) -> dict[str, Any]:
-    """The timeline for the page. `together` counts the devices of each tensor group, by its first device.
+    """Return the timeline for the page.
 
-    At most `most` activities are kept: the longest of each track.
+    `together` counts the devices of each tensor group, by its first device. At most `most` activities are kept: the
+    longest of each track.
     """
     tracks: dict[str, list[Activity]] = {}
     for activity in timeline.activities:
@@ -67,7 +68,10 @@ def pack(timeline: Timeline, cluster: Cluster, together: Mapping[str, int], most
 
 
 def kept_activities(tracks: Mapping[str, Sequence[Activity]], most: int) -> dict[str, list[Activity]]:
-    """The longest activities of each track, as many of each as keep all within `most`, in order of their start."""
+    """Return the longest activities of each track in order of their start.
+
+    The limit for a track is the largest with which all tracks together have at most `most` activities.
+    """
     room = _room([len(activities) for activities in tracks.values()], most)
     return {
         name: sorted(heapq.nlargest(room, activities, key=lambda a: a.end - a.start), key=lambda a: (a.start, a.sent))
@@ -76,7 +80,7 @@ def kept_activities(tracks: Mapping[str, Sequence[Activity]], most: int) -> dict
 
 
 def _room(counts: Sequence[int], most: int) -> int:
-    """The largest r with sum of min(count, r) at most `most`."""
+    """Return the largest r for which the sum of min(count, r) is at most `most`."""
     low, high = 0, max(counts, default=0)
     while low < high:
         middle = (low + high + 1) // 2
@@ -89,14 +93,14 @@ def _shown(name: str, together: Mapping[str, int]) -> str:
 
 
 def _lanes(activities: Iterable[Activity], what: _Table, sizes: _Table, tick: float) -> list[list[Any]]:
-    """[lane, whats, gaps, lengths, tails, bytes] for each lane that is used."""
+    """Return [lane, whats, gaps, lengths, tails, bytes] for each lane that is used."""
     lanes: dict[int, list[Any]] = {}
     ends: dict[int, int] = {}
     for a in activities:
         number = LANES.index(a.lane)
         columns = lanes.setdefault(number, [number, [], [], [], [], []])
         start = round(a.start / tick)
-        if ends.get(number, 0) - start == 1:  # by rounding
+        if ends.get(number, 0) - start == 1:  # an overlap of one tick comes from rounding
             start += 1
         sent = max(round(a.sent / tick), start)
         row = (
@@ -113,7 +117,7 @@ def _lanes(activities: Iterable[Activity], what: _Table, sizes: _Table, tick: fl
 
 
 def _groups(cluster: Cluster, names: Sequence[str]) -> list[_Group]:
-    """Tracks by class of device; the hosts' own last."""
+    """Return the tracks by class of device, with those of the hosts last."""
     number = {name: index for index, name in enumerate(names)}
     groups = [_Group(c.name, [number[d] for d in c.devices if d in number]) for c in device_classes(cluster)]
     groups.append(_Group("hosts", [number[host] for host in cluster.hosts if host in number]))

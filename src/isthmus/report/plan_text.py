@@ -1,4 +1,4 @@
-"""A priced plan as text: how fast, how near to the bound, what fits where, where the time goes, and the plan itself."""
+"""A priced plan as text: its speed, its bound, memory, where the time goes, and the plan itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from isthmus.cost.simulate import Price
 from isthmus.cost.timeline import Timeline
 from isthmus.model.job import Job
 from isthmus.plan.text import render
-from isthmus.plan.types import Outcome, Pipeline, Plan
+from isthmus.plan.types import Outcome, Plan
 from isthmus.report.class_names import device_classes
 from isthmus.report.columns import columns, cut, excerpt, percent, rate, times, wrapped
 from isthmus.report.outcomes import comparison, in_order, outcome_words, with_everywhere
@@ -20,7 +20,6 @@ __all__ = [
     "device_lines",
     "job_lines",
     "link_lines",
-    "plan_jobs",
     "plan_lines",
     "precisions",
     "scheme_lines",
@@ -32,20 +31,13 @@ _EXCERPT = 40  # lines of a plan
 _RUN = 4  # lines of one form in a row
 
 
-def plan_jobs(plan: Plan) -> tuple[Job, ...]:
-    """Every job of a plan, in order."""
-    parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in plan.parts]
-    return tuple(item.job for part in parts for item in part)
-
-
 def precisions(plan: Plan) -> dict[str, str]:
-    """The precision in which each job computes."""
-    parts = [(part,) if isinstance(part, Pipeline) else part.jobs for part in plan.parts]
-    return {item.job.name: item.precision for part in parts for item in part}
+    """Return the precision in which each job computes."""
+    return {item.job.name: item.precision for item in plan.job_parts}
 
 
 def job_lines(jobs: tuple[Job, ...], plan: Plan, price: Price) -> list[str]:
-    """Step time and samples a second of each job."""
+    """Return a table with the step time and samples a second of each job."""
     computed = precisions(plan)
     rows = [("job", "step time", "samples/s", "batch", "precision")]
     for job in jobs:
@@ -72,7 +64,7 @@ def scheme_lines(
 
 
 def device_lines(cluster: Cluster, price: Price, timeline: Timeline) -> list[str]:
-    """Memory against its limit and where the time goes, by class: the fullest device, the mean times."""
+    """Return a table of memory against its limit (of the fullest device) and mean times, by class of device."""
     rows: list[tuple[str, ...]] = [("devices", "used", "memory", "of", "", "computing", "sending", "waiting")]
     use = {device.name: device for device in timeline.devices}
     for group in device_classes(cluster):
@@ -90,7 +82,7 @@ def device_lines(cluster: Cluster, price: Price, timeline: Timeline) -> list[str
 
 
 def link_lines(timeline: Timeline) -> list[str]:
-    """The most loaded links: what they carry in a step, and the part of the step in which they are full."""
+    """Return a table of the most loaded links: their bytes in a step, and the part of it for which they are full."""
     busiest = sorted(timeline.links, key=lambda link: -link.load)[:_LINKS]
     rows = [("links", "bytes a step", "of", "load")]
     rows += [(u.name, format_bytes(u.bytes), format_bandwidth(u.capacity), percent(u.load)) for u in busiest]
@@ -98,12 +90,12 @@ def link_lines(timeline: Timeline) -> list[str]:
 
 
 def plan_lines(plan: Plan, more: str) -> list[str]:
-    """The plan's own text, cut short; `more` says where the rest is."""
+    """Return the plan's own text, cut short; `more` says where the rest is."""
     return excerpt("\n".join(_gathered(render(plan).splitlines())), _EXCERPT, more)
 
 
 def _gathered(lines: list[str]) -> Iterator[str]:
-    """The lines, with the middle of every long run of syncs, replicas, shards or devices counted instead of shown."""
+    """Yield the lines, but only count the middle of every long run of syncs, replicas, shards or devices."""
     for word, group in groupby(lines, key=_word):
         run = list(group)
         left = len(run) - _RUN

@@ -1,4 +1,4 @@
-"""What to beware of in a plan that was priced again: the same in the terminal and on the page."""
+"""Remarks on a plan that was priced again; they are the same in the terminal and on the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHANGED = 1e-9  # of a step: a price that differs by more is said to differ
 
 
 class Remark(NamedTuple):
-    """A sentence without its end; `kind` is `note` or `warning`."""
+    """A sentence without its full stop; `kind` is `note` or `warning`."""
 
     kind: str
     text: str
@@ -27,15 +27,15 @@ class Remark(NamedTuple):
 def remarks(
     file: PlanFile, cluster: Cluster, price: Price, timeline: Timeline, match: bool | None = None
 ) -> list[Remark]:
-    """Return remarks: what the file itself predicts if that differs, what it was made from, what was assumed.
+    """Return remarks: the file's own prediction if it differs, other inputs than the plan's, and what was assumed.
 
-    `match`: whether the plan was made from just what it is priced with. What does not fit is not among them: that is
-    a failure.
+    `match` says whether the plan was made from exactly what it is priced with. Memory that does not suffice is not
+    among the remarks, because it is a failure.
     """
     found, before = [], file.predicted.step_seconds if file.predicted else None
     if before and abs(price.step_seconds - before) > _CHANGED * before:
         ratio = times(price.step_seconds / before)
-        found.append(Remark("note", f"the plan file itself predicts {format_seconds(before)}; this is {ratio} that"))
+        found.append(Remark("note", f"the plan file predicts {format_seconds(before)}; the time here is {ratio} that"))
     if match is False:
         text = "the plan was made from another cluster, job, model or profile than those priced here"
         found.append(Remark("warning", text))

@@ -17,17 +17,16 @@ from isthmus.plan.types import Plan
 from isthmus.report.chart import chart
 from isthmus.report.columns import times
 from isthmus.report.markup import Markup, prose, tag
-from isthmus.report.plan_text import plan_jobs
 from isthmus.units import format_bytes, format_seconds
 
 __all__ = ["RunRecord", "check_run", "read_run", "run_section"]
 
 _LARGEST = 256 * 2**20  # bytes
-_CHANGED = 0.005  # of a step: a prediction that differs by more is another
+_CHANGED = 0.005  # of a step; predictions that differ by more are different
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """What of an event is looked at."""
+    """The fields of an event that are used."""
 
     event: str
     step: int | None = None
@@ -47,9 +46,9 @@ class _Line(msgspec.Struct, frozen=True):
 class RunRecord:
     """The steps of a run, in order; `error` says why it ended early.
 
-    `job`, `model`, `batch` and `plan` (its digest) are of what was trained; None where the events do not say.
-    `predicted`: seconds a step that `isthmus train` predicted; `shaped`: whether the cluster's links were acted out,
-    None where it was not emulated at all.
+    `job`, `model`, `batch` and `plan` (its digest) are those of what was trained; None if the events do not say.
+    `predicted` is the seconds a step that `isthmus train` predicted. `shaped` says whether the cluster's links were
+    emulated; it is None if the cluster was not emulated at all.
     """
 
     path: str
@@ -67,22 +66,22 @@ class RunRecord:
 
     @property
     def step_seconds(self) -> float:
-        """The median, without the first step if there are others."""
+        """Return the median step time, without the first step if there are others."""
         return statistics.median(self.seconds[1:] or self.seconds)
 
     @property
     def middle(self) -> str:
-        """Return in words which steps `step_seconds` is the median of."""
+        """Return in words the steps of which `step_seconds` is the median."""
         return f"median of steps {self.steps[1]} to {self.steps[-1]}" if len(self.steps) > 1 else "one step"
 
     @property
     def compares(self) -> bool:
-        """Return whether the prediction is for what the run was made on: the cluster was emulated, links included."""
+        """Return whether the prediction is for the devices of the run: the cluster was emulated, links included."""
         return self.shaped is True
 
 
 def read_run(path: str | Path) -> RunRecord:
-    """Reads the events of a run."""
+    """Read the events of a run."""
     with expecting(path, "events"):
         return _record(path)
 
@@ -94,7 +93,9 @@ def _record(path: str | Path) -> RunRecord:
             lines.append(msgspec.json.decode(text, type=_Line))
         except msgspec.DecodeError as problem:
             where = f"{path} line {number}"
-            raise FileError("this is no event", where=where, found=str(problem), expected="one JSON object") from None
+            raise FileError(
+                "this is not an event", where=where, found=str(problem), expected="one JSON object"
+            ) from None
     steps = [line for line in lines if line.event == "step" and line.step is not None and (line.seconds or 0) > 0]
     if not steps:
         raise FileError("the run has no steps", where=str(path), expected="what isthmus train --events FILE wrote")
@@ -116,8 +117,8 @@ def _record(path: str | Path) -> RunRecord:
 
 
 def check_run(run: RunRecord, plan: Plan) -> None:
-    """Refuses a run of another job or by another plan than the one it would stand beside."""
-    jobs = plan_jobs(plan)
+    """Refuse a run of another job, or by another plan, than the plan it would be shown beside."""
+    jobs = plan.jobs
     known: list[tuple[str, object, list[Any]]] = [
         ("job", run.job, [job.name for job in jobs]),
         ("model", run.model, [job.model for job in jobs]),
@@ -162,7 +163,7 @@ def run_section(run: RunRecord | None, predicted: float) -> Markup:
 
 
 def _other(priced: float) -> str:
-    """Why the rest of the page has another prediction than the run."""
+    """Return why the rest of the page has another prediction than the run."""
     return (
         f"The run's prediction used other times than this page, which predicts {format_seconds(priced)}: `--profile` "
         "gives the page the times that were measured."
@@ -176,4 +177,4 @@ def _said(run: RunRecord, predicted: float) -> str:
     if run.compares:
         return f"A step: {took} for the emulated devices, {times(measured / predicted)}. {sent}"
     where = "on this machine with links as they are" if run.shaped is False else "on other devices than the plan's"
-    return f"A step: {took} for the plan's devices. The run was {where}, so the two do not compare. {sent}"
+    return f"A step: {took} for the plan's devices. The run was {where}, so the two cannot be compared. {sent}"

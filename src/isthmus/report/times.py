@@ -14,21 +14,25 @@ _MOST_REASONS = 2
 
 
 def times_facts(used: TimesUsed, profile: Profile | None, name: str) -> list[tuple[str, str]]:
-    """Facts in two columns: `times`, `syncs` and `overheads` if the profile and the plan have any, a warning if not."""
+    """Return facts in two columns about where times come from.
+
+    They are `times`; `syncs` and `overheads`, if the profile and the plan have any; and a warning if the profile does
+    not apply.
+    """
     if profile is None:
         return [("times", "roofline from the catalog")]
     facts = [("times", f"{_counts(used.blocks, name)} from the catalog")]
     if profile.collectives and used.syncs.total:
-        facts.append(("syncs", f"{_counts(used.syncs, name)} played on the links{_why(used)}"))
+        facts.append(("syncs", f"{_counts(used.syncs, name)} simulated on the links{_why(used)}"))
     if used.overheads:
         facts.append(("overheads", f"measured for {', '.join(used.overheads)} ({name})"))
     if not used.known:
-        facts.append(("warning", f"{name} knows nothing of this model on these devices; {_contents(profile)}"))
+        facts.append(("warning", f"{name} has no times for this model on these devices; {_contents(profile)}"))
     return facts
 
 
 def times_values(used: TimesUsed, profile: Profile | None, name: str | None) -> dict[str, Any]:
-    """The same for `--json`."""
+    """Return the same facts for `--json`."""
     facts = dict(times_facts(used, profile, name or "the profile"))
     return {
         "profile": name,
@@ -48,7 +52,7 @@ def _counts(sources: Sources, name: str) -> str:
 
 
 def _why(used: TimesUsed) -> str:
-    """Why syncs are played, the commonest reasons first."""
+    """Return why syncs are played, with the commonest reasons first."""
     reasons = sorted(used.played, key=lambda reason: -reason[1])
     shown = [f"{why} ({count})" for why, count in reasons[:_MOST_REASONS]]
     more = len(reasons) - len(shown)

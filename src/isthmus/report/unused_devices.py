@@ -1,4 +1,4 @@
-"""Devices that a plan does not use: why, and which links would make them useful. For people, programs and the page."""
+"""Devices that a plan does not use: why, and which links would make them useful, for people, programs and the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OTHERWISE = {
     "place": "other places in the job; faster links would not help",
     "link": _NOT_TRIED,
     "slower": _NOT_TRIED,
-}  # where no links were tried
+}  # if no links were tried
 
 
 def remedy(each: WhyUnused, step: float) -> str:
@@ -36,7 +36,7 @@ def remedy(each: WhyUnused, step: float) -> str:
 
 
 def unused_lines(unused: Sequence[WhyUnused], step: float) -> list[str]:
-    """Two or three lines for each group: who, why, and what would make them useful."""
+    """Return a few lines for each group of devices: which they are, why, and what would make them useful."""
     lines = ["devices that are not used"]
     for each in unused:
         rows = [("why", each.why), ("useful with", remedy(each, step))]
@@ -45,7 +45,7 @@ def unused_lines(unused: Sequence[WhyUnused], step: float) -> list[str]:
 
 
 def unused_values(unused: Sequence[WhyUnused], step: float) -> list[dict[str, Any]]:
-    """The same for `--json`."""
+    """Return the groups for `--json`."""
     return [
         {
             "devices": list(each.idle.devices),
@@ -62,7 +62,7 @@ def unused_values(unused: Sequence[WhyUnused], step: float) -> list[dict[str, An
 
 
 def unused_section(unused: Sequence[WhyUnused], step: float) -> Markup:
-    """A table of the groups; nothing where every device is used."""
+    """Return a table of the groups, or nothing if every device is used."""
     if not unused:
         return Markup()
     head = tag("tr", *(tag("th", word, scope="col") for word in ("devices", "why", "would be useful with")))

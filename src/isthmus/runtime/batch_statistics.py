@@ -1,16 +1,16 @@
-"""Batch norm over the whole micro-batch where the replicas of a stage split it.
+"""Batch norm over the whole micro-batch if the replicas of a stage split it.
 
-Replica r has n_r values of a channel, with mean m_r and variance v_r. With d_r = m_r - c for any c that all replicas
-have alike (the running mean: close to the mean, so that nothing cancels), one sum over the replicas of
+Replica r has n_r values of a channel, with mean m_r and variance v_r. Let d_r = m_r - c for any c that all replicas
+share (the running mean: it is close to the mean, so nothing cancels). One sum over the replicas of
 
     n_r,   n_r d_r,   n_r (v_r + d_r^2)      gives      n,   n (m - c),   n (v + (m - c)^2)
 
-and so the mean m and variance v of all n values, in fp64. Backward, with x' the normalised input, g the gradient of
-the result and w the weight, a second sum over the replicas of (sum g, sum g x') gives
+and so the mean m and variance v of all n values, in fp64. In the backward pass, with x' the normalised input, g the
+gradient of the result and w the weight, a second sum over the replicas of (sum g, sum g x') gives
 
     gradient of x = w / sqrt(v + eps) (g - sum g / n - x' sum(g x') / n)
 
-The gradients of weight and bias stay sums over the replica's own samples: they add up when gradients are synced.
+The gradients of weight and bias stay sums over the replica's own samples: they add up when gradients are synchronised.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from isthmus.model.trace import kind_of
 
 __all__ = ["synchronised", "unchanged"]
 
-Reduce = Callable[[Tensor], Tensor]  # the sum over the replicas, the same bits on all of them
+Reduce = Callable[[Tensor], Tensor]  # returns the sum over the replicas, with the same bits on all of them
 
 
 def synchronised(block: nn.Module, reduce: Reduce) -> nn.Module:
-    """The block, changed so that its batch norms in training see the micro-batches of all replicas.
+    """Change the block so that its batch norms in training see the micro-batches of all replicas, and return it.
 
-    Every replica must run its blocks in the same order, forwards and backwards: each batch norm calls `reduce` once
-    in each. Running statistics become equal on all replicas.
+    Every replica must run its blocks in the same order, forwards and backwards: each batch norm calls `reduce` once in
+    each direction. Running statistics become equal on all replicas.
     """
     if isinstance(block, fx.GraphModule):
         _rewrite(block, reduce)
@@ -72,7 +72,7 @@ def _is_norm(node: fx.Node) -> bool:
 
 
 def _results(node: fx.Node) -> list[fx.Node]:
-    """The nodes that stand for the normalised tensor; the native form gives the statistics beside it."""
+    """Return the nodes that stand for the normalised tensor; the native operation returns the statistics beside it."""
     if kind_of(node.target) == "batch_norm":
         return [node]
     users = list(node.users)
@@ -86,7 +86,7 @@ def _results(node: fx.Node) -> list[fx.Node]:
 
 
 class SynchronisedNorm(nn.Module):
-    """Batch norm in training over all replicas; what it normalises with and remembers is given to it."""
+    """Batch norm in training over all replicas. Its parameters and running statistics are passed to each call."""
 
     def __init__(self, reduce: Reduce) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class SynchronisedNorm(nn.Module):
         self._normalise = fixed_or(self._synchronised)
 
     def forward(self, *args: Any) -> Tensor:
-        """As `_synchronised`, unless statistics are fixed for a while."""
+        """Normalise as in `_synchronised`, unless statistics are fixed for a while."""
         return self._normalise(*args)
 
     def _synchronised(
@@ -107,7 +107,7 @@ class SynchronisedNorm(nn.Module):
         momentum: float,
         eps: float,
     ) -> Tensor:
-        """[samples, channels, ...] -> the same; running statistics move towards those of this micro-batch."""
+        """Normalise [samples, channels, ...], and move the running statistics towards those of this micro-batch."""
         y, count, mean, var = _Norm.apply(x, weight, bias, running_mean, eps, self._reduce)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             if running_mean is not None:
@@ -119,7 +119,7 @@ class SynchronisedNorm(nn.Module):
 
 
 class _Norm(torch.autograd.Function):
-    """The normalised tensor, and count, mean and variance over all replicas in fp64."""
+    """The normalised tensor, and the count, mean and variance over all replicas in fp64."""
 
     @staticmethod
     def forward(
@@ -180,9 +180,9 @@ def _across(channels: Tensor, x: Tensor) -> Tensor:
 
 @contextmanager
 def unchanged(block: nn.Module) -> Iterator[None]:
-    """Within it the block may run again; afterwards its buffers, counters and attributes are what they were.
+    """Restore the block's buffers, counters and attributes at the end of the context, so that it may run again.
 
-    An exported block whose operations write into nothing keeps nothing.
+    An exported block whose operations write into nothing keeps no state.
     """
     state = _state_of(block) if isinstance(block, fx.GraphModule) else []
     before = [tensor.detach().clone() for tensor in state]
@@ -191,11 +191,14 @@ def unchanged(block: nn.Module) -> Iterator[None]:
             yield
         finally:
             for tensor, content in zip(state, before, strict=True):
-                tensor.data.copy_(content)  # not seen by autograd, which would take it for a change of what it saved
+                tensor.data.copy_(content)  # unseen by autograd, which would take it for a change of a saved tensor
 
 
 def _state_of(block: fx.GraphModule) -> list[Tensor]:
-    """All buffers, if operations write into anything (it may be a view of one), and parameters that they write into."""
+    """Return the tensors into which the block's operations may write.
+
+    These are all buffers if operations write into anything (which may be a view of one), and the written parameters.
+    """
     graphs = [inner for inner in block.modules() if isinstance(inner, fx.GraphModule)]
     written = [(inner, source) for inner in graphs for node in inner.graph.nodes for source in _changed(inner, node)]
     names = dict.fromkeys((inner, str(source.target)) for inner, source in written if source.op == "get_attr")

@@ -1,9 +1,9 @@
 """Buckets: parameters kept as one flat tensor with one flat gradient, synced as soon as the gradient is final.
 
-A bucket's gradients are final when the last backward of every run that uses them has passed them; its sync then runs in
-a thread of its own while the backward goes on. State `sharded-optimizer`: the ring stops when each participant has the
-sum of its piece, it updates that piece, and the new weights go around. `sharded-all`: only the piece is kept of weights
-and gradients; there is room for the rest while it is used (`sharded_weights`).
+A bucket's gradients are final when the last backward of every run that uses them has passed them. Its sync then runs in
+a thread of its own while the backward goes on. With state `sharded-optimizer`, the ring stops when each participant has
+the sum of its piece; the participant updates that piece, and the new weights go around. With `sharded-all`, a worker
+keeps only its piece of weights and gradients, and memory for the rest exists only while it is used (`sharded_weights`).
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ __all__ = ["Bucket", "Buckets", "Served"]
 
 
 class Bucket:
-    """One flat tensor of weights, one of gradients; parameters are views of them."""
+    """One flat tensor of weights and one of gradients; the parameters are views of them."""
 
     def __init__(
         self, spec: BucketSpec, parameters: Mapping[str, nn.Parameter], device: str, cuts: Mapping[str, MemberCut],
         initial: Mapping[str, Tensor],
     ) -> None:  # fmt: skip
-        """`cuts`: what a member of a tensor group has of the parameters that are split.
+        """Move the parameters into flat tensors.
 
-        `initial`: parameters in fp32 as the model began, where its own are rounded to 16 bits.
+        `cuts` says what a member of a tensor group has of the parameters that are split. `initial` holds the model's
+        first parameters in fp32, if its own are rounded to 16 bits.
         """
         self.spec, self.names = spec, spec.parameters
-        self.sync: SyncMethod | None = None  # whoever makes it needs the bucket's parameters in place
+        self.sync: SyncMethod | None = None  # set later: a sync needs the parameters in place
         self.parameters = [parameters[name] for name in spec.parameters]
         ends = list(accumulate(parameter.numel() for parameter in self.parameters))
         self.ranges = dict(zip(self.names, zip([0, *ends[:-1]], ends, strict=True), strict=True))
@@ -51,7 +52,7 @@ class Bucket:
         self.bounds = piece_bounds(total, count, position if count > 1 else 0)
         like = self.parameters[0]
         self.weights = torch.empty(total, dtype=like.dtype, device=like.device)
-        self.gradients = torch.zeros_like(self.weights)  # where scattered: of one backward
+        self.gradients = torch.zeros_like(self.weights)  # if scattered, those of one backward
         for name, parameter in zip(self.names, self.parameters, strict=True):
             lo, hi = self.ranges[name]
             self.weights[lo:hi].copy_(parameter.detach().reshape(-1))
@@ -61,8 +62,8 @@ class Bucket:
         self.mask = self._mask(spec.kept, initial) if spec.kept is not None else None
         self.exact = self._exact(initial)
         self.resident = spec.layout != "sharded-all"
-        self.scattered = not self.resident and not spec.late  # gradients are summed backward by backward
-        own = slice(*self.bounds)  # what this worker updates
+        self.scattered = not self.resident and not spec.late  # gradients are summed after each backward
+        own = slice(*self.bounds)  # the piece that this worker updates
         self.piece, self.gradient = self.weights[own], self.gradients[own]
         self.piece_mask = None if self.mask is None else self.mask[own]
         if not self.resident:
@@ -76,7 +77,7 @@ class Bucket:
         self.answers = tuple(name for name in self.names if group[0] == device or name in cuts)
 
     def _mask(self, kept: float, initial: Mapping[str, Tensor]) -> Tensor:
-        """True for what is kept of each linear weight: the largest at the beginning. The rest becomes zero."""
+        """Zero all but the largest elements of each pruned weight, and return a mask that is True for those kept."""
         mask = torch.ones(self.weights.numel(), dtype=torch.bool, device=self.weights.device)
         own = dict(zip(self.names, self.parameters, strict=True))
         for name in self.spec.pruned:
@@ -91,7 +92,7 @@ class Bucket:
         return mask
 
     def _exact(self, initial: Mapping[str, Tensor]) -> Tensor | None:
-        """The piece in fp32, before it was rounded."""
+        """Return the piece in fp32 before it was rounded; None if that is not needed or not known."""
         if self.weights.dtype == torch.float32 or not all(name in initial for name in self.names):
             return None
         rows = []
@@ -102,7 +103,7 @@ class Bucket:
         return (flat if self.mask is None else flat * self.mask)[slice(*self.bounds)].clone()
 
     def counted(self) -> Iterator[Tensor]:
-        """Parts of the gradient that count here, and nowhere else, for its norm."""
+        """Yield the parts of the gradient that count here, and on no other worker, for its norm."""
         if self.spec.layout == "replicated" and not self.first:
             return
         for name in self.answers:
@@ -116,11 +117,11 @@ class Bucket:
         return max(lo, self.bounds[0]), max(min(hi, self.bounds[1]), max(lo, self.bounds[0]))
 
     def clear(self) -> None:
-        """A step begins with gradients of zero."""
+        """Set the gradients to zero at the beginning of a step."""
         (self.gradient if self.scattered else self.gradients).zero_()
 
     def reduce(self) -> None:
-        """Makes the gradient the sum over all participants: all of it, or the piece that is updated here."""
+        """Make the gradient the sum over all participants: all of it, or the piece that is updated here."""
         if self.mask is not None:
             self.gradients.mul_(self.mask)
         if self.sync is None or self.spec.how in (None, "duplicate"):
@@ -134,30 +135,30 @@ class Bucket:
         else:
             self.sync.all_reduce(self.gradients)
             if self.mask is not None and self.spec.how == "factors":
-                self.gradients.mul_(self.mask)  # products were added all the while
+                self.gradients.mul_(self.mask)  # the products of factors were added without the mask
 
     def share(self) -> None:
-        """After the update of a piece: everybody gets the new weights."""
+        """Send the new weights of an updated piece to everybody."""
         if self.spec.layout == "sharded-optimizer" and self.sync is not None:
             self.sync.all_gather(self.weights)
 
     def restore(self) -> None:
-        """Room for all weights, the piece in its place."""
+        """Allocate memory for all weights, and copy the piece into its place."""
         self.weights.untyped_storage().resize_(self.weights.numel() * self.weights.element_size())
         self.weights[slice(*self.bounds)].copy_(self.piece)
 
     def release(self) -> None:
-        """Gives the room for all weights back; the views stay."""
+        """Release the memory of all weights; the views stay."""
         self.weights.untyped_storage().resize_(0)
 
     def open(self) -> None:
-        """Room for the gradients of one backward."""
+        """Allocate memory for the gradients of one backward, and set them to zero."""
         self.gradients.untyped_storage().resize_(self.gradients.numel() * self.gradients.element_size())
         self.gradients.zero_()
 
     def scatter(self) -> None:
-        """Adds the sum over all participants of one backward's gradients to the piece's, and closes."""
-        if self.sync is not None:  # numpy, which adds, fixes the size of what it sees: it sees an alias
+        """Add the sum over all participants of one backward's gradients to the piece's gradient, and release them."""
+        if self.sync is not None:  # numpy, which adds, pins the storage of a tensor that it sees, so it gets an alias
             self.sync.reduce_scatter(from_dlpack(self.gradients))
         self.gradient.add_(self.gradients[slice(*self.bounds)])
         if self.piece_mask is not None:
@@ -165,7 +166,7 @@ class Bucket:
         self.close()
 
     def close(self) -> None:
-        """Gives the room for all gradients back; the views stay."""
+        """Release the memory of all gradients; the views stay."""
         self.gradients.untyped_storage().resize_(0)
 
 
@@ -180,17 +181,17 @@ class Served:
     device: torch.device
 
     def reduce(self) -> None:
-        """Once a step."""
+        """Serve one sum; call this once per step."""
         self.sync.all_reduce(torch.zeros(self.elements, dtype=self.dtype, device=self.device))
 
 
 class Buckets:
-    """All buckets of a worker: watches the backward pass, and syncs what is final."""
+    """All buckets of a worker: watches the backward pass, and syncs gradients that are final."""
 
     def __init__(
         self, buckets: Sequence[Bucket], served: Sequence[Served], used: Mapping[int, Sequence[str]], pace: Pace
     ) -> None:
-        """`used`: the parameters of each run, by its number."""
+        """Watch the parameters; `used` lists the parameters of each run, by its number."""
         self.buckets, self.served, self._pace = buckets, served, pace
         whole = [bucket for bucket in buckets if not bucket.scattered]
         self._home = {name: bucket for bucket in whole for name in bucket.names}
@@ -208,7 +209,7 @@ class Buckets:
                 )
 
     def begin(self) -> None:
-        """A step begins: gradients are zero."""
+        """Begin a step with gradients of zero."""
         self._passed.clear()
         self._left = {b.spec.number: sum(self._uses[name] for name in b.names) for b in self.buckets if not b.scattered}
         for bucket in self.buckets:
@@ -217,7 +218,7 @@ class Buckets:
             self.start(served.number, served.reduce)
 
     def final(self, run: Run, begins: bool) -> None:
-        """The last backward of a run begins, or has ended: then all of its parameters are final."""
+        """Note that the last backward of a run begins or has ended; at its end all of its parameters are final."""
         self._current = run.number if begins else None
         if not begins:
             for name in self.used[run.number]:
@@ -241,7 +242,7 @@ class Buckets:
                 self.start(bucket.spec.number, bucket.reduce)
 
     def start(self, number: int, work: Callable[[], None]) -> None:
-        """Work for a bucket, after what was started for it before."""
+        """Start work for a bucket; it runs after the bucket's earlier work."""
         self._lanes.start(number, partial(self._run, number, work))
 
     def _run(self, number: int, work: Callable[[], None]) -> None:
@@ -251,18 +252,18 @@ class Buckets:
             self.spans.append(WorkSpan("sync", number, 0, begin, perf_counter()))
 
     def wait(self) -> None:
-        """Until all syncs of the step are done."""
+        """Wait until all syncs of the step are done."""
         self._lanes.wait()
 
     def close(self) -> None:
-        """Ends the threads."""
+        """End the threads."""
         self._lanes.close()
         for bucket in self.buckets:
             if isinstance(bucket.sync, Factors):
                 bucket.sync.close()
 
     def share(self) -> None:
-        """New weights of sharded optimizers go around, all buckets at once."""
+        """Send the new weights of sharded optimizers around, all buckets at once, and wait."""
         for bucket in self.buckets:
             if bucket.spec.layout == "sharded-optimizer":
                 self.start(bucket.spec.number, bucket.share)

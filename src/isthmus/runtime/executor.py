@@ -1,8 +1,8 @@
-"""The step of one worker: it takes its actions in order, computes runs, and passes on what others wait for.
+"""The step of one worker: it takes its actions in order, computes runs, and sends what others wait for.
 
-The order is the plan's schedule. A backward whose gradients have come may go before forwards that still wait for
-theirs: that holds no more activations than planned. Every run takes its own actions in order whatever happens, so
-gradients add up in the same order each time.
+The order is the plan's schedule. A backward whose gradients have come may overtake forwards whose inputs have not: that
+holds no more activations than planned. Every run takes its own actions in order whatever happens, so gradients add up
+in the same order each time.
 """
 
 from __future__ import annotations
@@ -34,16 +34,19 @@ Loss = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 
 
 class Watch(Protocol):
-    """Who wants to know what the executor is about to do, or has done."""
+    """An observer of what the executor is about to do, or has done."""
 
     def before(self, run: Run, stretch: int, backward: bool) -> None:
-        """The blocks of a stretch will be computed: its weights must be there, and in a backward its gradients."""
+        """Prepare for a stretch: its weights must be there, and in a backward memory for its gradients."""
 
     def after(self, run: Run, stretch: int, backward: bool) -> None:
-        """They were: the stretch's weights are not needed for now, and its gradients are those of this backward."""
+        """Take note that a stretch was computed.
+
+        Its weights are not needed for now, and its gradients are those of this backward.
+        """
 
     def final(self, run: Run, begins: bool) -> None:
-        """The last backward of a run in this step begins, or has ended."""
+        """Take note that the last backward of a run in this step begins, or has ended."""
 
     def holds(self, tensor: Tensor) -> bool:
         """Return whether a tensor lies in memory that is released with its stretch's weights."""
@@ -51,7 +54,7 @@ class Watch(Protocol):
 
 @dataclass
 class WorkSpan:
-    """What a worker did from when to when, in seconds of its own clock."""
+    """What a worker did in an interval, in seconds of its own clock."""
 
     what: str
     run: int
@@ -62,17 +65,17 @@ class WorkSpan:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What surrounds computing."""
+    """The objects that the executor calls around computing."""
 
     watch: Watch
     randomness: Callable[[int, int, Sequence[int]], AbstractContextManager[Any]]  # step, block, places of the samples
     ordered: bool  # no action may overtake another
-    pace: Pace  # kept before anything leaves the device
+    pace: Pace  # slowed down before anything leaves the device
 
 
 @dataclass
 class _Stretch:
-    """What the forward of a stretch leaves for its backward: tensors it began with and tensors it gave."""
+    """What the forward of a stretch keeps for its backward: the tensors it began with and the tensors it produced."""
 
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
@@ -80,7 +83,7 @@ class _Stretch:
 
 @dataclass
 class _Saved:
-    """What a forward leaves for its backward."""
+    """What a forward keeps for its backward."""
 
     stretches: list[_Stretch]
     loss: Tensor | None
@@ -90,7 +93,7 @@ class _Saved:
 
 @dataclass
 class _Tools:
-    """What a run is computed with."""
+    """Everything that is needed to compute a run."""
 
     run: Run
     modules: Sequence[nn.Module]
@@ -100,7 +103,7 @@ class _Tools:
     returned: tuple[str, ...] = ()  # tensors whose gradients come back
     fed: bool = False  # takes inputs of the model
     last: bool = False
-    kept: tuple[frozenset[str], ...] = ()  # of what each stretch gives: tensors that gradients come back for
+    kept: tuple[frozenset[str], ...] = ()  # by stretch: its results that get gradients from elsewhere
 
 
 class Executor:
@@ -116,12 +119,12 @@ class Executor:
         loss: Loss,
         hooks: Hooks,
     ) -> None:
-        """`modules`: the blocks of each run (by its index in the program)."""
+        """Connect the runs; `modules` are the blocks of each run (by its index in the program)."""
         self.program, self.pieces, self.network, self.device = program, pieces, network, device
         self.loss, self.hooks = loss, hooks
         self.inbox = Inbox()
         self.spans: list[WorkSpan] | None = None
-        self.seed = 1.0  # gradient of each loss
+        self.seed = 1.0  # the gradient of each loss
         self._saved: dict[tuple[int, int, int], _Saved] = {}
         self._apart = ApartCheck(program, pieces)
         self._grad = {tensor.name for tensor in pieces.graph.tensors if tensor.grad and tensor.source >= 0}
@@ -183,7 +186,7 @@ class Executor:
         get: Callable[[Sequence[int]], tuple[Example, Any]],
         judged: Callable[[float, float], None],
     ) -> None:
-        """All actions of a step on the samples of the whole batch, by number.
+        """Run all actions of a step on the samples of the whole batch, which are given by number.
 
         `judged` is told the sum and the number of all losses that count here, as soon as they are known.
         """
@@ -209,7 +212,10 @@ class Executor:
                 sender.finish()
 
     def _pick(self, todo: Sequence[Action]) -> int:
-        """The next action; a later backward if its gradients are here first and its run has nothing before it."""
+        """Return the index of the next action.
+
+        This is a later backward if its gradients are here first and its run has no earlier action.
+        """
         choices, seen = [0], {todo[0].run}
         if not self.hooks.ordered and not todo[0].backward:
             for index in range(1, min(len(todo), 4 * len(self._tools))):
@@ -252,7 +258,7 @@ class Executor:
     def _stretch(
         self, tools: _Tools, stretch: int, known: dict[str, Any], step: int, places: Sequence[int]
     ) -> _Stretch:
-        """Runs the blocks of a stretch; what they give becomes known."""
+        """Run the blocks of a stretch, and add their results to `known`."""
         first, last = tools.run.stretches[stretch]
         found, inside = _Stretch({}, {}), {}
         self.hooks.watch.before(tools.run, stretch, False)
@@ -273,7 +279,7 @@ class Executor:
         return found
 
     def _begun(self, name: str, tensor: Any, stretch: _Stretch) -> Any:
-        """A tensor as a stretch begins with it: gradients end here, and are passed on by hand."""
+        """Return a tensor as a stretch begins with it: detached, as gradients between stretches are passed by hand."""
         if name in stretch.inputs:
             return stretch.inputs[name]
         if name not in self._grad or not tensor.is_floating_point():
@@ -297,7 +303,10 @@ class Executor:
         return compute(*taken)  # type: ignore[no-any-return]
 
     def _judge(self, known: dict[str, Any], target: Any, stretch: _Stretch) -> tuple[Tensor, Tensor]:
-        """Sum and count of the losses; an output that another run gives is not at hand, and says so if it is used."""
+        """Return the sum and the count of the losses.
+
+        An output that another run produces is not available here; if the loss uses it, an error says so.
+        """
         outputs: dict[str, Any] = {}
         for name in (leaf for leaf in self.pieces.outputs if isinstance(leaf, str)):
             tensor = known.get(name, _Elsewhere(name))
@@ -322,7 +331,7 @@ class Executor:
                 sender.send(m, k, [gradients[name] for name in sender.flow.tensors], saved.lo, saved.hi)
 
     def _stretches_back(self, tools: _Tools, saved: _Saved, parts: Sequence[FlowPart]) -> dict[str, Tensor]:
-        """Backward of the stretches, last to first; gradients of all that they began with."""
+        """Run the backward of the stretches, last to first, and return the gradients of what they began with."""
         gradients: dict[str, Tensor] = {}
         for stretch in reversed(range(len(saved.stretches))):
             found = saved.stretches[stretch]
@@ -348,7 +357,7 @@ class Executor:
         return gradients
 
     def _joined(self, parts: Sequence[FlowPart]) -> dict[str, Any]:
-        """Whole tensors of a slice from the parts that came."""
+        """Return the whole tensors of a slice, joined from the parts that came."""
         by_name: dict[str, list[Tensor]] = {}
         for part in parts:
             for name, tensor in part.tensors.items():
@@ -360,26 +369,26 @@ class Executor:
         }
 
     def _learn(self, tools: _Tools, outputs: Mapping[str, Any], samples: int) -> None:
-        """Gradients that come back have the form of what was given."""
+        """Tell the inflows of gradients their form, which is that of the tensors that were sent."""
         for inflow in tools.inflows:
             if inflow.back:
                 tensors = [outputs[name] for name in inflow.flow.tensors]
                 inflow.learn(FlowForm.of(tensors, inflow.dims, samples))
 
     def close(self) -> None:
-        """Ends the receiving threads."""
+        """End the receiving threads."""
         for tools in self._tools:
             for inflow in tools.inflows:
                 inflow.close()
 
 
 def _recomputing(module: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Around the forward, and around it again: what it counts (batch statistics) it counts once."""
+    """Return the contexts of the forward and of its recomputation; what it counts (batch statistics) counts once."""
     return nullcontext(), unchanged(module)
 
 
 class _Elsewhere:
-    """An output of the model that another worker makes: a loss that uses it must not go on as if it were not there."""
+    """An output of the model that another worker produces; a loss that uses it fails instead of ignoring it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -394,7 +403,7 @@ class _Elsewhere:
 
 
 class _Sums:
-    """Losses that count, and how many; told when all are in."""
+    """Adds up the losses that count, and reports them when all have come."""
 
     def __init__(self, expected: int, judged: Callable[[float, float], None]) -> None:
         self._missing, self._judged = expected, judged
@@ -409,7 +418,7 @@ class _Sums:
 
 
 class _Local:
-    """A flow between two runs of one worker: nothing is copied."""
+    """A flow between two runs of one worker, which copies nothing."""
 
     def __init__(self, inbox: Inbox, sender: Run, receiver: Run, flow: Flow, dims: Sequence[int], back: bool) -> None:
         self.inbox, self.sender, self.receiver, self.flow, self.dims, self.back = (
@@ -420,7 +429,7 @@ class _Local:
             inbox.expect(receiver.number, back, message.j)
 
     def send(self, micro_batch: int, k: int, tensors: Sequence[Tensor], lo: int, hi: int) -> None:
-        """Hands the parts over."""
+        """Hand the parts over to the receiving run."""
         for message in self._messages:
             if message.k == k:
                 parts = {
@@ -431,16 +440,16 @@ class _Local:
                 self.inbox.put(key, FlowPart(self.sender.number, message.lo, message.hi, message.lo == lo, parts))
 
     def finish(self) -> None:
-        """Nothing is under way."""
+        """Do nothing, because nothing is under way."""
 
 
 _Sender = Outflow | _Local
 
 
 def _gradient(tensor: Tensor, dim: int, name: str, parts: Sequence[FlowPart], lo: int, hi: int) -> Tensor:
-    """The sum of what the users of a tensor sent back for samples [lo, hi).
+    """Return the sum of the gradients that the users of a tensor sent back for samples [lo, hi).
 
-    A tensor without batch dimension gets the gradient of each user once: from the part that its slice begins with.
+    A tensor without batch dimension gets the gradient of each user once: from the part with which its slice begins.
     """
     found = [(part, part.tensors[name]) for part in parts if name in part.tensors]
     if dim < 0:

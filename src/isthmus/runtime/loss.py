@@ -1,7 +1,8 @@
-"""What training minimises: the model's own loss, or a function of the user's, proven on its first use.
+"""What training minimises: the model's own loss, or a function of the user's, checked on its first use.
 
-A loss gives the sum over its samples and how many it summed, so that the parts of a batch add up to the whole. A loss
-that gives a mean, or compares samples with each other, would train another model under another plan: it is refused.
+A loss returns the sum over its samples and how many it summed, so that the parts of a batch add up to the whole. A loss
+that returns a mean, or compares samples with each other, would train another model under another plan, so it is
+refused.
 """
 
 from __future__ import annotations
@@ -27,25 +28,33 @@ _ADDING = (
     f"{_PAIR}; each sample's loss must be its own whatever samples are with it, and a term that does not belong to "
     "samples, such as a penalty on weights, must be multiplied by the count"
 )
+_MOST_ELEMENTS = 1 << 26  # at most so many are made to check a loss on a whole micro-batch
 _OFF, _OFF_16 = 3e-4, 2e-2  # relative: more than rounding, in 32 bits and in 16
 
 
 def open_loss(job: Job, built: BuiltModel) -> CheckedLoss:
-    """The loss that the job names. Code is imported: call this only where `named_code(job)` is trusted."""
+    """Return the loss that the job names.
+
+    This imports the code that it names: call it only if `named_code(job)` is trusted.
+    """
     if job.loss == "default":
         return CheckedLoss(built.loss, f"the default loss of {built.name}")
     return CheckedLoss(find(job.loss, DataError), job.loss)
 
 
 class CheckedLoss:
-    """`loss(output, target) -> (sum, count)`, checked when it is first called."""
+    """`loss(output, target) -> (sum, count)`, checked when it is first called.
 
-    def __init__(self, function: Callable[[Any, Any], Any], where: str) -> None:
+    `micro_batch`: how many samples a step computes at once, of which a worker may have only a few.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], where: str, micro_batch: int = 0) -> None:
         self._function, self._where = function, where
+        self.micro_batch = micro_batch
         self._proven = False
 
     def __call__(self, output: Any, target: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sum and count."""
+        """Return the sum of the losses and their count."""
         if not self._proven:
             self._prove(output, target)
             self._proven = True
@@ -65,11 +74,12 @@ class CheckedLoss:
             if float(count) <= 0:
                 raise self._bad("the count of a loss must be more than 0", f"0 for {samples} samples")
             self._prove_sum(output, target, samples, reals)
+        if samples >= 1:
+            self._prove_many(output, target, samples, reals)
 
     def _prove_sum(self, output: Any, target: Tensor | None, samples: int, reals: Sequence[Tensor]) -> None:
-        """Parts of the samples must give the sum of all; what has no dimension of samples is there in each part."""
-        narrow = any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in reals)
-        limit = _OFF_16 if narrow else _OFF
+        """Check that parts of the samples add up to the whole; a value that is not per sample is in each part."""
+        limit = _limit(reals)
         batched = all(tensor.shape[:1] == (samples,) for tensor in reals)
 
         def part(low: int, high: int) -> tuple[float, float]:
@@ -87,7 +97,7 @@ class CheckedLoss:
             except DataError:
                 if batched:
                     raise
-                return  # an output has its samples elsewhere: it cannot be cut
+                return  # an output has its samples in another dimension, so it cannot be cut
             for what, both, a, b in zip(("sum", "count"), whole, *parts, strict=True):
                 if abs(both - a - b) > limit * (abs(a) + abs(b)):
                     raise self._bad(
@@ -95,6 +105,32 @@ class CheckedLoss:
                         f"{both:.6g} for {samples} samples, {a:.6g} for the first {middle} and {b:.6g} for the others",
                         _ADDING,
                     )
+
+    def _prove_many(self, output: Any, target: Tensor | None, samples: int, reals: Sequence[Tensor]) -> None:
+        """Check that samples repeated to the size of the whole micro-batch give as many times the sum."""
+        times = -(-max(self.micro_batch, 2 if samples == 1 else 0) // samples)
+        leaves = [leaf for leaf in pytree.tree_leaves((output, target)) if isinstance(leaf, Tensor)]
+        fits = all(leaf.shape[:1] in ((), (samples,)) and not leaf.is_meta for leaf in leaves)
+        if times < 2 or not fits or sum(leaf.numel() for leaf in leaves) * times > _MOST_ELEMENTS:
+            return
+
+        def repeated(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor) or not leaf.ndim:
+                return leaf
+            return leaf.detach().repeat(times, *[1] * (leaf.ndim - 1))
+
+        few_each, many_each = (
+            [float(part.detach() if isinstance(part, Tensor) else part) for part in self._tried(*given)]
+            for given in ((output, target), pytree.tree_map(repeated, (output, target)))
+        )
+        for what, many, few in zip(("sum", "count"), many_each, few_each, strict=True):
+            if abs(many - times * few) > _limit(reals) * times * abs(few):
+                raise self._bad(
+                    f"the {what} of a loss must add up over samples",
+                    f"{many:.6g} for {times * samples} samples, {few:.6g} for {samples} of which these "
+                    f"are {times} copies",
+                    _ADDING,
+                )
 
     def _tried(self, output: Any, target: Tensor | None) -> tuple[Tensor, Any]:
         """Call the loss function and return its sum and count; raise an error if it fails or gives anything else."""
@@ -105,7 +141,7 @@ class CheckedLoss:
         except (Exception, SystemExit) as error:
             raise self._failed(output, target, error) from error
         if not isinstance(result, tuple) or len(result) != 2:
-            raise self._bad("the loss is no pair", described(result))
+            raise self._bad("the loss is not a pair", described(result))
         total, count = result
         if not isinstance(total, Tensor) or total.ndim or not total.is_floating_point():
             raise self._bad("the sum of a loss must be one number", described(total))
@@ -115,7 +151,7 @@ class CheckedLoss:
         return total, count
 
     def _check_values(self, total: Tensor, count: Any) -> None:
-        """Refuses a count that is no finite real number of 0 or more, and a sum that is not finite."""
+        """Refuse a count that is not a finite real number of 0 or more, and a sum that is not finite."""
         try:
             counted = float(count)
         except (OverflowError, RuntimeError, TypeError, ValueError):  # too large, or complex
@@ -136,7 +172,7 @@ class CheckedLoss:
             )
         leaves = ", ".join(described(leaf) for leaf in pytree.tree_leaves(output)[:4])
         return DataError(
-            "the loss cannot be had from what the model gives and the targets",
+            "the loss cannot be computed from the model's output and the targets",
             where=self._where,
             found=f"{said(error)}; output {leaves}; targets {described(target)}",
             next="Name a loss that fits the model and the data: loss: package.module:function",
@@ -144,3 +180,7 @@ class CheckedLoss:
 
     def _bad(self, what: str, found: str, expected: str = _PAIR) -> DataError:
         return DataError(what, where=self._where, found=found, expected=expected, next=CONTRACT)
+
+
+def _limit(reals: Sequence[Tensor]) -> float:
+    return _OFF_16 if any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in reals) else _OFF

@@ -1,10 +1,10 @@
 """The update: torch's own optimizers on the flat tensors of buckets.
 
-All of a bucket has the same settings and the rules of Adam, AdamW and SGD go element by element, so updating a flat
-tensor, or a piece of one, gives what updating its parameters one by one gives.
+All parameters of a bucket have the same settings, and the rules of Adam, AdamW and SGD work element by element. So
+updating a flat tensor, or a piece of one, is the same as updating its parameters one by one.
 
-16-bit weights have fp32 masters. In fp16 losses are scaled: a step whose gradients are not finite is left out and
-halves the scale, 2000 good ones in a row double it.
+16-bit weights have fp32 master copies. In fp16 losses are scaled: a step whose gradients are not finite is skipped and
+halves the scale, and 2000 good steps in a row double it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Updater:
         self.torch = _optimizer(settings, self.targets) if self.targets else None
 
     def square(self) -> float:
-        """The sum of squares of the gradient's elements that this worker answers for."""
+        """Return the sum of squares of the gradient's elements that this worker counts."""
         parts = [part for bucket in self.buckets for part in bucket.counted()]
         return math.fsum(float(torch.linalg.vector_norm(part, dtype=torch.float32)) ** 2 for part in parts)
 
     def step(self, factor: float) -> None:
-        """Updates with the gradient times `factor`."""
+        """Update the weights with the gradient times `factor`."""
         for bucket, target in zip(self.buckets, self.targets, strict=True):
             gradient = bucket.gradient
             if gradient.dtype == target.dtype and gradient.device == target.device:
@@ -53,7 +53,7 @@ class Updater:
                 bucket.piece.copy_(target.detach())
 
     def state(self, bucket: Bucket) -> dict[str, Tensor]:
-        """Weights in fp32 and moments of a bucket's piece, each a flat tensor."""
+        """Return the fp32 weights and the moments of a bucket's piece, each as a flat tensor."""
         index = next(i for i, other in enumerate(self.buckets) if other is bucket)
         target = self.targets[index]
         found = {"weight": target.detach()}
@@ -97,13 +97,13 @@ def _optimizer(settings: Optimizer, targets: Sequence[nn.Parameter]) -> torch.op
 
 
 class LossScale:
-    """What losses are multiplied with in fp16."""
+    """The factor by which losses are multiplied in fp16."""
 
     def __init__(self, *, used: bool, value: float = 2.0**16, good: int = 0) -> None:
         self.used, self.value, self.good = used, value if used else 1.0, good
 
     def follow(self, finite: bool) -> None:
-        """Learns from a step."""
+        """Adjust the scale after a step whose gradients were finite, or were not."""
         if not self.used:
             return
         self.good = self.good + 1 if finite else 0

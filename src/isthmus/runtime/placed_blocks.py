@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.fx.node import map_aggregate
 
 from isthmus.model.runnable_blocks import Pieces
-from isthmus.model.tensor_parallel.member_blocks import ParameterSlice, shard_blocks
+from isthmus.model.tensor_parallel.member_blocks import ParameterSlice, divide_blocks
 from isthmus.runtime.batch_statistics import synchronised
 from isthmus.runtime.checkpoint.extents import MemberCut
 from isthmus.runtime.comm.channel import Channels
@@ -27,7 +27,7 @@ Draws = Sequence[Sequence[Draw]]  # the random operations of every block of a mo
 
 @dataclass
 class Placed:
-    """Modules of each run (by its index in the program), what tensor groups cut, and what is random in every block."""
+    """The modules of each run (by index), the cuts of tensor groups, and every block's random operations."""
 
     modules: dict[int, list[nn.Module]]
     cuts: dict[str, MemberCut]
@@ -37,7 +37,7 @@ class Placed:
 def place(
     program: Program, pieces: Pieces, draws: Draws, network: Channels, device: torch.device, pace: Pace
 ) -> Placed:
-    """A worker's blocks, ready to run."""
+    """Return a worker's blocks, ready to run."""
     placed = Placed({}, {}, list(draws))
     for index, run in enumerate(program.runs):
         blocks = range(run.first, run.last + 1)
@@ -57,18 +57,18 @@ def place(
 def _divided(
     program: Program, pieces: Pieces, run: Run, network: Channels, placed: Placed, pace: Pace
 ) -> list[nn.Module]:
-    """The run's blocks as this member of its tensor group computes them."""
+    """Return the run's blocks as this member of its tensor group computes them."""
     member, members = run.group.index(program.device), len(run.group)
     meeting = Meeting(f"{program.job.name} group {run.number}", run.group, program.device, network, pace)
     blocks = range(run.first, run.last + 1)
-    shard = shard_blocks(pieces, member=member, members=members, blocks=blocks, reduce=meeting.sum)
-    placed.cuts |= {name: MemberCut.of(part) for name, part in shard.slices.items()}
+    own = divide_blocks(pieces, member=member, members=members, blocks=blocks, reduce=meeting.sum)
+    placed.cuts |= {name: MemberCut.of(part) for name, part in own.slices.items()}
     for block in blocks:
         placed.draws[block] = [
-            replace(draw, split=_split(shard.random[draw.node])) if draw.node in shard.random else draw
+            replace(draw, split=_split(own.random[draw.node])) if draw.node in own.random else draw
             for draw in placed.draws[block]
         ]
-    return list(shard.blocks)
+    return list(own.blocks)
 
 
 def _split(part: ParameterSlice) -> Split:
@@ -77,7 +77,7 @@ def _split(part: ParameterSlice) -> Split:
 
 
 def on_device(module: nn.Module, device: torch.device) -> nn.Module:
-    """Moves what a block holds; constants and factory calls of its graph name the device it was captured on."""
+    """Move a block to a device, with the constants and factory calls of its graph, which name the capturing device."""
     if device.type != "cpu":
         for inner in [m for m in module.modules() if isinstance(m, fx.GraphModule)]:
             _move(inner, device)

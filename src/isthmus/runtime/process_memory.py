@@ -1,4 +1,4 @@
-"""The memory of this process: how it deals with what it frees, and the most that it holds."""
+"""The memory of this process: what happens to freed memory, and the peak."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 
 __all__ = ["keep_freed_memory", "peak_bytes", "share_freed_memory", "start_peak"]
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # of malloc.h
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # parameters of mallopt, from malloc.h
 _KEPT, _LARGEST = 1 << 29, 1 << 25  # bytes
-_RESET_PEAK = "5"  # what Linux takes for it
+_RESET_PEAK = "5"  # Linux's code for resetting the peak
 
 
 def share_freed_memory() -> None:
-    """Has all threads take memory from one heap: what one of them frees the others use again. To be called early.
+    """Make all threads share one heap, so that memory freed by one is used again by others; call this early.
 
-    Left alone each thread has a heap of its own, and each sync's thread keeps what it once needed.
+    By default each thread has a heap of its own, and each sync's thread would keep what it once needed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -28,10 +28,10 @@ def share_freed_memory() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Has the C library keep what is freed, up to 512 MB: every step asks for the same again.
+    """Make the C library keep up to 512 MB of freed memory, because every step asks for the same again.
 
-    Left alone it gives the top of the heap back to the system after each step, and gets it again page by page. Only
-    tensors above 32 MB (the most that can be asked for) still come from the system. Does nothing without glibc.
+    By default it returns the top of the heap to the system after each step, and gets it back page by page. Only tensors
+    above 32 MB (the largest threshold that is allowed) still come from the system. This does nothing without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -55,7 +55,7 @@ def start_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most that was held: on a GPU by tensors, on a processor by the whole process."""
+    """Return the peak memory in bytes: of tensors on a GPU, else of the whole process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     try:

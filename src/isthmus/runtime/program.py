@@ -1,10 +1,10 @@
-"""What each worker does in a step, written down before anything runs: data, no torch.
+"""What each worker does in a step, compiled before anything runs: plain data, without torch.
 
     plan ─▶ runs, flows, orders (as the simulator has them) ─▶ one Program for each worker
 
-A worker drives one device. Its *runs* are stages merged as in `plan.schedule`; a *flow* is what passes between one of
-its runs and a run of another worker (or of its own), for every micro-batch the samples that both have. Members of a
-tensor group all compute the group's runs: member i takes what flows in from member i mod n of the sending group.
+A worker drives one device. Its *runs* are stages merged as in `plan.schedule`. A *flow* is what passes between one of
+its runs and a run of another worker (or of its own): for every micro-batch, the samples that both have. Members of a
+tensor group all compute the group's runs: member i receives from member i mod n of the sending group.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Run(_Frozen, frozen=True, kw_only=True):
     recompute: tuple[bool, ...]  # of each block
     stretches: tuple[tuple[int, int], ...]  # first and last block of what is computed in one go
     counts: bool  # its losses count: false on all but the first replica of a duplicate stage
-    saves: tuple[bool, ...]  # for each stage: it keeps batch statistics for all its replicas
+    saves: tuple[bool, ...]  # for each stage: whether it saves the batch statistics for all its replicas
     group: tuple[str, ...]  # devices of its tensor group, this one included
-    replicas: tuple[tuple[str, ...], ...]  # for each stage: who splits its micro-batch, in order of their samples
+    replicas: tuple[tuple[str, ...], ...]  # for each stage: devices that split its micro-batch, by samples
     inputs: tuple[Flow, ...] = ()
     outputs: tuple[Flow, ...] = ()
     gradients: tuple[Flow, ...] = ()
@@ -81,11 +81,11 @@ class Action(NamedTuple):
 
 
 class BucketSpec(_Frozen, frozen=True, kw_only=True):
-    """Parameters that are kept as one flat tensor, and how their gradients become equal.
+    """Parameters that are kept as one flat tensor, and how their gradients are synchronised.
 
-    `how` None: nobody else has them. `members`: devices that take part, in order, this one among them unless it is
-    only the root of a server. `groups`: for each of the participants the devices of its tensor group; where their
-    sizes differ, parts meet at the first device of each.
+    `how` is None if no other worker has them. `members` are the devices that take part, in order, this one among them
+    unless it is only the root of a server. `groups` lists for each participant the devices of its tensor group; if
+    their sizes differ, parts are joined on the first device of each.
     """
 
     name: str
@@ -97,15 +97,15 @@ class BucketSpec(_Frozen, frozen=True, kw_only=True):
     root: str | None = None
     segments: int = 1
     layout: Layout = "replicated"
-    late: bool = False  # gradients are summed at the end of a step, also where a piece is kept of all state
+    late: bool = False  # sums gradients only at the end of a step, even if state is fully sharded
     spill: Spill = "none"
     kept: float | None = None
-    pruned: tuple[str, ...] = ()  # what a mask applies to: linear weights
+    pruned: tuple[str, ...] = ()  # the parameters to which the mask applies: linear weights
     groups: tuple[tuple[str, ...], ...] = ()
 
 
 class Program(_Frozen, frozen=True, kw_only=True):
-    """All that one worker needs to know of a plan."""
+    """Everything that one worker needs to know of a plan."""
 
     device: str
     job: Job
@@ -116,23 +116,23 @@ class Program(_Frozen, frozen=True, kw_only=True):
     actions: tuple[Action, ...]
     buckets: tuple[BucketSpec, ...]
     workers: tuple[str, ...]  # all of the job
-    leader: str  # adds up what all must know
+    leader: str  # adds up the totals that all workers must know
     judges: tuple[str, ...]  # workers that compute losses that count
-    ways: Mapping[str, tuple[str, ...]] = {}  # of each worker that cannot be talked with: relays on the way there
-    carries: tuple[str, ...] = ()  # neighbours on the ways of others that go over this worker
+    ways: Mapping[str, tuple[str, ...]] = {}  # by worker that cannot be reached directly: the relays on the way
+    carries: tuple[str, ...] = ()  # the neighbours on other workers' ways that go over this worker
 
 
 def samples_of_slice(run: Run | Flow, k: int) -> tuple[int, int]:
-    """The samples [lo, hi) of slice k."""
+    """Return the samples [lo, hi) of slice k."""
     share = run.hi - run.lo
     return run.lo + share * k // run.slices, run.lo + share * (k + 1) // run.slices
 
 
 def programs(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> dict[str, Program]:
-    """The program of each worker of a checked plan, by device."""
+    """Return the program of each worker of a checked plan, by device."""
     from isthmus.cost.runnable import check_runnable  # compiled code, which workers do without
     from isthmus.cost.simulate import Prepared, Simulator
-    from isthmus.runtime.weight_turns import can_play  # programs
+    from isthmus.runtime.weight_turns import can_play  # imports this module
 
     simulator = Simulator(cluster, models)
     resolved, net = resolve(plan, cluster, models), simulator.fabric(plan)
@@ -148,7 +148,7 @@ def programs(plan: Plan, cluster: Cluster, models: Mapping[str, BlockGraph]) -> 
 
 
 def _late(programs: Mapping[str, Program]) -> dict[str, Program]:
-    """The same programs, whose workers do not wait for each other's gradients before the end of a step."""
+    """Return programs whose workers do not wait for each other's gradients before the end of a step."""
     return {
         device: msgspec.structs.replace(
             program, buckets=tuple(msgspec.structs.replace(bucket, late=True) for bucket in program.buckets)
@@ -171,7 +171,7 @@ def _first_device(cluster: Cluster, host: str) -> str:
 
 
 class _Compiler:
-    """One pipeline as programs."""
+    """Compiles one pipeline into programs."""
 
     def __init__(self, resolved: Resolved, part: ResolvedPipeline, prepared: Prepared, cluster: Cluster) -> None:
         self.resolved, self.part, self.prepared, self.cluster = resolved, part, prepared, cluster
@@ -193,7 +193,7 @@ class _Compiler:
         ]
 
     def programs(self) -> dict[str, Program]:
-        """By device: everybody with a run, and roots and relays without one."""
+        """Return the programs by device: of all devices with a run, and of roots and relays without one."""
         pipeline, last = self.part.pipeline, self.part.stages[-1]
         judges = [last.replicas[0]] if last.duplicate else list(last.replicas)
         runs: dict[str, list[Run]] = {}
@@ -230,7 +230,7 @@ class _Compiler:
         return tuple(dict.fromkeys([*workers, *(relay for way in ways.values() for relay in way)]))
 
     def _ways(self, workers: tuple[str, ...]) -> dict[tuple[str, str], tuple[str, ...]]:
-        """Relays between two workers, both ways, as the plan has it: of each host that passes on one device."""
+        """Return the relays between each two workers, as the plan says: one device of each relaying host."""
         at: dict[str, list[str]] = {}
         for device in workers:
             at.setdefault(self.cluster.devices[device].host, []).append(device)
@@ -242,7 +242,7 @@ class _Compiler:
         return ways
 
     def _members(self, number: int) -> list[tuple[Run, str]]:
-        """A run as each member of its tensor group has it."""
+        """Return a run as each member of its tensor group has it, with the member's device."""
         keys = self.replicas_of[number]
         replica, ending = self.part.replica(keys[0]), self.part.replica(keys[-1])
         group = self._group(number)
@@ -293,7 +293,7 @@ class _Compiler:
         return tuple(found)
 
     def _sharers(self, key: tuple[int, int], member: int) -> tuple[str, ...]:
-        """Devices that split the micro-batch of a stage with this replica; it alone in a duplicate stage."""
+        """Return the devices that split a stage's micro-batch with this replica; only its own if duplicate."""
         stage = self.part.stages[key[0]]
         replicas = [stage.replicas[key[1]]] if stage.duplicate else stage.replicas
         return tuple(self.names[replica.devices[member % len(replica.devices)]] for replica in replicas)
@@ -326,7 +326,7 @@ class _Compiler:
         return Flow(peer=peer, run=other, lo=replica.lo, hi=replica.hi, slices=replica.slices, tensors=tuple(tensors))
 
     def _activations(self) -> _Table:
-        """(sending run, receiving run) -> tensors. A run takes a tensor once, however many of its stages use it."""
+        """Return (sending run, receiving run) -> tensors; a run receives a tensor once, however many stages use it."""
         table: _Table = {}
         for number, keys in self.replicas_of.items():
             first, last = self.blocks_of[number]
@@ -343,7 +343,7 @@ class _Compiler:
         return table
 
     def _gradients(self) -> _Table:
-        """(sending run, receiving run) -> tensors whose gradients flow; a run sends the sum over all its uses."""
+        """Return (sending run, receiving run) -> tensors with gradients; a run sends the sum over all its uses."""
         table: _Table = {}
         for tensor in self.graph.tensors:
             if tensor.source < 0 or not tensor.grad:
@@ -359,11 +359,14 @@ class _Compiler:
         return table
 
     def _senders(self, stage: int, receiver: ResolvedReplica) -> list[int]:
-        """Runs that send the receiver gradients from their part of a stage."""
+        """Return the runs that send the receiver gradients from their part of a stage."""
         return [self.run_of[stage, r] for r, _, _ in suppliers(self.resolved, self.part.stages[stage], receiver)]
 
     def _check_whole(self, tensor: str, sender: int, source: int, users: list[int], receiver: ResolvedReplica) -> None:
-        """All uses of a tensor in a run are asked of that run, whose gradients come as one sum."""
+        """Raise PlanError if a run's sum of a tensor's gradients would count a use twice.
+
+        All uses of a tensor in a run must be wanted from that run, because its gradients come as one sum.
+        """
         held = [stage for stage, _ in self.replicas_of[sender]]
         inside = [stage for stage in held if stage in users]
         if source in held or any(sender not in self._senders(stage, receiver) for stage in inside):
@@ -376,7 +379,7 @@ class _Compiler:
             )
 
     def _actions(self, runs: list[Run]) -> tuple[Action, ...]:
-        """The device's own order or, for other members of a tensor group, that of its first device for their runs."""
+        """Return the actions of a device in order; in a tensor group all follow the order of the first device."""
         if not runs:
             return ()
         index = {run.number: position for position, run in enumerate(runs)}
@@ -390,7 +393,7 @@ class _Compiler:
         )
 
     def _buckets(self, device: str, runs: list[Run]) -> tuple[BucketSpec, ...]:
-        """Synced buckets that the device takes part in or serves, then what it alone holds, run by run."""
+        """Return the synced buckets that the device takes part in or serves, then its unsynced ones, run by run."""
         found = [spec for number in range(len(self.part.syncs)) for spec in self._synced(number, device)]
         taken = set(self.part.sync_of)
         for run in runs:
@@ -416,12 +419,12 @@ class _Compiler:
         return tuple(found)
 
     def _pruned(self, parameters: tuple[str, ...], kept: float | None) -> tuple[str, ...]:
-        """Linear weights, where there is a mask; others are exempt."""
+        """Return the linear weights if there is a mask; other parameters are exempt."""
         known = self.graph.parameter
         return tuple(name for name in parameters if kept is not None and known[name].linear is not None)
 
     def _home(self, parameter: str, run: Run) -> int:
-        """The first stage of the run that uses a parameter."""
+        """Return the first stage of the run that uses a parameter."""
         return next(
             self.part.stage_of[block]
             for block in range(run.first, run.last + 1)
@@ -480,7 +483,7 @@ class _Compiler:
         return found
 
     def _group_of(self, parameter: str, lead: int, bucket: str) -> tuple[str, ...]:
-        """The tensor group that holds a parameter for the participant `lead`."""
+        """Return the tensor group that holds a parameter for the participant `lead`."""
         replicas = [self.part.replica(holder) for holder in self.part.holders[parameter]]
         groups = dict.fromkeys(replica.devices for replica in replicas if replica.devices[0] == lead)
         if len(groups) > 1:

@@ -1,9 +1,9 @@
-"""The second line of defence: in the first step a worker measures that its blocks keep samples apart.
+"""A second line of defence: in the first step a worker measures that its blocks keep samples apart.
 
-Each block whose batch a plan splits runs once more on two parts of its first samples, with the same random numbers,
-and the results are compared; a single sample is compared with two copies of it. Batch norm takes fixed statistics
-meanwhile. Of child modules, whose code nobody has seen, gradients are compared too, and the samples are repeated to as
-many as the whole micro-batch has. What was proven is so confirmed on real data; what the proof had wrong is found
+Each block whose batch a plan splits runs once more on two parts of its first samples, with the same random numbers, and
+the results are compared; a single sample is compared with two copies of it. Batch norm uses fixed statistics meanwhile.
+For child modules, whose code was not analysed, gradients are compared too, and the samples are repeated until they are
+as many as the whole micro-batch has. This confirms on real data what was proven before, and finds errors of the proof
 before anything is updated.
 """
 
@@ -29,25 +29,25 @@ __all__ = ["ApartCheck"]
 
 _LIMITS = {torch.float16: 1e-1, torch.bfloat16: 1e-1, torch.float64: 1e-3}  # of |whole - parts| / |whole|
 _LIMIT, _LIMIT_ON_GPU = 1e-3, 1e-2  # rounding stays far below; a GPU may use other kernels for other sizes, in TF32
-_NOISE, _MOST_NOISE = 4, 4e-3  # rounding errors of numbers around 1, and their size: less is no difference
-_SMALL = 1e-2  # of the longest gradient of a parameter: where others have rounding errors, compared with the limit
+_NOISE, _MOST_NOISE = 4, 4e-3  # rounding errors of numbers around 1, and the largest: smaller differences do not count
+_SMALL = 1e-2  # of the longest gradient of a parameter; shorter ones, perhaps rounding errors, count as that long
 
 Random = Callable[[Sequence[int]], AbstractContextManager[Any]]
 
 
 @dataclass
 class _Run:
-    """What a block gave for some samples, and left behind."""
+    """What a block returned for some samples, and the state that it left."""
 
     results: list[Any]
     gradients: list[Tensor]  # of inputs, cut by samples
     weights: list[Tensor]  # gradients of parameters
     buffers: list[Tensor]
-    rows: list[int]  # that each batch norm had
+    rows: list[int]  # number of rows that each batch norm had
 
 
 class ApartCheck:
-    """Compares what blocks give for samples at once and in two parts; every block once."""
+    """Compares the results of blocks for all samples at once and for two parts of them, once for every block."""
 
     def __init__(self, program: Program, pieces: Pieces) -> None:
         self._program, self._pieces = program, pieces
@@ -65,7 +65,7 @@ class ApartCheck:
     def compare(
         self, block: int, module: nn.Module, taken: Sequence[Any], places: Sequence[int], random: Random
     ) -> None:
-        """Raises ModelError where the block gives something else for parts of the samples than for all at once."""
+        """Raise ModelError if the block's results for parts of the samples differ from those for all at once."""
         trial = _Trial(self._pieces, block, module, taken, places, random)
         total = len(places)
         if total > 1:
@@ -77,7 +77,7 @@ class ApartCheck:
             found = [trial.run(rows) for rows in (whole, *parts)]
         except (IsthmusError, torch.OutOfMemoryError):
             raise
-        except Exception as fault:  # whatever the user's code does with fewer samples
+        except Exception as fault:  # anything that the user's code does with fewer samples
             raise self._refused(block, f"{type(fault).__name__} on a part of {total} samples: {fault}") from fault
         wrong = trial.difference(found[0], found[1:])
         if wrong is None and self._program.micro_batches > 1:
@@ -93,7 +93,7 @@ class ApartCheck:
         few = trial.run(range(total), backward=False)
         try:
             many = trial.run(rows, backward=False)
-        except torch.OutOfMemoryError:  # the plan gives this worker a part, as it has no room for more
+        except torch.OutOfMemoryError:  # the plan may give this worker a part because there is no memory for more
             return None
         return trial.repeated(many, few, rows)
 
@@ -110,7 +110,7 @@ class ApartCheck:
 
 
 class _Trial:
-    """A block and its samples, to be run as often as wanted."""
+    """A block and its samples, to be run as often as needed."""
 
     def __init__(
         self,
@@ -122,18 +122,18 @@ class _Trial:
         random: Random,
     ) -> None:
         self._module, self._taken, self._places, self._random = module, taken, places, random
-        self._own_code = pieces.graph.how == "modules"  # which may ask for gradients, and change them
+        self._own_code = pieces.graph.how == "modules"  # it may ask for gradients, and change them
         self._dims = [pieces.batch_dims[name] for name in pieces.incoming[block]]
         self._out_dims = [pieces.batch_dims.get(name, 0) for name in pieces.outgoing[block]]
         self._names = pieces.outgoing[block]
         self._before = [buffer.clone() for buffer in own_buffers(module).values()]
 
     def run(self, rows: Sequence[int], *, backward: bool = True) -> _Run:
-        """The block on these of its samples; what it keeps is afterwards what it was."""
+        """Run the block on these of its samples, and restore its state afterwards."""
         backward = backward and self._own_code
         inputs = [self._picked(tensor.detach(), dim, rows) for tensor, dim in zip(self._taken, self._dims, strict=True)]
         leaves = [one.requires_grad_() for one in inputs if backward and one.is_floating_point()]
-        given = [one * 1 if one.requires_grad else one for one in inputs]  # which the block may change
+        given = [one * 1 if one.requires_grad else one for one in inputs]  # the block may change these
         with torch.set_grad_enabled(self._own_code), unchanged(self._module), fixed_norms(self._module) as seen:
             with self._random([self._places[row] for row in rows]):
                 results = list(self._module(*given))
@@ -150,7 +150,10 @@ class _Trial:
         return tensor.index_select(dim, index)
 
     def _gradients(self, results: Sequence[Any], leaves: Sequence[Tensor], rows: Sequence[int]) -> list[Tensor]:
-        """By `torch.autograd.grad`: what is hooked to parameters is for the step. None where the block forbids it."""
+        """Return gradients by `torch.autograd.grad`, which calls no hooks of parameters, as those are for the step.
+
+        Return none if the block forbids it (checkpointing by re-entrance).
+        """
         roots, seeds = [], []
         for result, dim in zip(results, self._out_dims, strict=True):
             for root in tensors_of(result):
@@ -168,7 +171,7 @@ class _Trial:
         return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True)]
 
     def _seeds(self, root: Tensor, dim: int, rows: Sequence[int]) -> Tensor:
-        """A gradient for each sample, the same whatever samples are with it."""
+        """Return a gradient for each sample that is the same whatever samples are with it."""
         if dim < 0 or root.ndim <= dim or root.shape[dim] % len(rows):
             return torch.ones_like(root)
         shape = [size // len(rows) * len(self._places) if d == dim else size for d, size in enumerate(root.shape)]
@@ -208,7 +211,7 @@ class _Trial:
         return None
 
     def changed(self, run: _Run) -> str | None:
-        """A buffer that is another after each call: with more micro-batches it would change more often."""
+        """Return a buffer that changes with each call, or None; with more micro-batches it would change more often."""
         for name, before, after in zip(own_buffers(self._module), self._before, run.buffers, strict=False):
             if after.is_floating_point() and not _near(before, after):
                 return f"the buffer {name}, which changes with each call, of which a step has one for each micro-batch"
@@ -235,7 +238,10 @@ def _same(whole: Any, parts: Sequence[Any], dim: int) -> bool:
 
 
 def _near(whole: Tensor, other: Tensor, size: float = 0.0) -> bool:
-    """|whole - other| / |whole| in the L2 norm; `size`: what counts as the length of the whole at least."""
+    """Return whether |whole - other| / |whole| in the L2 norm is within the limit.
+
+    `size` is the least value that counts as the length of the whole.
+    """
     if whole.is_complex():
         return _near(torch.view_as_real(whole), torch.view_as_real(other), size)
     if not whole.is_floating_point():

@@ -1,13 +1,14 @@
-"""State `sharded-all`: weights come from the other replicas before each use and go afterwards, gradients likewise.
+"""State `sharded-all`: weights are gathered from the other replicas before each use, and gradients are scattered.
 
-Weights do not change within a step, so nobody waits for anybody's turn: every participant pushes its piece to each
-other as often as that one asks for it in a step, and a push leaves when its receiver is ready for it. What this worker
-uses in which order is known (nothing overtakes here), so while one stretch computes the weights of the next are already
-coming: there are never more than those of two. What two turns in a row use stays in between.
+Weights do not change within a step, so no worker waits for another's turn. Every participant pushes its piece to each
+other as often as that one asks for it in a step, and a push leaves when its receiver is ready for it. The order in
+which this worker uses weights is known (no action overtakes another here), so while one stretch computes, the weights
+of the next are already coming; there are never more than those of two. Weights that two turns in a row use stay in
+between.
 
-Gradients have room from the beginning of a backward of their bucket, and leave it when they have been summed: each
+Gradients get memory at the beginning of a backward of their bucket, and release it when they have been summed: each
 participant adds the sum of its piece to what earlier backwards gave. Sums run in threads while the next stretches
-compute, of which a second may begin, and no third, before they are done.
+compute; a second stretch may begin before they are done, but not a third.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from isthmus.runtime.weight_turns import last_uses, turns
 
 __all__ = ["Gatherer", "Scatterer"]
 
-_ASKED = 2**30  # tag of the message that says how often a worker asks; others have their number in the step
+_ASKED = 2**30  # tag of the message that says how often a worker asks; other messages have their number in the step
 
-_Uses = list[list[list[int]]]  # of each run (by its index) and stretch: numbers of its buckets
+_Uses = list[list[list[int]]]  # of each run (by its index) and stretch: the numbers of its buckets
 
 
 def _uses(buckets: Sequence[Bucket], stretches: Sequence[Sequence[Sequence[str]]]) -> _Uses:
@@ -49,14 +50,14 @@ class Gatherer:
         buckets: Sequence[Bucket],
         stretches: Sequence[Sequence[Sequence[str]]],
     ) -> None:
-        """`stretches[r][u]`: the parameters that stretch u of run r uses."""
+        """Connect the buckets; `stretches[r][u]` lists the parameters that stretch u of run r uses."""
         buckets = [bucket for bucket in buckets if not bucket.resident]
         uses = _uses(buckets, stretches)
         self._order = [uses[turn.run][turn.stretch] for turn in turns(program) if uses[turn.run][turn.stretch]]
         self._streams = {
             (run.number, u) for r, run in enumerate(program.runs) for u in range(len(run.stretches)) if uses[r][u]
         }
-        self._at = 0  # in that order
+        self._at = 0  # index of the present turn in that order
         self._lanes = WorkerThreads()
         asked = Counter(number for at in range(len(self._order)) for number in self._coming(at))
         self._sets = {
@@ -70,7 +71,7 @@ class Gatherer:
         return [number for number in here if at == 0 or number not in self._order[at - 1]]
 
     def begin(self) -> None:
-        """A step begins: pieces may be pushed, and the first weights come."""
+        """Begin a step: pieces may be pushed from now on, and the first weights are fetched."""
         self._at = 0
         for one in self._sets.values():
             one.begin()
@@ -81,14 +82,14 @@ class Gatherer:
             self._sets[number].fetch()
 
     def before(self, run: Run, stretch: int) -> None:
-        """Waits for the weights of a stretch; those of the next begin to come."""
+        """Wait for the weights of a stretch, and begin to fetch those of the next."""
         if (run.number, stretch) in self._streams:
             self._fetch(self._at + 1)
             for number in self._order[self._at]:
                 self._sets[number].arrive()
 
     def after(self, run: Run, stretch: int) -> None:
-        """Drops them, but for what is used next."""
+        """Drop the weights of a stretch, except those that are used next."""
         if (run.number, stretch) in self._streams:
             self._at += 1
             following = self._order[self._at] if self._at < len(self._order) else []
@@ -110,19 +111,19 @@ class Gatherer:
         return next((one.failures[0] for one in self._sets.values() if one.failures), None)
 
     def wait(self) -> None:
-        """Until everybody has what was asked for; pieces may then change."""
+        """Wait until all workers have the weights that they asked for; pieces may change afterwards."""
         self._lanes.wait()
 
     def close(self) -> None:
-        """Ends the threads."""
+        """End the threads."""
         self._lanes.close()
 
 
 class _Set:
-    """One bucket's weights: asked for by this worker, and by the others."""
+    """One bucket's weights: what this worker fetches, and what it sends to the others."""
 
     def __init__(self, program: Program, network: Channels, bucket: Bucket, asked: int, lanes: WorkerThreads) -> None:
-        """`asked`: how often this worker fetches them in a step."""
+        """Connect to the other members; `asked` is how often this worker fetches the weights in a step."""
         self.bucket, members = bucket, bucket.spec.members
         self._bounds = {name: piece_bounds(bucket.weights.numel(), len(members), i) for i, name in enumerate(members)}
         self._channels: dict[str, Channel] = {
@@ -131,7 +132,7 @@ class _Set:
             if other != program.device
         }
         self._asked, self._lanes, self._fetched = asked, lanes, 0
-        self._wanted: dict[str, int] = {}  # by each other, in a step
+        self._wanted: dict[str, int] = {}  # how often each other worker asks in a step
         self._coming: list[Work] = []
         self.failures: list[BaseException] = []
 
@@ -149,12 +150,12 @@ class _Set:
                 channel.send(self.bucket.piece, number).wait()
         except BaseException as failure:
             self.failures.append(failure)
-            for each in self._channels.values():  # whoever waits for a piece, here or there, must not wait for ever
+            for each in self._channels.values():  # no thread that waits for a piece, here or there, must wait for ever
                 each.close()
             raise
 
     def _agree(self, channel: Channel) -> int:
-        """Each tells the other how often it will ask: that depends on its own order."""
+        """Tell another worker how often this one will ask in a step, and return how often the other will."""
         told = channel.send(torch.tensor([self._asked]), _ASKED)
         wanted = torch.zeros(1, dtype=torch.int64)
         channel.receive(wanted, _ASKED).wait()
@@ -176,12 +177,12 @@ class _Set:
 
 
 class Scatterer:
-    """Makes room for the gradients of sharded stages, and has them summed."""
+    """Allocates memory for the gradients of sharded stages, and sums them."""
 
     def __init__(
         self, program: Program, syncs: Buckets, buckets: Sequence[Bucket], stretches: Sequence[Sequence[Sequence[str]]]
     ) -> None:
-        """`syncs` runs the sums; `stretches` as for the gatherer."""
+        """Prepare the buckets; `syncs` runs the sums, and `stretches` is the same as for the gatherer."""
         self._syncs, buckets = syncs, [bucket for bucket in buckets if bucket.scattered]
         self._buckets = {bucket.spec.number: bucket for bucket in buckets}
         self._uses, self._ends = {}, {}
@@ -190,11 +191,11 @@ class Scatterer:
             for u, used in enumerate(uses):
                 self._uses[run.number, u], self._ends[run.number, u] = used, ends[u]
         self._open: set[int] = set()
-        self._sums: dict[int, Future[None]] = {}  # the last one of each bucket
-        self._begun: deque[list[Future[None]]] = deque()  # turn by turn
+        self._sums: dict[int, Future[None]] = {}  # the last sum of each bucket
+        self._begun: deque[list[Future[None]]] = deque()  # the sums of each turn
 
     def before(self, run: Run, stretch: int) -> None:
-        """A backward of a stretch begins: room for its gradients, as soon as there may be."""
+        """Allocate memory for the gradients of a stretch before its backward, as soon as the limits allow."""
         opened = [number for number in self._uses[run.number, stretch] if number not in self._open]
         while opened and len(self._begun) > 1:
             for done in self._begun.popleft():
@@ -206,7 +207,7 @@ class Scatterer:
         self._open.update(opened)
 
     def after(self, run: Run, stretch: int) -> None:
-        """It has ended: what no stretch below it uses is summed."""
+        """Sum the gradients that no stretch below this one uses, after its backward."""
         ended = self._ends[run.number, stretch]
         for number in ended:
             done = self._sums[number] = Future()
@@ -217,7 +218,7 @@ class Scatterer:
 
 
 def _sum(bucket: Bucket, done: Future[None]) -> None:
-    """Whoever waits for the room learns that it will never be there, too."""
+    """Sum a bucket's gradients, and pass an error on to the thread that waits for their memory."""
     try:
         bucket.scatter()
     except BaseException as failure:

@@ -1,9 +1,9 @@
-"""The order in which a worker uses the weights of its stretches, and whether workers that share state get to its end.
+"""The order in which a worker uses the weights of its stretches, and whether all workers reach the end of a step.
 
-A *turn* is the forward or backward of one stretch on one slice of a micro-batch. Where state is `sharded-all` a
-backward begins when there is room for its gradients: all sums are done that were begun before the last backward turn,
-and the last sum of each of its own buckets. A sum is done when all members of its bucket have come to it. What a turn
-waits for beside that are the activations or gradients of its samples.
+A *turn* is the forward or backward of one stretch on one slice of a micro-batch. With state `sharded-all` a backward
+begins when there is room for its gradients: all sums that were begun before the last backward turn are done, and so is
+the last sum of each of its own buckets. A sum is done when all members of its bucket have come to it. Besides that, a
+turn waits for the activations or gradients of its samples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from isthmus.runtime.program import Program, Run, samples_of_slice
 __all__ = ["Turn", "can_play", "last_uses", "stretch_parameters", "turns"]
 
 _Pass = tuple[str, int, int, bool, int]  # device, number of its run, micro-batch, whether backward, slice
-_Sum = tuple[int, str, int]  # number of a bucket, its first member, sums before this one
+_Sum = tuple[int, str, int]  # number of a bucket, its first member, number of sums before this one
 
 
 class Turn(NamedTuple):
@@ -32,7 +32,7 @@ class Turn(NamedTuple):
 
 
 def turns(program: Program) -> list[Turn]:
-    """All turns of a step, in order, where no action overtakes another."""
+    """Return all turns of a step in order, if no action overtakes another."""
     found = []
     for run, micro_batch, backward in program.actions:
         stretches = range(len(program.runs[run].stretches))
@@ -43,7 +43,7 @@ def turns(program: Program) -> list[Turn]:
 
 
 def stretch_parameters(run: Run, graph: BlockGraph) -> list[list[str]]:
-    """The parameters that each stretch of a run uses."""
+    """Return the parameters that each stretch of a run uses."""
     return [
         list(dict.fromkeys(name for b in range(first, last + 1) for name in graph.blocks[b].parameters))
         for first, last in run.stretches
@@ -51,7 +51,10 @@ def stretch_parameters(run: Run, graph: BlockGraph) -> list[list[str]]:
 
 
 def last_uses(uses: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return what each stretch uses and none before it does: a backward, which goes downwards, uses it last there."""
+    """Return for each stretch the items that it uses and no stretch before it does.
+
+    A backward goes downwards, so it uses these for the last time there.
+    """
     seen: set[int] = set()
     found = []
     for used in uses:
@@ -71,7 +74,7 @@ def can_play(programs: Mapping[str, Program], graph: BlockGraph) -> bool:
 
 
 class _Player:
-    """The turns of one worker; `done` and `come` are what all workers have done, and the sums they have come to."""
+    """The turns of one worker; `done` and `come` are the passes and sums that all workers have reached."""
 
     def __init__(self, program: Program, graph: BlockGraph, done: set[_Pass], come: Counter[_Sum]) -> None:
         self.program, self._done, self._come = program, done, come
@@ -84,11 +87,11 @@ class _Player:
         ]
         self._ends = [last_uses(uses) for uses in self._uses]
         self._sums: Counter[int] = Counter()  # begun, of each bucket
-        self._begun: deque[list[tuple[int, int]]] = deque()  # ... turn by turn, those not known to be done
+        self._begun: deque[list[tuple[int, int]]] = deque()  # ... turn by turn, those that are not known to be done
         self._open: set[int] = set()
 
     def play(self) -> bool:
-        """As many turns as can be taken now; whether there were any."""
+        """Take all turns that can be taken now, and return whether there were any."""
         before = len(self.left)
         while self.left and self._come_in(self.left[0]) and self._has_room(self.left[0]):
             self._take(self.left.popleft())

@@ -38,12 +38,12 @@ Get = Callable[[Sequence[int]], tuple[Example, Any]]
 
 @dataclass(frozen=True)
 class Step:
-    """What a step gave: the mean loss over the whole batch, and the length of its gradient where it was asked for."""
+    """The result of a step: the mean loss over the whole batch, and the norm of its gradient if it was needed."""
 
     number: int
     loss: float
     norm: float | None
-    skipped: bool  # gradients were not finite: nothing was updated
+    skipped: bool  # gradients were not finite, so nothing was updated
 
 
 class Worker:
@@ -63,11 +63,11 @@ class Worker:
         initial: Mapping[str, Tensor] | None = None,
         slower: float = 1.0,
     ) -> None:
-        """`pieces` are this worker's own, in the plan's precision, and `draws` what is random in them.
+        """Build the worker from its own `pieces`, in the plan's precision; `draws` are their random operations.
 
-        `get` gives samples by their numbers. `buffers`: names of what a checkpoint keeps beside parameters (batch
-        statistics). `initial`: the model's parameters before they were rounded to 16 bits.
-        `slower`: how many times longer than it takes computing should take.
+        `get` returns samples by their numbers. `buffers` names what a checkpoint keeps besides parameters (batch
+        statistics). `initial` holds the model's parameters before they were rounded to 16 bits. `slower` is the factor
+        by which computing is slowed down.
         """
         self.program, self.graph, self.device, self.dtype = program, pieces.graph, device, DTYPES[program.precision]
         self.network, self._get, self._pace = network, get, Pace(slower)
@@ -119,7 +119,7 @@ class Worker:
         return make_factors(spec, self.program, self.network, placed.modules, parameters, lines, around)
 
     def _served(self) -> list[Served]:
-        """Buckets of which this worker is the root and no participant."""
+        """Return the buckets of which this worker is the root but no participant."""
         found = []
         for spec in self.program.buckets:
             if spec.how == "server" and self.program.device not in spec.members:
@@ -130,7 +130,7 @@ class Worker:
         return found
 
     def step(self, number: int, samples: Sequence[int]) -> Step:
-        """One update from the samples of the whole batch."""
+        """Make one update from the samples of the whole batch."""
         job = self.program.job
         self._pace.start()
         self.totals.begin()
@@ -141,7 +141,7 @@ class Worker:
             self.executor.step(number, samples, self._samples, self.totals.judged)
             self._syncs.wait()
         except ChannelError:
-            if self._gatherer.failure is not None:  # it closed the channels, so that nobody waits for ever
+            if self._gatherer.failure is not None:  # it closed the channels, so that no worker waits for ever
                 raise self._gatherer.failure from None
             raise
         self._gatherer.wait()
@@ -189,7 +189,7 @@ class Worker:
         }
 
     def own_buffers(self) -> dict[str, Tensor]:
-        """... and that this worker saves: the first replica of a stage does."""
+        """Return those of `all_buffers` that this worker saves; the first replica of a stage saves its buffers."""
         return self._rest | {
             name: tensor
             for index, run in enumerate(self.program.runs)
@@ -201,7 +201,7 @@ class Worker:
         }
 
     def record(self) -> None:
-        """Notes from now on what is done when; what was noted before goes."""
+        """Start to record what is done when, and drop earlier records."""
         self.executor.spans, self._syncs.spans = [], []
 
     @property
@@ -211,13 +211,13 @@ class Worker:
 
     @property
     def bytes_sent(self) -> int:
-        """To all others, since the beginning."""
+        """Return the bytes sent to all other workers since the beginning."""
         return self.network.bytes_sent
 
-    # -- what the executor tells
+    # -- calls from the executor
 
     def before(self, run: Run, stretch: int, backward: bool) -> None:
-        """Weights of a stretch are needed and, in a backward, room for its gradients."""
+        """Provide the weights of a stretch and, for a backward, memory for its gradients."""
         self._pace.keep()
         self._gatherer.before(run, stretch)
         if backward:
@@ -225,14 +225,14 @@ class Worker:
         self._pace.start()
 
     def after(self, run: Run, stretch: int, backward: bool) -> None:
-        """... and no longer."""
+        """Release the weights of a stretch and, after a backward, sum its gradients."""
         self._pace.keep()
         self._gatherer.after(run, stretch)
         if backward:
             self._scatterer.after(run, stretch)
 
     def final(self, run: Run, begins: bool) -> None:
-        """The last backward of a run."""
+        """Tell the buckets that the last backward of a run begins or has ended."""
         self._syncs.final(run, begins)
 
     def holds(self, tensor: Tensor) -> bool:
@@ -240,13 +240,13 @@ class Worker:
         return self._gatherer.holds(tensor)
 
     def close(self) -> None:
-        """Ends all threads and channels."""
+        """End all threads and channels."""
         for part in (self._syncs, self._gatherer, self.totals, self.executor, self.network):
             part.close()
 
 
 def _homes(pieces: Pieces, names: Sequence[str]) -> dict[str, int]:
-    """The first block that holds each of these tensors: one that is not trained may stand in several."""
+    """Return the first block that holds each of these tensors; an untrained tensor may be in several blocks."""
     homes: dict[str, int] = {}
     for index, block in enumerate(pieces.blocks):
         for name, _ in (*block.named_buffers(), *block.named_parameters()):
@@ -255,7 +255,7 @@ def _homes(pieces: Pieces, names: Sequence[str]) -> dict[str, int]:
 
 
 def meets(program: Program, pieces: Pieces) -> bool:
-    """Return whether others do the same actions side by side and meet midway, so that no action may overtake."""
+    """Return whether other workers run the same actions side by side and meet midway, so that none may be overtaken."""
     mixing = [index for index, block in enumerate(pieces.graph.blocks) if block.statistics]
     return any(
         len(run.group) > 1

@@ -1,9 +1,9 @@
-"""One worker as a process: `python -m isthmus.runtime.worker_process`, started and looked after by an engine.
+"""One worker as a process: `python -m isthmus.runtime.worker_process`, started and watched by an engine.
 
-The first line of standard input says what to do; events go out as lines on what was standard output (protocol.py).
-Whatever the user's code prints goes to standard error, and cannot be mistaken for an event. When standard input ends
-the parent is gone, and so is this process, whatever it is doing; on Linux the kernel sees to that even where this
-process is stopped or cannot run its own code. Ctrl-C is the parent's affair.
+The first line of standard input is the order; events go out as lines on what was standard output (`protocol.py`).
+Whatever the user's code prints goes to standard error, and cannot be mistaken for an event. When standard input ends,
+the parent is gone, and this process ends too, whatever it is doing. On Linux the kernel ends it even if it is stopped
+or cannot run its own code. Ctrl-C is handled by the parent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> NoReturn:
-    """Serves one order, then waits to be ended: others may still need what this process has sent."""
+    """Serve one order, then wait to be ended: other workers may still need what this process has sent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tell = _events()
     first = sys.stdin.buffer.readline()
@@ -51,7 +51,7 @@ def main() -> NoReturn:
     serving: Serving | None = None
     try:
         offset = mailbox.clock() - (said + time.perf_counter()) / 2
-        from isthmus.runtime.worker_run import Serving  # torch, only now that the process can be ended
+        from isthmus.runtime.worker_run import Serving  # imports torch, only now that the process can be ended
 
         serving = Serving(start, tell, mailbox, offset)
         serving.run()
@@ -64,9 +64,10 @@ def main() -> NoReturn:
 
 
 def _end_with(parent: int) -> None:
-    """Has the kernel kill this process when the parent's thread that started it ends; Linux only.
+    """Have the kernel kill this process when the parent's thread that started it ends (Linux only).
 
-    A parent that was gone before the kernel was asked does not count: then this process has another one by now.
+    If the parent ended before this call, the kernel would not notice; this process then has another parent, and ends
+    here.
     """
     if not parent or not sys.platform.startswith("linux"):
         return
@@ -76,7 +77,7 @@ def _end_with(parent: int) -> None:
 
 
 def _beat(tell: Callable[[Event], None], every: float) -> None:
-    """Signs of life for as long as the process can run Python."""
+    """Send signs of life for as long as the process can run Python."""
     with contextlib.suppress(OSError):  # nobody listens: the process is about to end
         while True:
             time.sleep(every)
@@ -84,11 +85,11 @@ def _beat(tell: Callable[[Event], None], every: float) -> None:
 
 
 def _events() -> Callable[[Event], None]:
-    """Writes events where standard output went; what is printed goes to standard error from now on."""
+    """Return a function that writes events where standard output went; from now on prints go to standard error."""
     private = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what is printed is seen at once, whatever ends the worker
+        sys.stdout.reconfigure(line_buffering=True)  # so that prints are seen at once, whatever ends the worker
     lock = threading.Lock()
 
     def tell(event: Event) -> None:
@@ -99,10 +100,10 @@ def _events() -> Callable[[Event], None]:
 
 
 class Mailbox:
-    """What the parent says after the first line; the process ends when that ends."""
+    """Reads what the parent sends after the first line, and ends the process when that ends."""
 
     def __init__(self, lines: BinaryIO, store: Path) -> None:
-        """`store` goes with its folder when the parent is gone, as nobody else removes it then."""
+        """Start to read; if the parent is gone, remove `store` and its folder, as nobody else does then."""
         self._lines, self._store = lines, store
         self._clock: SimpleQueue[float] = SimpleQueue()
         self._commands: SimpleQueue[int] = SimpleQueue()
@@ -111,17 +112,17 @@ class Mailbox:
         self._thread.start()
 
     def clock(self) -> float:
-        """The parent's clock when it answered."""
+        """Return the parent's clock at the time it answered."""
         return self._clock.get()
 
     def deliver(self, ask: Callable[[int], None]) -> None:
-        """From now on commands go there."""
+        """Pass commands to `ask` from now on, with those that have come already."""
         self._ask = ask
         while not self._commands.empty():
             ask(self._commands.get())
 
     def wait_for_end(self) -> NoReturn:
-        """Until the parent closes standard input, or is gone."""
+        """Wait until the parent closes standard input or is gone, which ends the process."""
         self._thread.join()
         raise AssertionError("the process ends with its mailbox")
 
@@ -136,12 +137,15 @@ class Mailbox:
             self._store.unlink(missing_ok=True)
             self._store.parent.rmdir()
         if os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)  # with all that the user's code may have started
+            os.killpg(0, signal.SIGKILL)  # with everything that the user's code may have started
         os._exit(1)
 
 
 def failed(error: BaseException, step: int | None) -> Failed:
-    """An error in words; where it came from in our code is shown on standard error if ISTHMUS_TRACEBACK is set."""
+    """Return an error as an event.
+
+    If ISTHMUS_TRACEBACK is set, the traceback goes to standard error.
+    """
     from isthmus.runtime.comm.channel import ChannelError
 
     if os.environ.get("ISTHMUS_TRACEBACK"):

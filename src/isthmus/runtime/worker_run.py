@@ -1,4 +1,4 @@
-"""The life of one worker: its model, data and channels are made; it steps, saves, and tells what came of it."""
+"""The life of one worker: create its model, data and channels; step, save, and report the results."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ __all__ = [
     "release_unused",
 ]
 
-_TRAFFIC = 0.5  # seconds between two counts of bytes
+_TRAFFIC = 0.5  # seconds between two reports of bytes sent
 
 
 class Serving:
-    """One worker of a run; `step` is the one it is at (None: before the first)."""
+    """One worker of a run; `step` is its present step (None: before the first)."""
 
     def __init__(self, start: Start, tell: Callable[[Event], None], mailbox: Mailbox, offset: float) -> None:
-        """`offset`: the parent's clock less ours."""
+        """Take the order; `offset` is the parent's clock minus ours, in seconds."""
         self.order, self.program, self.tell, self._offset = start.order, start.order.program, tell, offset
         self.step: int | None = None
         self._place, self._mailbox = start.place, mailbox
@@ -64,7 +64,7 @@ class Serving:
         self._saver = Saver(Path(folder), self.program.device, start.order.run) if folder is not None else None
 
     def run(self) -> None:
-        """From the first step to the last, or to the one after which all are told to stop."""
+        """Run from the first step to the last, or to the one after which all workers are told to stop."""
         worker, order = self._made(), self.order
         self.tell(Ready())
         for number in range(order.first, order.stop):
@@ -87,6 +87,7 @@ class Serving:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         built, loss = build_model(self.program.job)
+        loss.micro_batch = self.program.micro_batch
         if _splits(self.program) and not self.program.job.trust_independent_samples:
             check_hooks(built.module, "the plan splits the batch, and each part's gradient would be changed by itself")
         job = self.program.job
@@ -114,7 +115,7 @@ class Serving:
         return worker
 
     def _resume(self, worker: Worker, path: Path) -> None:
-        checkpoint = open_checkpoint(path)  # hashed already, by whoever chose it
+        checkpoint = open_checkpoint(path)  # whoever chose it has verified the hashes
         self._updates = checkpoint.manifest.updates
         load_state(worker, checkpoint, self._updates)
 
@@ -175,12 +176,15 @@ class Serving:
 
 
 def _stages(numbers: Sequence[int]) -> str:
-    """As the simulator calls them."""
+    """Return the name of a run's stages as the simulator writes it."""
     return f"stage {numbers[0]}" if len(numbers) == 1 else f"stages {numbers[0]}-{numbers[-1]}"
 
 
 def build_model(job: Job) -> tuple[BuiltModel, CheckedLoss]:
-    """The job's model with the weights that its seed gives, and its loss. Runs the code that the job names."""
+    """Return the job's model, with the weights that its seed gives, and its loss.
+
+    This runs the code that the job names.
+    """
     torch.manual_seed(job.seed)
     built = source.build(job.model, job.sequence)
     return built, open_loss(job, built)
@@ -195,7 +199,7 @@ def cut_model(
     *,
     measure: bool,
 ) -> Pieces:
-    """The model in the plan's precision, cut into the blocks that the plan was made for; `measure` as in `cut`."""
+    """Cut the model, in the plan's precision, into the blocks for which the plan was made; `measure` as in `cut`."""
     pieces = cut(
         cast_module(module, DTYPES[part.precision]), example, name=part.job.name, sequence=sequence, measure=measure
     )
@@ -212,7 +216,10 @@ def cut_model(
 
 
 def cast_module(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """The module with all reals in one dtype; complex buffers stay what they are, complex weights are refused."""
+    """Cast all real tensors of the module to one dtype.
+
+    Complex buffers stay as they are; complex trained parameters are refused.
+    """
     for name, parameter in module.named_parameters():
         if parameter.is_complex() and parameter.requires_grad:
             raise ModelError(
@@ -230,7 +237,7 @@ def cast_module(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
 
 
 def check_hooks(module: torch.nn.Module, why: str) -> None:
-    """Refuses trained parameters whose gradients a hook may change; `why`: what would become of them."""
+    """Refuse trained parameters whose gradients a hook may change; `why` says what would happen to them."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
             raise ModelError(
@@ -250,7 +257,7 @@ def _splits(program: Program) -> bool:
 
 
 def cast_example(example: Example, dtype: torch.dtype) -> Example:
-    """Example inputs with all reals of one dtype."""
+    """Cast all real example inputs to one dtype."""
 
     def cast(value: torch.Tensor) -> torch.Tensor:
         return value.to(dtype) if value.is_floating_point() else value
@@ -261,14 +268,14 @@ def cast_example(example: Example, dtype: torch.dtype) -> Example:
 
 
 def kept_buffers(module: torch.nn.Module, unreached: Sequence[str]) -> list[str]:
-    """Buffers that the model's own state has, and parameters that are not trained: frozen, or reached by no loss."""
+    """Return the buffers in the model's state, and the parameters that are not trained (frozen or unused)."""
     state = module.state_dict(keep_vars=True)
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad or name in unreached]
     return [*(name for name, _ in module.named_buffers() if name in state), *frozen]
 
 
 def release_unused(parameters: Iterable[tuple[str, torch.nn.Parameter]], worker: Worker) -> None:
-    """Gives back the memory of weights that other workers hold, whoever still refers to them."""
+    """Release the memory of weights that other workers hold, even if something still refers to them."""
     used = {id(parameter) for bucket in worker.buckets for parameter in bucket.parameters}
     for name, parameter in parameters:
         if parameter.requires_grad and id(parameter) not in used and name not in worker.graph.unreached:
@@ -276,5 +283,5 @@ def release_unused(parameters: Iterable[tuple[str, torch.nn.Parameter]], worker:
 
 
 def _finite(number: float | None) -> float | None:
-    """JSON has no others."""
+    """Return the number, or None if it is not finite, which JSON cannot express."""
     return number if number is not None and math.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""Hostfiles as MPI and DeepSpeed write them: `name slots=N` a line, `#` begins a comment."""
+"""Imports hostfiles as MPI and DeepSpeed write them: one `name slots=N` per line; `#` begins a comment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LINE = re.compile(r"(?P<name>\S+)\s+slots\s*=\s*(?P<slots>[0-9]{1,6})", re.ASCI
 
 
 def import_hostfile(path: str | Path, around: Around) -> Imported:
-    """The cluster of a hostfile: one device a slot."""
+    """Import the cluster that a hostfile describes, with one device per slot."""
     with expecting(path, "hostfile", error=ClusterError):
         slots = parse_hostfile(read_text(path, _LARGEST, ClusterError), where=str(path))
     cluster, findings = cluster_of(slots, around, str(path))
@@ -26,7 +26,7 @@ def import_hostfile(path: str | Path, around: Around) -> Imported:
 
 
 def parse_hostfile(text: str, where: str) -> dict[str, int]:
-    """Slots by host, in order."""
+    """Return the number of slots of each host, in the order of the text; errors name the file `where`."""
     slots: dict[str, int] = {}
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -53,7 +53,9 @@ def _entry(content: str, where: str) -> tuple[str, int]:
             "this line cannot be read", where=where, found=repr(content[:80]), expected="a line like worker-1 slots=4"
         )
     if not is_name(match["name"]):
-        raise ClusterError("a host cannot be named so", where=where, found=repr(match["name"][:80]), expected=NAME_RULE)
+        raise ClusterError(
+            "this is not a valid host name", where=where, found=repr(match["name"][:80]), expected=NAME_RULE
+        )
     if int(match["slots"]) < 1:
         raise ClusterError(f"host {match['name']!r} has no slots", where=where, expected="at least 1")
     return match["name"], int(match["slots"])

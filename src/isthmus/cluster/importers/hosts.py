@@ -1,4 +1,4 @@
-"""Equal devices on named hosts in one region: what hostfiles and batch systems know of a cluster."""
+"""Builds the cluster where a source only names hosts and counts their devices, as hostfiles and batch systems do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Around", "cluster_of"]
 
 
 class Around(msgspec.Struct, frozen=True, kw_only=True):
-    """What such sources do not say and a person must: the kind of device, the region, the link between hosts."""
+    """What such sources leave out and a person must give: the kind of device, the region and the link between hosts."""
 
     name: str
     kind: str
@@ -24,7 +24,7 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cluster_of(devices: Mapping[str, int], around: Around, where: str) -> tuple[Cluster, tuple[Finding, ...]]:
-    """The cluster of hosts with so many devices each, and what was assumed about it."""
+    """Return the cluster of these hosts, each with so many devices, and the assumptions that were made about it."""
     hosts = {host: {"region": around.region, "devices": {around.kind: count}} for host, count in devices.items()}
     cluster = build_cluster({"name": around.name, "hosts": hosts, "links": _links(around)}, where)
     return cluster, (_kind(around), *_no_link(around, len(hosts)))

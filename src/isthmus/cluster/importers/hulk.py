@@ -1,11 +1,12 @@
-"""The machines of the Hulk paper: 47 in 12 cities, with the time to send 64 bytes between pairs of them.
+"""Imports the machines of the Hulk paper: 47 in 12 cities, with the time to send 64 bytes between pairs of them.
 
 Milliseconds are taken as round trips, so a link's latency is half. The files give neither bandwidth nor how many
-devices a machine has: one bandwidth is assumed for all links, and a machine has as many devices of the kind that
-stands for its compute capability as its memory holds, rounded, at least one.
+devices a machine has: one bandwidth is assumed for all links, and the number of devices is the machine's memory divided
+by the memory of the kind that stands for its compute capability, rounded, and at least one.
 
-`fill` also links what has no time: each pair of cities gets a link of its own, with half the median of its rows, or,
-where it has none, without a latency, so that loading imputes it by distance and marks it.
+`fill` also links the machines that have no measured time: each pair of cities gets a link of its own. Its latency is
+half the median of the pair's rows. A pair without rows gets no latency, so that loading imputes it by distance and
+marks it.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from isthmus.errors import ClusterError
 
 __all__ = ["KINDS", "import_hulk"]
 
-# What stands for each compute capability: a common card of it, by preference one whose memory divides the machines'
+# The kind that stands for each compute capability: a common card, preferably one whose memory divides the machines'.
 KINDS: Mapping[float, str] = {6.1: "GTX-1080", 7.0: "V100-32GB", 7.5: "TITAN-RTX", 8.0: "A100-40GB", 8.6: "RTX-3090"}
 
-_PUBLISHED = {frozenset(("nanjing", "london")): 176.7}  # ms; the paper's own table, where it and the file part
+_PUBLISHED = {frozenset(("nanjing", "london")): 176.7}  # ms, from the paper's own table, where the file differs
 _ASSUMED = "1 Gbit/s"
 
 Cities = list[frozenset[str]]
@@ -36,7 +37,7 @@ Cities = list[frozenset[str]]
 def import_hulk(
     nodes: str | Path, edges: str | Path, *, name: str = "hulk", bandwidth: str | None = None, fill: bool = False
 ) -> Imported:
-    """The cluster of the two files, cleaned; the findings say what was wrong, and what was assumed."""
+    """Import the cluster of the two files, cleaned; the findings say what was wrong and what was assumed."""
     machines = read_machines(nodes)
     rows = read_rows(edges, machines)
     cleaned = clean(machines, rows)
@@ -74,7 +75,10 @@ def _links(machines: Machines, cleaned: Cleaned) -> Iterator[dict[str, Any]]:
 
 
 def _city_pairs(machines: Machines) -> Cities:
-    """Every pair of cities that has a pair of machines; a city with several machines also with itself."""
+    """Return every pair of cities that has a pair of machines.
+
+    A city with several machines is also paired with itself.
+    """
     found = [frozenset((machines[a].city, machines[b].city)) for a, b in combinations(machines, 2)]
     return list(dict.fromkeys(found))
 

@@ -1,15 +1,18 @@
-"""What is wrong with a table of times between machines, and what is done about it.
+"""Finds errors in a table of times between machines, and corrects or removes the rows that have them.
 
-The rules, in order. A row is *strange* when it is 15 % and 15 ms away from the median of its pair of cities.
+The rules apply in this order. A row is *strange* when it differs from the median of its pair of cities by more than 15
+% and by more than 15 ms.
 
-1. self-loop: a machine to itself. Left out.
-2. typing-slip: a strange row that also breaks the ascending order of the file. Among the machines that the order allows
-   there, that have no row with `a` yet, and whose city has that time with `a`'s, the one that most machines of `a`'s
-   city have rows with is meant. No such machine, or two: left out.
-3. repeats-another-city: a strange row with the time of another city. Left out: which of the two it is cannot be known.
-4. outlier: the only row of its pair of cities, and faster than light (2 x distance / c). Left out.
-5. faster-than-light: several rows of a pair of cities that agree. Kept, and said.
-6. given-twice: a pair of machines with several rows. Their median.
+1. self-loop: the time of a machine to itself. The row is left out.
+2. typing-slip: a strange row that also breaks the ascending order of the file. The row is read as meaning another
+   machine, if one stands out. Candidates are the machines that the order allows there, that have no row with `a` yet,
+   and whose city has that time with `a`'s city. Of these the machine is taken that has rows with the most machines of
+   `a`'s city. If there is no such machine, or two, the row is left out.
+3. repeats-another-city: a strange row with the time of another city. The row is left out, because nobody can know which
+   of the two cities the time belongs to.
+4. outlier: the only row of its pair of cities, and faster than light (2 x distance / c). The row is left out.
+5. faster-than-light: several rows of a pair of cities that agree with each other. They are kept and reported.
+6. given-twice: a pair of machines with several rows. Their median is used.
 
 What is left out can be filled in again from the medians (`import_hulk`).
 """
@@ -28,14 +31,14 @@ from isthmus.cluster.places import find_place, light_seconds
 
 __all__ = ["Cleaned", "clean"]
 
-_STRANGE = (0.15, 15.0)  # of the median, and ms: both must be passed
-_SAME = 1.0  # ms: two times that may be one
+_STRANGE = (0.15, 15.0)  # part of the median, and ms: the difference must exceed both
+_SAME = 1.0  # ms: two times that differ by no more than this count as the same
 
 Pair = tuple[int, int]
 
 
 class Cleaned(NamedTuple):
-    """Times by pair of machines, in ms as measured; the rows behind them; what was found."""
+    """Times by pair of machines, in ms as measured, with the rows they come from and the findings."""
 
     times: dict[Pair, float]
     rows: list[Row]
@@ -43,7 +46,7 @@ class Cleaned(NamedTuple):
 
 
 def clean(machines: Machines, rows: Sequence[Row]) -> Cleaned:
-    """All the rules, one after another; each sees what those before it left."""
+    """Apply all the rules, one after another; each rule sees the rows that the rules before it left."""
     findings: list[Finding] = []
     kept = list(rows)
     for rule in (_self_loops, _slips, _repeats, _outliers, _light):
@@ -94,7 +97,7 @@ def _slips(machines: Machines, rows: list[Row]) -> tuple[list[Row], list[Finding
 
 
 def _meant(machines: Machines, rows: list[Row], row: Row) -> int | None:
-    """The machine that a row most likely meant, if one stands out among those that it may have meant (rule 2)."""
+    """Return the machine that a row most likely meant, if one stands out among the possible ones (rule 2)."""
     given = {other.pair for other in rows}
     neighbours = [node for node, machine in machines.items() if machine.city == machines[row.a].city]
     votes = {
@@ -105,7 +108,10 @@ def _meant(machines: Machines, rows: list[Row], row: Row) -> int | None:
 
 
 def _possible(machines: Machines, rows: list[Row], row: Row) -> list[int]:
-    """Machines of other cities that have this row's time, that its order allows, and that `a` has no row with yet."""
+    """Return the machines of other cities that the row may mean.
+
+    They have this row's time, its order in the file allows them, and `a` has no row with them yet.
+    """
     at, medians = rows.index(row), city_medians(rows, machines)
     given = {other.pair for other in rows}
     before = rows[at - 1].b if at and rows[at - 1].a == row.a else -1
@@ -145,7 +151,7 @@ def _near(medians: dict[frozenset[str], float], own: str, city: str, ms: float) 
 
 
 def _too_fast(machines: Machines, rows: list[Row]) -> dict[frozenset[str], list[Row]]:
-    """Rows that are faster than light there and back, by pair of cities."""
+    """Return the rows that are faster than light there and back, by pair of cities."""
     found: dict[frozenset[str], list[Row]] = {}
     for row in rows:
         a, b = find_place(machines[row.a].city), find_place(machines[row.b].city)
@@ -175,7 +181,7 @@ def _light(machines: Machines, rows: list[Row]) -> tuple[list[Row], list[Finding
 
 
 def _twice(rows: Sequence[Row], medians: dict[Pair, float]) -> list[Finding]:
-    """Pairs of machines that the file gives several times, as it stood before any rule."""
+    """Report the pairs of machines with several rows in the file, as it was before any rule."""
     given: dict[Pair, list[Row]] = {}
     for row in rows:
         if row.a != row.b:

@@ -1,4 +1,4 @@
-"""The two files of the Hulk data: machines (`node,City,Capability,Memory`) and times between them (`a b ms`)."""
+"""Reads the two files of the Hulk data: machines (`node,City,Capability,Memory`) and times between them (`a b ms`)."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _ROW = re.compile(r"(?P<a>[0-9]{1,6})\s+(?P<b>[0-9]{1,6})\s+(?P<ms>[0-9]{1,9}(?:
 
 
 class HulkMachine(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine; `city` as it may name a region (`new-delhi`), `memory` in bytes, `row` as the file has it."""
+    """One machine; `city` in the form of a region's name (`new-delhi`), `memory` in bytes, `row` as the file has it."""
 
     node: int
     city: str
     capability: float
     memory: float
     row: str
-    blank: bool  # whether the city was written with a blank too many
+    blank: bool  # whether the city was written with a superfluous blank
 
     @property
     def host(self) -> str:
-        """The name of the host: its city and its number."""
+        """Return the name of the host, which is made of its city and its number."""
         return f"{self.city}-{self.node}"
 
 
@@ -50,7 +50,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pair(self) -> tuple[int, int]:
-        """Both machines, the smaller number first."""
+        """Return both machines, the smaller number first."""
         return min(self.a, self.b), max(self.a, self.b)
 
     def __str__(self) -> str:
@@ -58,12 +58,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle value, or the mean of the two in the middle."""
+    """Return the middle value, or the mean of the two in the middle."""
     return float(statistics.median(values))
 
 
 def city_medians(rows: Sequence[Row], machines: Machines) -> dict[frozenset[str], float]:
-    """The median time of each pair of cities that has rows."""
+    """Return the median time of each pair of cities that has rows."""
     times: dict[frozenset[str], list[float]] = {}
     for row in rows:
         times.setdefault(frozenset((machines[row.a].city, machines[row.b].city)), []).append(row.ms)
@@ -71,7 +71,7 @@ def city_medians(rows: Sequence[Row], machines: Machines) -> dict[frozenset[str]
 
 
 def read_machines(path: str | Path) -> dict[int, HulkMachine]:
-    """Machines by number, in the order of the file."""
+    """Return the machines by number, in the order of the file."""
     lines = read_text(path, _LARGEST, ClusterError).splitlines()
     if not lines or [field.strip() for field in lines[0].split(",")] != _HEAD:
         found = repr(lines[0][:80]) if lines else "an empty file"
@@ -100,7 +100,7 @@ def _machine(line: str, where: str) -> HulkMachine:
         raise ClusterError("this row cannot be read", where=where, found=repr(line[:80]), expected=expected) from None
     name = city.strip().lower().replace(" ", "-")
     if not is_name(f"{name}-{node}"):
-        raise ClusterError("a city cannot be named so", where=where, found=repr(city[:80]), expected=NAME_RULE)
+        raise ClusterError("this is not a valid city name", where=where, found=repr(city[:80]), expected=NAME_RULE)
     blank = city != city.strip()
     return HulkMachine(
         node=node, city=name, capability=capability, memory=memory * 1e9, row=line.rstrip("\r"), blank=blank
@@ -108,7 +108,7 @@ def _machine(line: str, where: str) -> HulkMachine:
 
 
 def read_rows(path: str | Path, machines: Machines) -> list[Row]:
-    """The times, row by row."""
+    """Return the measured times, row by row."""
     return list(_rows(read_text(path, _LARGEST, ClusterError), str(path), machines))
 
 

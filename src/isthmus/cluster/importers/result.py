@@ -1,4 +1,4 @@
-"""What an importer gives back: a cluster, and what it found, assumed, mended or left out on the way."""
+"""The result of an importer: a cluster, and what it found, assumed, corrected or left out on the way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Finding", "Imported"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that whoever uses the cluster should know; `rows` quotes the input with its lines."""
+    """One thing that the user of the cluster should know; `rows` quotes the input with its line numbers."""
 
     kind: str
     what: str
@@ -21,13 +21,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster from elsewhere; `source` says in a line what it was made from."""
+    """An imported cluster; `source` says in one line what it was made from."""
 
     cluster: Cluster
     source: str
     findings: tuple[Finding, ...] = ()
 
     def comments(self) -> Iterator[str]:
-        """The head of the file that is written: where it comes from, and each finding in a line."""
+        """Yield the comments for the head of the written file: the cluster's source, and each finding in a line."""
         yield f"Imported from {self.source}."
         yield from (f"{finding.kind}: {finding.what}; {finding.done}." for finding in self.findings)

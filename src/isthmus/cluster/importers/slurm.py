@@ -1,8 +1,8 @@
-"""The nodes of a Slurm job, from the variables that Slurm sets inside it.
+"""Imports the nodes of a Slurm job from the variables that Slurm sets inside it.
 
-SLURM_JOB_NODELIST names the nodes (`gpu[01-04,07],login1`). How many devices each has is read from SLURM_GPUS_ON_NODE,
-else from SLURM_JOB_GPUS (a list of numbers); both speak of the node this runs on, and the others are taken to be like
-it. Without either, SLURM_TASKS_PER_NODE (`4(x2),2`) is read as one device a task.
+SLURM_JOB_NODELIST names the nodes (`gpu[01-04,07],login1`). The number of devices is read from SLURM_GPUS_ON_NODE, or
+else from SLURM_JOB_GPUS (a list of numbers). Both describe the node that this runs on, and the others are assumed to be
+like it. Without either, SLURM_TASKS_PER_NODE (`4(x2),2`) is read as one device per task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from isthmus.errors import ClusterError
 
 __all__ = ["expand_counts", "expand_nodes", "import_slurm"]
 
-_MOST = 200_000  # nodes; also what one bracket may stand for
+_MOST = 200_000  # nodes, in all and in one bracket
 _NODES = "gpu[01-04,07],login1"
 _PART = re.compile(r"\[(?P<list>[^\[\]]*)\]|(?P<text>[^\[\],]+)")
 _RANGE = re.compile(r"(?P<first>[0-9]{1,9})(?:-(?P<last>[0-9]{1,9}))?", re.ASCII)
@@ -25,7 +25,7 @@ _COUNT = re.compile(r"(?P<count>[0-9]{1,6})(?:\(x(?P<times>[0-9]{1,6})\))?", re.
 
 
 def import_slurm(environment: Mapping[str, str], around: Around) -> Imported:
-    """The cluster of the Slurm job whose variables `environment` holds."""
+    """Import the cluster of the Slurm job whose variables `environment` holds."""
     listed = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
     if not listed:
         raise ClusterError(
@@ -40,7 +40,7 @@ def import_slurm(environment: Mapping[str, str], around: Around) -> Imported:
 
 
 def expand_nodes(text: str, where: str = "SLURM_JOB_NODELIST") -> list[str]:
-    """`gpu[01-04,07],login1` -> gpu01 ... gpu04, gpu07, login1; several brackets in a name give every combination."""
+    """Expand `gpu[01-04,07],login1` to gpu01 ... gpu04, gpu07, login1; several brackets give every combination."""
     names: list[str] = []
     for entry in _entries(text, where):
         names += _names(entry, text, where, _MOST - len(names))
@@ -53,7 +53,7 @@ def expand_nodes(text: str, where: str = "SLURM_JOB_NODELIST") -> list[str]:
 
 
 def _entries(text: str, where: str) -> Iterator[list[re.Match[str]]]:
-    """The entries between commas outside brackets, each as its parts: plain text and lists in brackets."""
+    """Yield the entries between commas outside brackets, each as its parts: plain text and lists in brackets."""
     parts: list[re.Match[str]] = []
     at = 0
     while at < len(text):
@@ -84,7 +84,7 @@ def _names(parts: list[re.Match[str]], text: str, where: str, most: int) -> list
 
 
 def _numbers(listed: str, text: str, where: str) -> list[str]:
-    """`01-04,07` -> 01 02 03 04 07, as wide as they are written."""
+    """Expand `01-04,07` to 01 02 03 04 07, with the width that the numbers are written with."""
     numbers: list[str] = []
     for piece in listed.split(","):
         match = _RANGE.fullmatch(piece)
@@ -102,7 +102,7 @@ def _unreadable(text: str, where: str) -> ClusterError:
 
 
 def expand_counts(text: str, where: str = "SLURM_TASKS_PER_NODE") -> list[int]:
-    """`4(x2),2` -> 4, 4, 2."""
+    """Expand `4(x2),2` to 4, 4, 2."""
     counts: list[int] = []
     for piece in text.split(","):
         match = _COUNT.fullmatch(piece)
@@ -116,7 +116,7 @@ def expand_counts(text: str, where: str = "SLURM_TASKS_PER_NODE") -> list[int]:
 
 
 def _counts(environment: Mapping[str, str], nodes: list[str]) -> tuple[list[int], tuple[Finding, ...]]:
-    """Devices by node, and how they were found."""
+    """Return the number of devices of each node, and a finding that says how they were found."""
     tasks = environment.get("SLURM_TASKS_PER_NODE", "")
     for variable in ("SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS"):
         text = environment.get(variable)
@@ -131,7 +131,7 @@ def _counts(environment: Mapping[str, str], nodes: list[str]) -> tuple[list[int]
     counts = expand_counts(tasks)
     if len(counts) != len(nodes) or min(counts) < 1:
         raise ClusterError(
-            "these counts do not go with the nodes",
+            "these counts do not match the nodes",
             where="SLURM_TASKS_PER_NODE",
             found=repr(tasks[:80]),
             expected=f"{len(nodes)} counts of 1 or more",
@@ -141,7 +141,10 @@ def _counts(environment: Mapping[str, str], nodes: list[str]) -> tuple[list[int]
 
 
 def _devices(variable: str, text: str) -> int:
-    """`SLURM_GPUS_ON_NODE=4` is a number, `SLURM_JOB_GPUS=0,1,4-5` a list of numbers."""
+    """Return the number of devices that a variable gives.
+
+    `SLURM_GPUS_ON_NODE=4` is a number, `SLURM_JOB_GPUS=0,1,4-5` a list of numbers.
+    """
     number = text if variable == "SLURM_GPUS_ON_NODE" else str(len(_numbers(text, text, variable)))
     if not re.fullmatch(r"[0-9]{1,6}", number, re.ASCII) or int(number) < 1:
         raise ClusterError("this number of devices cannot be read", where=variable, found=repr(text[:80]))

@@ -1,8 +1,8 @@
-"""The network of a folded plan: C copies of F, on which messages stand for more than themselves (`cost.fold`).
+"""The network of a folded plan: C copies of F, whose messages stand for several (`cost.replicas.folding`).
 
-A host is itself: its nic, bus and devices carry what they carry in the whole plan. So is a pair of hosts, for what one
-of them sends to the other. What many copies share is a trunk, and of it a message gets what it would get among all that
-it stands for:
+A host stands for itself: its nic, bus and devices carry what they carry in the whole plan. So does a pair of hosts, for
+what one of them sends to the other. A trunk is shared by many copies, and a message gets of it what it would get among
+all the messages that it stands for:
 
 | from, to | stands for | its trunk |
 |---|---|---|
@@ -11,8 +11,8 @@ it stands for:
 | the last copy, the first; SINGLE | itself: where a ring goes on, or the ring of a tree's leaders | all of it |
 | WIDE, to another copy | w messages, as one of all their bytes, over w pairs of hosts | C / F of it |
 
-Messages of different rows do not meet on a trunk here; in the whole plan they do. What goes to all shares nics, links
-and trunks as all the messages that it stands for.
+Messages of different rows do not meet on a trunk here, although they do in the whole plan. A message that goes to all
+shares nics, links and trunks as all the messages that it stands for would.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NIC_OUT, NIC_IN, OUT, INTO, BUS_IN, BUS_OUT, PAIR, WIDE_PAIR, SHARED, FOLLOWING,
 
 
 def _starts(hosts: int, devices: int, regions: int) -> list[int]:
-    """The first resource of each sort; the last three are trunks."""
+    """Return the number of the first resource of each sort; the last three sorts are trunks."""
     sizes = [hosts] * 2 + [devices] * 4 + [hosts**2] * 2 + [regions**2] * 3
     return list(accumulate(sizes, initial=0))
 
@@ -46,7 +46,7 @@ def _starts(hosts: int, devices: int, regions: int) -> list[int]:
 def folded_fabric(
     cluster: Cluster, names: Sequence[str], copies: Sequence[int], costs: Mapping[str, DeviceCosts] | None = None
 ) -> Fabric:
-    """The fabric of the named hosts, each of a copy; `with_copies` says for how many these stand."""
+    """Return the fabric of the named hosts, each in a copy; `with_copies` sets for how many copies these stand."""
     hosts = [cluster.hosts[name] for name in names]
     own = [[f"{host.name}/{kind}/{i}" for kind, n in host.devices.items() for i in range(n)] for host in hosts]
     devices = tuple(name for group in own for name in group)
@@ -83,9 +83,10 @@ def folded_fabric(
 
 
 def with_copies(net: Fabric, kept: int, copies: int, senders: npt.ArrayLike, rounds: int) -> Fabric:
-    """The same where `kept` copies stand for so many, and at most so many rounds of a ring are played.
+    """Return the fabric where `kept` copies stand for `copies`, and at most `rounds` rounds of a ring are played.
 
-    `senders`: of each host, how many of its devices are sharded together: what goes from it to all counts as theirs.
+    `senders` has, for each host, how many of its devices are sharded together: a message from it to all stands for
+    theirs.
     """
     at = _starts(len(net.hosts), len(net.devices), len(net.regions))
     across = (copies - 1.0) / (kept - 1.0)
@@ -103,7 +104,7 @@ def with_copies(net: Fabric, kept: int, copies: int, senders: npt.ArrayLike, rou
 
 
 def _between(at: Sequence[int], region: Ints, copy: Ints, limited: npt.NDArray[np.bool_]) -> Ints:
-    """[3, hosts, hosts, 4]: what messages between two hosts pass as a rule, when they go to all, and when only once."""
+    """Return what messages between two hosts pass, [3, hosts, hosts, 4]: usually, when sent to all, when sent once."""
     n = len(region)
     here, there = np.arange(n)[:, None], np.arange(n)[None, :]
     found = np.full((3, n, n, 4), -1, np.int32)
@@ -119,7 +120,7 @@ def _between(at: Sequence[int], region: Ints, copy: Ints, limited: npt.NDArray[n
 
 
 def _links(cluster: Cluster, hosts: Sequence[Host], region: Ints) -> Floats:
-    """[2, hosts, hosts]: bandwidth and latency; infinite where there is no link."""
+    """Return the bandwidth and latency between hosts, [2, hosts, hosts]; both are infinite where there is no link."""
     numbers = {name: i for i, name in enumerate(cluster.regions)}
     regions = np.full((2, len(numbers), len(numbers)), np.inf)
     _enter(cluster, numbers, regions)
@@ -136,7 +137,7 @@ def _enter(cluster: Cluster, numbers: Mapping[str, int], table: Floats) -> None:
 
 
 def _trunks(cluster: Cluster) -> Floats:
-    """[regions, regions]: what all flows between two regions share; infinite where nothing is said."""
+    """Return the trunk that all flows between two regions share, [regions, regions]; infinite where none is given."""
     found = [[cluster.trunk(a, b) for b in cluster.regions] for a in cluster.regions]
     return np.array([[np.inf if trunk is None else trunk for trunk in row] for row in found])
 
@@ -151,12 +152,12 @@ def _capacity(hosts: Sequence[Host], host_of: Ints, bandwidth: Floats, trunks: F
 
 
 def _rates(network: Network) -> Floats:
-    """Bytes a second of a message alone on each route."""
-    return np.asarray(np.append(network.capacity, np.inf)[network.resources].min(axis=1))  # row -1: nothing
+    """Return the bytes a second of a message alone on each route."""
+    return np.asarray(np.append(network.capacity, np.inf)[network.resources].min(axis=1))  # index -1: no resource
 
 
 def _names(hosts: Sequence[str], devices: Sequence[str], cluster: Cluster) -> tuple[str, ...]:
-    """Return a name for people of each resource."""
+    """Return a name of each resource for people."""
     ends = [f"{host} nic {way}" for way in ("out", "in") for host in hosts]
     ends += [f"{device} {way}" for way in ("out", "in", "bus in", "bus out") for device in devices]
     pairs = [f"{a} to {b}" for a in hosts for b in hosts]

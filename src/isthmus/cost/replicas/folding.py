@@ -1,33 +1,34 @@
-"""Plans that are copies of a smaller plan beside each other, and their price from a few of the copies.
+"""Plans that consist of copies of a smaller plan, and their price from a few of the copies.
 
 A plan is F-fold when
 
-- the replicas of every stage are F runs of one pattern (kind, tensor degree, share, slices): run j is copy j's;
+- the replicas of every stage are F runs of one pattern (kind, tensor degree, share, slices), where run j is copy j's;
 - the copies have their devices on hosts of their own, and these correspond: equal shape, same region, same links;
 - every sync lists its participants in *segments*, each of which lists some participants of copy after copy: a b of the
   first copy, a b of the second, ... and then c, c, c. So a ring that is written class by class crosses to another
   region as often as that of one copy, and one that is written host by host stays inside a host as long.
 
-By symmetry all copies do the same at the same time. C are kept, two or more and at least 32 devices, with their
-samples; each stands for F / C. What they compute, send from stage to stage and hold is theirs alone: that is exact.
-What depends on the number of all, N = n F of n participants in a copy, is set right:
+By symmetry all copies do the same at the same time. C copies are kept with their samples (two or more, with at least 32
+devices), and each stands for F / C. What they compute, send from stage to stage and hold in memory is theirs alone, so
+it is exact. What depends on the number of all participants, N = n F with n in each copy, is corrected:
 
-- a ring of N participants: of its N hops a hop inside a copy stands for F / C, one from a copy to the next for
-  w = (F - 1) / (C - 1), and one from the last copy to the next segment for itself. Each sends the bytes of one of N
-  participants, in as many rounds as n C need (or fewer, of a very large plan), which share the latencies of all hops
-  evenly. Exact when all hops are equal or one link is the bottleneck, and near between.
-- a chain (tree): a hop takes as long as all it stands for. Exact where nothing else uses the links; up to a tenth too
-  fast where hosts of several devices are written class by class, and chains meet.
-- what everybody sends to all (`sharded-all`, `factors`): to each other copy w messages as one, which shares links as w
-  would. Exact where they are sent at the same time.
-- trunks: exact for what all copies send, or for what is sent once; not where the two meet (`cost.fold_network`): so
-  `sharded-all` over a trunk is up to an eighth too fast.
-- totals: latencies only, which are the same for all copies but the leader's own: exact.
+- a ring of N participants: of its N hops, one inside a copy stands for F / C, one from a copy to the next stands for
+  w = (F - 1) / (C - 1), and one from the last copy to the next segment stands for itself. Each participant sends the
+  bytes of one of N participants, in as many rounds as n C need (or fewer, in a very large plan), and these rounds share
+  the latencies of all hops evenly. This is exact when all hops are equal or one link is the bottleneck, and close in
+  between.
+- a chain (tree): a hop takes as long as all hops that it stands for. This is exact where nothing else uses the links,
+  and up to a tenth too fast where hosts of several devices are written class by class and chains meet.
+- messages from every participant to all (`sharded-all`, `factors`): w messages to another copy become one, which shares
+  links as w would. This is exact where they are sent at the same time.
+- trunks: this is exact for what all copies send and for what is sent once, but not where the two meet
+  (`cost.replicas.folded_network`); so `sharded-all` over a trunk is up to an eighth too fast.
+- totals: these take latencies only, which are the same for all copies but the leader's own, so they are exact.
 
-What tests hold against plans played whole is in `docs/cost-model.md`.
+`docs/cost-model.md` says what the tests compare with plans that are played whole.
 
-Plans with several parts, relays, servers or duplicates are not folded: a root is not in every copy. Nor are plans for
-whose syncs there are measured times.
+Plans with several parts, relays, servers or duplicates are not folded, because a root is not in every copy. Plans with
+measured times for their syncs are not folded either.
 """
 
 from __future__ import annotations
@@ -49,30 +50,33 @@ __all__ = ["FEWEST", "Folded", "Folder"]
 
 Ints = npt.NDArray[np.int64]
 
-FEWEST = 4  # copies that are worth folding
-_KEPT = 32  # devices, at least
-_MESSAGES = 200_000  # of the rings of one step, about
-_ROUNDS = 8  # of a ring, at least
+FEWEST = 4  # the fewest copies that are worth folding
+_KEPT = 32  # the fewest devices in the copies that are kept
+_MESSAGES = 200_000  # about as many as the rings of one step may have
+_ROUNDS = 8  # the fewest rounds of a ring that are played
 
 
 class Folded(NamedTuple):
-    """A plan of `kept` copies that stands for one of `copies`."""
+    """A plan of `kept` copies that stands for a plan of `copies`."""
 
     plan: Plan
     kept: int
     copies: int
-    rounds: int  # of a ring that are played, at most
-    devices: Ints  # [copies, devices of a copy]: by number, a column for each device and those it is like
+    rounds: int  # the most rounds of a ring that are played
+    devices: Ints  # [copies, devices of a copy]: device numbers; a column has a device of each copy
     hosts: Ints  # [copies, hosts of a copy]
     senders: Mapping[str, int]  # host -> how many of its replicas are sharded together
 
     @property
     def like(self) -> list[int]:
-        """The kept copy that each copy is like: rings come to the first and leave the last, the others are between."""
+        """Return the kept copy that each copy is like.
+
+        Rings enter the first copy and leave the last one, and the others are between them.
+        """
         return [0, *[1] * (self.copies - 2), self.kept - 1]
 
     def kept_hosts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The hosts of the copies that are kept, by number, and the copy of each."""
+        """Return the hosts of the kept copies, by number, and the copy of each."""
         own = self.hosts[: self.kept].ravel()
         order = np.argsort(own)
         return tuple(own[order].tolist()), tuple((order // self.hosts.shape[1]).tolist())
@@ -102,7 +106,7 @@ class Folder:
         ]
 
     def fold(self, plan: Plan) -> Folded | None:
-        """The plan as a few of as many copies as it has; None where it has fewer than `FEWEST`."""
+        """Return a few copies of the plan, of as many as it can have; None if these are fewer than `FEWEST`."""
         part = plan.parts[0]
         if len(plan.parts) > 1 or plan.via or not isinstance(part, Pipeline) or not _can_fold(part):
             return None
@@ -134,7 +138,7 @@ class Folder:
         return _StageColumns(np.array(own), np.array(devices))
 
     def _rows(self, columns: Sequence[_StageColumns], copies: int) -> tuple[Ints, Ints] | None:
-        """Devices and hosts of so many copies, if they are copies."""
+        """Return the devices and hosts of so many copies, or None if the plan does not consist of so many."""
         for column in columns:
             signs = column.signs.reshape(copies, -1)
             if (signs != signs[0]).any():
@@ -165,7 +169,7 @@ class Folder:
         return all(len(links) == len(hosts) and len(set(links)) == 1 for links in found.values())
 
     def _rings(self, part: Pipeline, devices: Ints, kept: int) -> dict[tuple[str, ...], tuple[str, ...]] | None:
-        """Participants of each sync -> those of some copies; None where one is not written in segments."""
+        """Return, by the participants of each sync, those of the kept copies; None if a sync is not in segments."""
         place = np.full(len(self.names), -1)
         place[devices] = np.arange(devices.size).reshape(devices.shape)
         found: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -186,12 +190,12 @@ def _can_fold(part: Pipeline) -> bool:
 
 
 def _divisors(most: int) -> Iterator[int]:
-    """From the largest to the fewest copies worth folding."""
+    """Return the numbers of copies to try, from the largest to the fewest worth folding."""
     return (most // parts for parts in range(1, most // FEWEST + 1) if most % parts == 0)
 
 
 def _each_once(rows: Ints) -> Ints | None:
-    """The columns without those that repeat an earlier one; None where rows repeat differently or share a value."""
+    """Return the columns without those that repeat an earlier one; None if rows repeat differently or share a value."""
     _, index, inverse = np.unique(rows[0], return_index=True, return_inverse=True)
     own = rows[:, index]
     if (rows != own[:, inverse]).any() or len(np.unique(own)) < own.size:
@@ -200,9 +204,10 @@ def _each_once(rows: Ints) -> Ints | None:
 
 
 def _segments(at: Ints, copies: int, count: int, kept: int) -> Ints | None:
-    """Participants (copy * count + device) of all copies, in segments -> those of the first copies; else None.
+    """Return the participants of the first copies, out of those of all copies; None if these are not in segments.
 
-    Every segment goes through the copies in the same order, whichever that is.
+    Participants are numbered copy * count + device. Every segment goes through the copies in the same order, whichever
+    that is.
     """
     copy, device = np.divmod(at, count)
     starts = np.flatnonzero(np.diff(copy, prepend=-1))
@@ -222,7 +227,7 @@ def _segments(at: Ints, copies: int, count: int, kept: int) -> Ints | None:
 
 
 def _some(part: Pipeline, kept: int, copies: int, rings: dict[tuple[str, ...], tuple[str, ...]]) -> Pipeline:
-    """Some of the copies, with their samples."""
+    """Return the pipeline with only the kept copies, and with their samples."""
     return replace(
         part,
         job=replace(part.job, batch=part.job.batch * kept // copies),
@@ -234,7 +239,7 @@ def _some(part: Pipeline, kept: int, copies: int, rings: dict[tuple[str, ...], t
 
 
 def _senders(part: Pipeline) -> Counter[str]:
-    """Host -> the most replicas of a sharded-all stage that it has."""
+    """Return, by host, the most replicas of one sharded-all stage that it has."""
     found: Counter[str] = Counter()
     for stage in part.stages:
         if stage.state == "sharded-all":
@@ -243,7 +248,7 @@ def _senders(part: Pipeline) -> Counter[str]:
 
 
 def _rounds(part: Pipeline) -> int:
-    """As many rounds as keep a step's messages few; an even number."""
+    """Return as many rounds of a ring as keep the messages of a step few, an even number."""
     sharded = [stage for stage in part.stages if stage.state == "sharded-all"]
     turns = part.micro_batches * max((stage.replicas[0].slices for stage in sharded), default=0)
     members = max(len(replica.devices) for stage in part.stages for replica in stage.replicas)

@@ -1,8 +1,8 @@
-"""Measures the links of a cluster: tells probers on its hosts which pairs to measure when, and collects what they find.
+"""Measure the links of a cluster: tell probers on its hosts which pairs to measure when, and collect what they find.
 
-What is measured at the same time shares nothing: a host is in at most one pair, two different regions have at most one
-pair between them, and so has a region with a trunk of its own. Pairs are put into the first round that has room, in the
-order of a round-robin tournament; where all hosts are in one region that gives the fewest rounds there can be.
+Pairs that are measured at the same time share nothing: a host is in at most one pair, and two different regions have at
+most one pair between them, as has a region with a trunk of its own. Each pair goes into the first round that has room,
+in the order of a round-robin tournament; if all hosts are in one region, that gives the fewest possible rounds.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ __all__ = [
     "rounds",
 ]
 
-_WELL_BELOW = 0.8  # flows that reach less than this part of what each reaches alone share something
+_WELL_BELOW = 0.8  # flows that reach less than this fraction of what each reaches alone share something
 _BEYOND = 60.0  # seconds that a round may take longer than expected
-_SIGN_OF_LIFE = 10.0  # seconds in which whoever is not frozen says what its clock is at
+_SIGN_OF_LIFE = 10.0  # seconds in which every prober that is not frozen answers what its clock reads
 
 Pair = tuple[str, str]
 Round = tuple[Pair, ...]
@@ -53,22 +53,29 @@ K = TypeVar("K")
 
 
 class Probers(Protocol):
-    """Hosts that take part, however they are reached."""
+    """The hosts that take part, however they are reached."""
 
     @property
     def addresses(self) -> Mapping[str, str]:
         """Return the address at which each host listens."""
 
     def tell(self, host: str, order: Order) -> None:
-        """Tells one of them; one that is gone does not hear it."""
+        """Send an order to one of the hosts; do nothing if it is gone."""
 
     def next(self, timeout: float) -> tuple[str, Told | None] | None:
-        """Return a host and what it told (None: it is gone); None alone if nothing came in `timeout` seconds."""
+        """Return a host and its message; None as the message means that the host is gone.
+
+        Return None if nothing came in `timeout` seconds.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings:
-    """`seconds` of sending, each way, at least; `pings` at most; whether to look for what flows share."""
+    """How to measure links.
+
+    `seconds` is the least time of sending in each direction, `pings` the most round trips to measure. `trunks` and
+    `nics` say whether to look for capacity that flows share.
+    """
 
     seconds: float = 2.0
     pings: int = 100
@@ -78,7 +85,7 @@ class ProbeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PairFound:
-    """What a pair of hosts reaches. One way: half of the round trip."""
+    """What a pair of hosts reaches. The latencies are one way: half of the round trip."""
 
     latency: Seconds  # the least of many
     latency_median: Seconds
@@ -93,7 +100,10 @@ class PairFound:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedCapacity:
-    """What flows reach together, the lower way. `holds`: that is well below what they reach one by one."""
+    """The rate that flows reach together, in the slower direction.
+
+    `holds` says whether that is well below the sum of what they reach one by one.
+    """
 
     rate: BytesPerSecond
     holds: bool
@@ -101,7 +111,7 @@ class SharedCapacity:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """Pairs and what each reaches, or why it was not measured; trunks and nics where they were looked for."""
+    """What each pair reaches, or why it was not measured; trunks and NICs if they were looked for."""
 
     pairs: Mapping[Pair, PairFound]
     failed: Mapping[Pair, str]
@@ -112,12 +122,12 @@ class ProbeResult:
 
 
 def host_pairs(hosts: Collection[str]) -> list[Pair]:
-    """Every two of the hosts, in their order."""
+    """Return every pair of the hosts, in their order."""
     return list(itertools.combinations(hosts, 2))
 
 
 def rounds(cluster: Cluster, pairs: Sequence[Pair], most: int | None = None) -> list[Round]:
-    """The pairs in rounds, no two of a round sharing anything, at most so many in one."""
+    """Split the pairs into rounds of at most `most` pairs, so that no two pairs of a round share anything."""
     found: list[tuple[list[Pair], set[object]]] = []
     for pair in _tournament(pairs):
         taken = {*pair, *_between(cluster, pair)}
@@ -131,9 +141,10 @@ def rounds(cluster: Cluster, pairs: Sequence[Pair], most: int | None = None) -> 
 
 
 def _tournament(pairs: Sequence[Pair]) -> list[Pair]:
-    """Ordered by the day on which they play if all play all: i meets j on day i + j modulo n - 1, and n - 1 the rest.
+    """Sort the pairs by the day on which they play in a round-robin tournament of all hosts (the circle method).
 
-    (The circle method, with n even; every day, each host plays once.)
+    With n hosts (n even), i meets j on day i + j modulo n - 1, and n - 1 meets the one left over. Each host plays once
+    a day.
     """
     names = list(dict.fromkeys(host for pair in pairs for host in pair))
     number = {host: index for index, host in enumerate(names)}
@@ -153,7 +164,7 @@ def _between(cluster: Cluster, pair: Pair) -> list[frozenset[str]]:
 
 
 def expected_seconds(cluster: Cluster, schedule: Sequence[Round], settings: ProbeSettings) -> float:
-    """About how long the rounds take, if latencies are what the cluster says."""
+    """Return about how many seconds the rounds take, if latencies are what the cluster says."""
     links = [[cluster.link(*pair) for pair in pairs] for pairs in schedule]
     trips = [max((2 * link.latency for link in group if link is not None), default=0.0) for group in links]
     drain = 4  # round trips until the last bytes have come
@@ -170,9 +181,10 @@ def probe(
     settings: ProbeSettings,
     listen: Callable[[str, int, int, Round], None],
 ) -> ProbeResult:
-    """Measures round after round, then what flows share, if that is wanted.
+    """Measure round after round; then measure what flows share, if the settings ask for it.
 
-    `listen` hears of every round: what it is for, how many of these are done and how many there are, its pairs.
+    `listen` is told of every round: its purpose, how many rounds of that purpose are done and how many there are, and
+    its pairs.
     """
     start = time.monotonic()
     run = _Run(cluster, probers, settings.seconds)
@@ -201,7 +213,7 @@ def probe(
 
 
 def _trunks(cluster: Cluster, alone: Collection[Pair]) -> dict[Pair, Round]:
-    """For each two regions, in the cluster's order, pairs from one to the other that share no host, if two or more."""
+    """Return pairs that share no host, for each two regions (in the cluster's order) that have at least two."""
     groups: dict[Pair, list[Pair]] = {}
     place = {region: number for number, region in enumerate(cluster.regions)}
     for pair in alone:
@@ -213,7 +225,7 @@ def _trunks(cluster: Cluster, alone: Collection[Pair]) -> dict[Pair, Round]:
 
 
 def _nics(cluster: Cluster, alone: Collection[Pair]) -> dict[str, Round]:
-    """For each host, its pairs with others that share nothing but this host, if there are two or more."""
+    """Return pairs of each host that share nothing but this host, for each host that has two or more of them."""
     groups: dict[str, Round] = {}
     for host in dict.fromkeys(itertools.chain.from_iterable(alone)):
         taken: set[object] = set()
@@ -229,7 +241,7 @@ def _nics(cluster: Cluster, alone: Collection[Pair]) -> dict[str, Round]:
 
 
 class _Run:
-    """The probe while it goes on."""
+    """A probe in progress."""
 
     def __init__(self, cluster: Cluster, probers: Probers, seconds: float) -> None:
         self._cluster, self._probers, self._seconds = cluster, probers, seconds
@@ -237,7 +249,7 @@ class _Run:
         self.lost: dict[str, None] = {}
 
     def together(self, pairs: Round, seconds: float, pings: int) -> dict[Pair, PairFound | str]:
-        """Measures the pairs at the same time; a text says why one was not measured."""
+        """Measure the pairs at the same time; a text in the result says why a pair was not measured."""
         results: dict[Pair, PairFound | str] = {}
         waiting: dict[int, Pair] = {}
         for pair in pairs:
@@ -271,11 +283,11 @@ class _Run:
                 case PairFailed(pair=number, why=why) if number in waiting:
                     results[waiting.pop(number)] = why
                 case _:
-                    pass  # of a pair that is over: the other end of one that failed
+                    pass  # of a pair that is over, from the other end of one that failed
         return results
 
     def _lose_frozen(self, asked: set[str]) -> None:
-        """Those of the hosts that do not even say what their clock is at, which takes no measuring, are lost."""
+        """Mark those hosts as lost that do not even answer what their clock reads, which needs no measuring."""
         number = next(self._numbers)
         for host in asked:
             self._probers.tell(host, ReadClock(number=number))
@@ -289,7 +301,7 @@ class _Run:
         self.lost |= dict.fromkeys(sorted(asked))
 
     def sharing(self, pairs: Round, alone: Mapping[Pair, PairFound]) -> SharedCapacity | None:
-        """The pairs at the same time, all sending equally long; None where one fails."""
+        """Measure the pairs at the same time, all sending equally long; return None if one fails."""
         single = [alone.get((a, b)) or _turned(alone[b, a]) for a, b in pairs]
         trip = 2 * max(one.latency_median for one in single)
         found = self.together(pairs, min(LONGEST, max(self._seconds, ROUND_TRIPS * trip)), pings=1).values()

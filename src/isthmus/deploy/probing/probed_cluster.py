@@ -1,6 +1,7 @@
-"""A cluster with what was measured of it: links of regions where their pairs agree, else links of hosts; and notes.
+"""A cluster with the links that were measured, and notes on them.
 
-What was not measured stays as it was, and a note says so. One figure stands for both ways of a link: the lower.
+If the pairs of two regions agree, they become one link between the regions, else links between hosts. What was not
+measured stays as it was, and a note says so. One figure, the lower, stands for both directions of a link.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from isthmus.units import BytesPerSecond, Seconds, format_bandwidth, format_seco
 
 __all__ = ["probed_cluster"]
 
-_ALIKE = 0.1  # figures that differ by less than this part are taken for one
-_NEAR = 1e-4  # seconds; latencies that differ by less are too: processes that answer late differ by that
-_LISTED = 20  # pairs that a note names
+_ALIKE = 0.1  # figures that differ by less than this fraction count as equal
+_NEAR = 1e-4  # seconds; latencies that differ by less count as equal too: a late answer causes that much
+_LISTED = 20  # pairs that a note lists
 
 
 def probed_cluster(cluster: Cluster, found: ProbeResult) -> tuple[Cluster, list[str]]:
-    """The cluster as it would be loaded from its file, and what whoever uses it should know."""
+    """Return the cluster as it would be loaded from its file, and notes for the people who use it."""
     links = tuple(link for regions in _region_pairs(cluster) for link in _between_regions(cluster, found, regions))
     hosts = {name: _host(host, found) for name, host in cluster.hosts.items()}
     measured = parse_cluster(cluster_yaml(msgspec.structs.replace(cluster, hosts=hosts, links=links)))
@@ -33,7 +34,7 @@ def probed_cluster(cluster: Cluster, found: ProbeResult) -> tuple[Cluster, list[
 
 
 def _region_pairs(cluster: Cluster) -> list[Pair]:
-    """Every two regions, and each with itself; those that have links in the order of their first."""
+    """Return every pair of regions, also of one with itself; those with links come first, in their order."""
     place: dict[frozenset[str], int] = {}
     for index, link in enumerate(cluster.links):
         ends = (cluster.hosts[end].region if end in cluster.hosts else end for end in link.between)
@@ -43,7 +44,10 @@ def _region_pairs(cluster: Cluster) -> list[Pair]:
 
 
 def _between_regions(cluster: Cluster, found: ProbeResult, regions: Pair) -> Iterator[Link]:
-    """The links of two regions, or of one with itself: one for both where all pairs were measured and agree."""
+    """Yield the links of two regions, or of one region with itself.
+
+    This is one link for all hosts if every pair was measured and they agree.
+    """
     given = {frozenset(link.between): link for link in cluster.links}
     whole = given.get(frozenset(regions))
     pairs = _pairs(cluster, regions)
@@ -71,7 +75,7 @@ def _between_regions(cluster: Cluster, found: ProbeResult, regions: Pair) -> Ite
 
 
 def _pairs(cluster: Cluster, regions: Pair) -> list[Pair]:
-    """Every two hosts of which one is in each region, in the cluster's order."""
+    """Return every pair of hosts with one host in each region, in the cluster's order."""
     wanted = frozenset(regions)
     hosts = [name for name, host in cluster.hosts.items() if host.region in wanted]
     return [pair for pair in host_pairs(hosts) if {cluster.hosts[name].region for name in pair} == wanted]
@@ -84,7 +88,7 @@ def _agree(pairs: Sequence[PairFound]) -> bool:
 
 
 def _link(between: Pair, bandwidth: float, latency: float, trunk: BytesPerSecond | None = None) -> Link:
-    """With four digits, which is more than a measurement is worth."""
+    """Return a link with figures rounded to four digits, which is more than a measurement is worth."""
     return Link(
         between=between,
         bandwidth=_rate(bandwidth),
@@ -100,7 +104,7 @@ def _rate(value: float) -> BytesPerSecond:
 def _trunk(
     link: Link | None, shared: SharedCapacity | None, measured: Mapping[Pair, PairFound]
 ) -> BytesPerSecond | None:
-    """The trunk that was seen to hold flows back; else the file's, but not less than what came through."""
+    """Return the trunk that was seen to hold flows back; else the file's, unless more than that came through."""
     if shared is not None and shared.holds:
         return _rate(shared.rate)
     if link is None or link.trunk is None:
@@ -110,7 +114,10 @@ def _trunk(
 
 
 def _host(host: Host, found: ProbeResult) -> Host:
-    """Its nic as it was seen to hold flows back; else the file's, but not less than what came through."""
+    """Return the host with its measured NIC rate.
+
+    This is the rate that was seen to hold flows back; else the file's, raised to what came through.
+    """
     shared = found.nics.get(host.name)
     through = [pair.lower for names, pair in found.pairs.items() if host.name in names]
     through += [shared.rate] if shared is not None else []
@@ -129,17 +136,17 @@ def _notes(cluster: Cluster, found: ProbeResult) -> Iterator[str]:
     for (a, b), pair in found.pairs.items():
         if max(pair.bandwidth) > (1 + _ALIKE) * pair.lower:
             there, back = map(format_bandwidth, pair.bandwidth)
-            yield f"{a} to {b} reaches {there}, {b} to {a} {back}: the lower is written"
+            yield f"{a} to {b} reaches {there}, {b} to {a} {back}: the lower one is written"
     unsteady = [pair for pair, figures in found.pairs.items() if not figures.steady]
     if unsteady:
         yield f"the rate was not steady, measure longer (--seconds): {_listed(unsteady)}"
     others = [pair for pair in host_pairs(cluster.hosts) if pair not in found.pairs]
     kept = [pair for pair in others if cluster.link(*pair) is not None]
     if kept:
-        yield f"not measured, as it was given: {_listed(kept)}"
+        yield f"not measured, kept as given: {_listed(kept)}"
     unlinked = [pair for pair in found.failed if cluster.link(*pair) is None]
     if unlinked:
-        yield f"no link was given, and none was found: {_listed(unlinked)}"
+        yield f"no link was given, and none was found between: {_listed(unlinked)}"
     for why, pairs in _reasons(found.failed).items():
         yield f"could not be measured ({why}): {_listed(pairs)}"
 
@@ -157,7 +164,7 @@ def _listed(pairs: Sequence[Pair]) -> str:
 
 
 def _shared_notes(cluster: Cluster, measured: Cluster, found: ProbeResult) -> Iterator[str]:
-    """Trunks and nics: which were seen, and which stay as they were given."""
+    """Yield notes on trunks and NICs: which were observed, and which stay as they were given."""
     seen = {frozenset(regions) for regions, shared in found.trunks.items() if shared.holds}
     trunks = {link.between: link.trunk for link in measured.links if link.trunk is not None}
     for (a, b), trunk in trunks.items():
@@ -165,14 +172,14 @@ def _shared_notes(cluster: Cluster, measured: Cluster, found: ProbeResult) -> It
             yield f"trunk {a} - {b}: flows reach {format_bandwidth(trunk)} together"
     given = [link.between for link in cluster.links if link.trunk is not None]
     if kept := [pair for pair in given if pair in trunks and frozenset(pair) not in seen]:
-        yield f"trunks that were not seen, as they were given: {_listed(kept)}"
+        yield f"trunks that were not observed, kept as given: {_listed(kept)}"
     if dropped := [pair for pair in given if pair not in trunks]:
-        yield f"trunks left out, as more came through than they were given: {_listed(dropped)}"
+        yield f"trunks left out, because more than the given bandwidth came through: {_listed(dropped)}"
     held = [name for name, shared in found.nics.items() if shared.holds]
     if held:
-        yield f"nics by what flows reach together: {', '.join(held)}"
+        yield f"nics set to what flows reached together: {', '.join(held)}"
     stated = [name for name, host in measured.hosts.items() if "nic" not in host.imputed and name not in held]
     if raised := [name for name in stated if measured.hosts[name].nic != cluster.hosts[name].nic]:
-        yield f"nics raised to what came through, which is more than they were given: {', '.join(raised)}"
+        yield f"nics raised, because more than the given bandwidth came through: {', '.join(raised)}"
     if kept_nics := [name for name in stated if name not in raised]:
-        yield f"nics that were not seen, as they were given: {', '.join(kept_nics)}"
+        yield f"nics that were not observed, kept as given: {', '.join(kept_nics)}"

@@ -1,18 +1,18 @@
-"""What a host does while its links are probed: it obeys whoever leads the probe, one thread for each pair it is in.
+"""What a host does while its links are probed: it obeys the leader of the probe, with one thread for each pair.
 
-leader ─▶ prober    Welcome or Refused, then Listen and Measure, Clock and Pass, at last End
-prober ─▶ leader    Hello, then for each pair Listening, Measured or Failed; Read and Passed
+leader ─▶ prober    Welcome or ProberRefused, then Listen and Measure, ReadClock, Pass and Dismiss, at last End
+prober ─▶ leader    ProberHello, then for each pair Listening, PairMeasured or PairFailed; Read and ProbeRelayed
 
-A pair is measured on one connection that the two hosts make for it, here between a, who was told to Measure, and b:
+A pair is measured on one connection that the two hosts make for it, here between a, which was told to Measure, and b:
 
-1. a sends small messages and b returns them: the round trip.
-2. a sends as fast as it can for a while and closes its way; b takes down how many bytes have come by when.
-3. b tells what it saw, sends in its turn and closes; a takes down.
+1. a sends small messages and b returns them: this gives the round trip.
+2. a sends as fast as it can for a while and closes its direction; b records how many bytes have come by when.
+3. b reports what it saw, sends in its turn and closes; a records.
 
-The rate is the slope of the bytes over time in the second half, where slow start is over: each way takes at least 20
-round trips, and the first ten of them bring a connection from 10 segments in flight to 10,000, which is 15 MB.
+The rate is the slope of the bytes over time in the second half, where slow start is over: each direction takes at least
+20 round trips, and the first ten of them bring a connection from 10 segments in flight to 10,000, which is 15 MB.
 
-All-reduces are measured by processes beside the prober, which only passes on what they are told (`deploy.partaking`).
+All-reduces are measured by processes beside the prober, which only relays their messages (`sync_participants.py`).
 """
 
 from __future__ import annotations
@@ -61,32 +61,32 @@ __all__ = [
 ]
 
 MEETING = "meeting"  # the purpose of the connection between leader and prober
-MOST_PARTICIPANTS = 64  # of a host
-LONGEST = 60.0  # seconds of sending, one way
+MOST_PARTICIPANTS = 64  # on one host
+LONGEST = 60.0  # seconds of sending in one direction
 _FEWEST_PINGS = 5
-_PING_SECONDS = 1.0  # no more pings than fit, but for the fewest
+_PING_SECONDS = 1.0  # seconds; after them only the fewest pings are completed
 _PING, _LAST = b"p" * 64, b"e" * 64
-ROUND_TRIPS = 20  # that sending takes at least, each way
-_DRAIN = 120.0  # seconds in which what is on the way when sending ends must have come
+ROUND_TRIPS = 20  # least duration of sending, in each direction
+_DRAIN = 120.0  # seconds in which what is in flight when sending ends must have come
 _BLOCK = 1 << 20  # bytes passed to or from the system at once
-_UNSENT = 1 << 18  # bytes that wait in the sender's system; more would only arrive after the end
-_APART = 0.0005  # seconds between two points at least
-_UNSTEADY = 0.1  # the halves of the steady part differ by more than this part
+_UNSENT = 1 << 18  # unsent bytes that the sender's system may hold; more would only arrive after the end
+_APART = 0.0005  # least seconds between two points
+_UNSTEADY = 0.1  # a rate is unsteady if the halves of the steady part differ by more than this fraction
 
 
 class ProberHello(SealedMessage, frozen=True, kw_only=True):
-    """Who joins, and at which address it will listen."""
+    """Ask to take part: the host's name, and the address at which it will listen."""
 
     host: Annotated[str, msgspec.Meta(max_length=255)]
     address: Annotated[str, msgspec.Meta(max_length=255)]
 
 
 class Welcome(SealedMessage, frozen=True, kw_only=True):
-    """It may take part."""
+    """The answer that lets a host take part."""
 
 
 class ProberRefused(SealedMessage, frozen=True, kw_only=True):
-    """It may not."""
+    """The answer that refuses a host."""
 
     why: str
 
@@ -98,7 +98,10 @@ class Listen(SealedMessage, frozen=True, kw_only=True):
 
 
 class Measure(SealedMessage, frozen=True, kw_only=True):
-    """Be the a of this pair; b listens there. `seconds`: of sending, each way, at least; `pings`: at most."""
+    """Be the a of this pair; b listens at the address and port.
+
+    `seconds` is the least time of sending in each direction, `pings` the most round trips to measure.
+    """
 
     pair: int
     address: str
@@ -108,7 +111,7 @@ class Measure(SealedMessage, frozen=True, kw_only=True):
 
 
 class ReadClock(SealedMessage, frozen=True, kw_only=True):
-    """Say what your clock is at."""
+    """Report what your clock reads."""
 
     number: int
 
@@ -125,7 +128,7 @@ class Dismiss(SealedMessage, frozen=True, kw_only=True):
 
 
 class End(SealedMessage, frozen=True, kw_only=True):
-    """Nothing more is to be done."""
+    """Stop; nothing more is to be done."""
 
 
 class Listening(SealedMessage, frozen=True, kw_only=True):
@@ -136,14 +139,14 @@ class Listening(SealedMessage, frozen=True, kw_only=True):
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bytes a second that came through; whether the rate was the same all along."""
+    """The bytes per second that came through, and whether the rate was steady."""
 
     bytes_per_second: float
     steady: bool
 
 
 class PairMeasured(SealedMessage, frozen=True, kw_only=True):
-    """What the a of a pair found: round trips in seconds, and what came through from a to b and back."""
+    """What the a of a pair found: round trips in seconds, and the rates from a to b and back."""
 
     pair: int
     least: float
@@ -160,21 +163,21 @@ class PairFailed(SealedMessage, frozen=True, kw_only=True):
 
 
 class Read(SealedMessage, frozen=True, kw_only=True):
-    """The clock, in seconds: that of `time.monotonic`, which is the same for all processes of a host."""
+    """The clock in seconds: that of `time.monotonic`, which is the same for all processes of a host."""
 
     number: int
     now: float
 
 
 class ProbeRelayed(SealedMessage, frozen=True, kw_only=True):
-    """What a participant of this host says."""
+    """A message from a participant of this host."""
 
     slot: int
     said: Said
 
 
 class _Push(SealedMessage, frozen=True, kw_only=True):
-    """From a to b: bytes follow for so long, and are to be sent back for so long."""
+    """From a to b: bytes follow for this many seconds; send back for as long."""
 
     seconds: Annotated[float, msgspec.Meta(gt=0, le=LONGEST)]
 
@@ -184,7 +187,7 @@ Told = ProberHello | Listening | PairMeasured | PairFailed | Read | ProbeRelayed
 
 
 def join(connection: socket.socket, token: bytes, host: str, address: str) -> Sealed:
-    """Takes part under that name; PermissionError if the leader refuses."""
+    """Take part under this name; raise PermissionError if the leader refuses."""
     line = enter(connection, token, MEETING)
     line.send(ProberHello(host=host, address=address))
     answer = line.receive(Order)
@@ -195,7 +198,7 @@ def join(connection: socket.socket, token: bytes, host: str, address: str) -> Se
 
 
 def obey(line: Sealed, token: bytes, address: str) -> bool:
-    """Does what the leader says; True at its End, False where it is gone before."""
+    """Obey the leader's orders; return True at its End, False if it is gone before that."""
     participants = Participants(address, lambda slot, said: line.send(ProbeRelayed(slot=slot, said=said)))
     with contextlib.ExitStack() as ends:
         ends.callback(participants.dismiss)
@@ -215,13 +218,13 @@ def obey(line: Sealed, token: bytes, address: str) -> bool:
 
 
 def _take_part(order: Listen | Measure, line: Sealed, token: bytes, address: str) -> None:
-    with contextlib.suppress(OSError):  # of a leader that has gone: `obey` sees that too
+    with contextlib.suppress(OSError):  # the leader is gone: `obey` sees that too
         try:
             if isinstance(order, Listen):
                 _answer(order, line, token, address)
             else:
                 line.send(_measured(order, token, address))
-        except (OSError, UnicodeError) as problem:  # UnicodeError: of an address that cannot be one
+        except (OSError, UnicodeError) as problem:  # UnicodeError comes from a malformed address
             line.send(PairFailed(pair=order.pair, why=_reason(problem)))
 
 
@@ -236,13 +239,13 @@ def _purpose(pair: int) -> str:
 
 
 def server_at(address: str, port: int = 0) -> socket.socket:
-    """A socket that listens at this address and no other."""
+    """Return a socket that listens at this address only."""
     family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server((str(place[0]), port), family=family)
 
 
 def _answer(order: Listen, line: Sealed, token: bytes, address: str) -> None:
-    """The b of a pair."""
+    """Measure a pair as its b."""
     with server_at(address) as server:
         line.send(Listening(pair=order.pair, port=server.getsockname()[1]))
         peer = _accepted(server, token, _purpose(order.pair))
@@ -257,7 +260,7 @@ def _answer(order: Listen, line: Sealed, token: bytes, address: str) -> None:
 
 
 def _accepted(server: socket.socket, token: bytes, purpose: str) -> Sealed:
-    """The first who knows the token, and comes for this pair."""
+    """Return the first connection that proves the token and is for this pair."""
     for peer in arrivals(server, token, purpose, time.monotonic() + PATIENCE):
         if isinstance(peer, Sealed):
             _prepare(peer.socket)
@@ -266,7 +269,7 @@ def _accepted(server: socket.socket, token: bytes, purpose: str) -> Sealed:
 
 
 def _measured(order: Measure, token: bytes, address: str) -> PairMeasured:
-    """The a of a pair."""
+    """Measure a pair as its a."""
     place = (order.address, order.port)
     with socket.create_connection(place, timeout=PATIENCE, source_address=(address, 0)) as connection:
         peer = enter(connection, token, _purpose(order.pair))
@@ -289,7 +292,7 @@ def _prepare(connection: socket.socket) -> None:
 
 
 def _pings(connection: socket.socket, most: int) -> list[float]:
-    """Seconds of each round trip."""
+    """Return the seconds of each round trip."""
     trips: list[float] = []
     end = time.perf_counter() + _PING_SECONDS
     while len(trips) < min(most, _FEWEST_PINGS) or (len(trips) < most and time.perf_counter() < end):
@@ -317,8 +320,8 @@ def _read(connection: socket.socket, count: int) -> bytes:
 
 
 def _push(connection: socket.socket, seconds: float) -> None:
-    """Sends for so long, then closes this way."""
-    block = memoryview(os.urandom(_BLOCK))  # nothing on the way can make it smaller
+    """Send for this many seconds, then close this direction."""
+    block = memoryview(os.urandom(_BLOCK))  # random, so that nothing on the way can compress it
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         connection.send(block)
@@ -326,7 +329,7 @@ def _push(connection: socket.socket, seconds: float) -> None:
 
 
 def _pull(peer: Sealed, seconds: float) -> Rate:
-    """Receives until the other end closes its way."""
+    """Receive until the other end closes its direction, and return the rate."""
     buffer = bytearray(_BLOCK)
     points: list[tuple[float, int]] = []
     total, now = len(peer.rest()), time.perf_counter()
@@ -343,13 +346,13 @@ def _pull(peer: Sealed, seconds: float) -> Rate:
 
 
 def steady_rate(points: Sequence[tuple[float, int]], seconds: float) -> Rate:
-    """The slope of bytes over time, by least squares over the second half of the sending.
+    """Return the rate: the slope of bytes over time, by least squares over the second half of the sending.
 
-    `points`: when how many bytes had come in all. What came later than `seconds` after the first is left out.
+    `points` say when how many bytes had come in all. Points later than `seconds` after the first are left out.
     """
     begin = points[0][0]
     first, middle, last = (bisect.bisect(points, (begin + seconds * part,)) for part in (0.5, 0.75, 1.0))
-    if last - first < 3:  # a link so slow that each point is an event
+    if last - first < 3:  # on a link this slow every point counts
         if len(points) < 2:
             raise ConnectionError("it is too slow to be measured")
         first, middle, last = 0, 0, len(points)
@@ -364,12 +367,12 @@ def _slope(points: Sequence[tuple[float, int]]) -> float:
 
 
 def main() -> int:
-    """A prober whose standard input is a socket that the leader holds: HOST ADDRESS are its arguments."""
+    """Run a prober whose standard input is a socket that the leader holds; its arguments are HOST ADDRESS."""
     host, address = sys.argv[1:]
     token = os.environ["ISTHMUS_TOKEN"].encode()
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(0)) as connection:
         return 0 if obey(join(connection, token, host, address), token, address) else 1
-    return 1  # what went wrong is seen at the other end
+    return 1  # the other end sees what went wrong
 
 
 if __name__ == "__main__":

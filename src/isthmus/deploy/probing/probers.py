@@ -1,7 +1,7 @@
-"""How probers come together: as processes that are started here, or at a meeting point to which they come.
+"""Bring probers together: start them as processes here, or wait for them at a meeting point.
 
-Either way each is at the other end of a connection on which both proved to know the same token. Leaving the context
-tells all of them that it is over, and leaves no process and no open port.
+Either way, each prober is at the other end of a connection on which both ends proved that they know the same token.
+Leaving the context tells all of them that the probe is over, and leaves no process and no open port.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from isthmus.errors import RunError
 
 __all__ = ["Company", "meeting", "started", "take_part"]
 
-_AGAIN = 0.2  # seconds between two tries to reach the meeting point
+_AGAIN = 0.2  # seconds between two attempts to reach the meeting point
 _LAST_WORDS = 5.0  # seconds for a prober to end by itself
 
 
 class Company:
-    """Probers that joined."""
+    """The probers that have joined."""
 
     def __init__(self) -> None:
         self.addresses: dict[str, str] = {}
@@ -48,12 +48,12 @@ class Company:
         self._told: SimpleQueue[tuple[str, Told | None]] = SimpleQueue()
 
     def welcome(self, line: Sealed, hosts: Collection[str]) -> str:
-        """Lets the other end of the line take part, if it is one of the hosts; PermissionError if not."""
+        """Admit the other end of the line if it is one of the hosts; raise PermissionError if not."""
         hello = line.receive(ProberHello)
         if hello is None:
             raise ConnectionError("it has gone again")
         why = None if hello.host in hosts else f"no host of the cluster is named {hello.host!r}"
-        why = f"host {hello.host!r} is here already" if hello.host in self.addresses else why
+        why = f"host {hello.host!r} has joined already" if hello.host in self.addresses else why
         if why is not None:
             line.send(ProberRefused(why=why))
             raise PermissionError(why)
@@ -64,12 +64,12 @@ class Company:
         return str(hello.host)
 
     def tell(self, host: str, order: Order) -> None:
-        """Passes an order on."""
-        with contextlib.suppress(OSError):  # that it is gone is heard from `next`
+        """Send an order to a host."""
+        with contextlib.suppress(OSError):  # `next` reports that it is gone
             self._lines[host].send(order)
 
     def next(self, timeout: float) -> tuple[str, Told | None] | None:
-        """Return a host and what it told; None if nothing came in `timeout` seconds."""
+        """Return a host and its message; None if nothing came in `timeout` seconds."""
         try:
             return self._told.get(timeout=max(0.0, timeout))
         except Empty:
@@ -82,12 +82,12 @@ class Company:
         self._told.put((host, None))
 
     def finish(self) -> None:
-        """All went well: they may go."""
+        """Tell all probers that the probe ended well, so that they may leave."""
         for host in self._lines:
             self.tell(host, End())
 
     def close(self) -> None:
-        """Hangs up, and hears them out: what is left unread would make the system throw away what they were told."""
+        """Hang up and read what is left: if data stays unread, the system may discard what the probers were sent."""
         for line in self._lines.values():
             line.hang_up()
         deadline = time.monotonic() + _LAST_WORDS
@@ -99,7 +99,10 @@ class Company:
 def started(
     hosts: Sequence[str], command: Callable[[str, Sequence[str]], Sequence[str]], address: Callable[[str], str]
 ) -> Iterator[Company]:
-    """A process for each host. `command` makes a command run on that host, `address` says where it listens."""
+    """Start a prober process for each host.
+
+    `command` wraps a command so that it runs on that host; `address` returns where the host listens.
+    """
     token = secrets.token_hex(32)
     environment = {**os.environ, "ISTHMUS_TOKEN": token}
     with _processes() as processes, contextlib.ExitStack() as sockets, contextlib.closing(Company()) as company:
@@ -113,7 +116,7 @@ def started(
                     words, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment, start_new_session=True
                 )
             )
-            theirs.close()  # so that its end is seen here
+            theirs.close()  # so that its end is noticed here
         for host in hosts:
             try:
                 company.welcome(greet(ours[host], token.encode(), MEETING), [host])
@@ -125,7 +128,7 @@ def started(
 
 @contextlib.contextmanager
 def _processes() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A list of processes, which end soon after their connections, or are killed."""
+    """Provide a list of processes; at the end wait for them, and kill those that outlive their connections for long."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         yield processes
@@ -148,9 +151,9 @@ def meeting(
     wait: float,
     listen: Callable[[str], None],
 ) -> Iterator[Company]:
-    """Waits at the meeting point until all hosts came or the time is over; `me` (name, address) takes part as well.
+    """Wait at the meeting point until all hosts have come or the time is over.
 
-    `listen` hears who came, and who was refused and why.
+    `me` (name, address) takes part as well. `listen` is told who came, and who was refused and why.
     """
     with contextlib.ExitStack() as sockets, contextlib.closing(Company()) as company:
         here, there = (sockets.enter_context(end) for end in socket.socketpair())
@@ -189,14 +192,14 @@ def _let_in(company: Company, came: Sealed | OSError, hosts: Collection[str], so
         sockets.enter_context(came.socket)
         host = company.welcome(came, hosts)
     except OSError as problem:
-        return f"Somebody was refused: {problem or 'no proof came'}"
-    return f"{host} is here: {len(company.addresses)} of {len(hosts)} hosts"
+        return f"Refused a connection: {problem or 'it did not prove that it knows the token'}"
+    return f"{host} has joined: {len(company.addresses)} of {len(hosts)} hosts"
 
 
 def take_part(place: tuple[str, int], token: bytes, host: str, address: str | None, wait: float) -> None:
-    """Goes to the meeting point and obeys until the end; RunError where that cannot be.
+    """Join at the meeting point and obey until the end; raise RunError if that fails.
 
-    A meeting point that is not there yet, or has its hands full with strangers, is tried again within `wait` seconds.
+    A meeting point that is not there yet, or is busy with strangers, is tried again for `wait` seconds.
     """
     where, end = f"{place[0]}:{place[1]}", time.monotonic() + wait
     with contextlib.ExitStack() as sockets:
@@ -204,15 +207,17 @@ def take_part(place: tuple[str, int], token: bytes, host: str, address: str | No
         try:
             whole = obey(line, token, own)
         except OSError as problem:
-            raise RunError(f"the meeting point does not answer as one: {problem}", where=where) from None
+            raise RunError(f"the meeting point does not answer as a probe does: {problem}", where=where) from None
     if not whole:
-        raise RunError("the meeting point went away before the end", where=where, next="See what it says there")
+        raise RunError(
+            "the meeting point closed the connection before the end", where=where, next="See what that host printed"
+        )
 
 
 def _joined(
     place: tuple[str, int], token: bytes, host: str, address: str | None, end: float, sockets: contextlib.ExitStack
 ) -> tuple[Sealed, str]:
-    """The connection with the leader, and the address that this host has there."""
+    """Return the connection with the leader, and the address that this host has on it."""
     where = f"{place[0]}:{place[1]}"
     while True:
         connection = sockets.enter_context(_reached(place, address, end))
@@ -224,7 +229,7 @@ def _joined(
         except OSError as problem:
             connection.close()
             if time.monotonic() + _AGAIN >= end:
-                raise RunError(f"the meeting point does not answer as one: {problem}", where=where) from None
+                raise RunError(f"the meeting point does not answer as a probe does: {problem}", where=where) from None
         time.sleep(_AGAIN)
 
 
@@ -237,6 +242,6 @@ def _reached(place: tuple[str, int], address: str | None, end: float) -> socket.
                 raise RunError(
                     f"the meeting point cannot be reached: {problem}",
                     where=f"{place[0]}:{place[1]}",
-                    next="Start the first host of the cluster first, and let its port through",
+                    next="Start the first host of the cluster first, and open its port in the firewall",
                 ) from None
         time.sleep(_AGAIN)

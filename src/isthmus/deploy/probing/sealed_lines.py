@@ -1,16 +1,16 @@
 """Lines of JSON over a socket, between two ends that share a secret token.
 
-Each end proves that it knows the token without sending it; `purpose` says what the connection is for, s and c are
+Each end proves that it knows the token without sending it; `purpose` says what the connection is for, and s and c are
 fresh random numbers:
 
     server ─▶ client    s
     client ─▶ server    c, HMAC(token, "client" purpose s c)
-    server ─▶ client    HMAC(token, "server" purpose s c), or null: it refuses
+    server ─▶ client    HMAC(token, "server" purpose s c), or null if it refuses
 
-After that every line carries HMAC(key of its direction, its number, its text), the keys made from token, s and c:
-whoever is on the way can read a line, but neither make one nor replay, reorder or move it. Lines have a bounded length,
-and nothing is waited for longer than said. All that goes wrong is an OSError; before its proof none has a word of the
-other end in it. Whether the other end is still there is asked in silence too (TCP's keepalive).
+After that every line carries HMAC(key of its direction, its number, its text). The keys are made from the token, s and
+c, so an eavesdropper can read a line, but cannot forge, replay, reorder or move one. The lines are not encrypted. Their
+length is bounded, and no wait lasts longer than stated. Every failure is an OSError; before the other end has proved
+itself, no error quotes what it sent. TCP keepalive detects a silent end that is gone.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PATIENCE = 10.0  # seconds to wait for the other end's next bytes
 _LONGEST = 16_384  # bytes of a line
 _NONCE = 32  # bytes
 _PROVING = 32  # connections that may be proving themselves at the same time
-_ACCEPTING = 0.1  # seconds between two looks at whether anybody is still waited for
-_SILENCE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}  # seconds, seconds, questions without answer
+_ACCEPTING = 0.1  # seconds between two checks of whether anybody is still waited for
+_SILENCE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}  # seconds, seconds, unanswered probes
 
 
 class SealedMessage(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="is", tag=str.lower
 ):
-    """Base of all that is told; `is` names it."""
+    """Base of all messages; the field `is` names the type."""
 
 
 class _Challenge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +58,7 @@ class _Verdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class _Lines:
-    """Plain lines; what was received beyond the last one is kept for whoever reads next."""
+    """Plain lines. Bytes received beyond the last line are kept for the next reader."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(PATIENCE)
@@ -70,7 +70,10 @@ class _Lines:
         self.socket.sendall(msgspec.json.encode(message) + b"\n")
 
     def read(self, timeout: float | None) -> bytes | None:
-        """The next line; None where the other end closed between two lines. No line may take longer than `timeout`."""
+        """Return the next line; None if the other end closed between two lines.
+
+        A line may not take longer than `timeout` to come.
+        """
         end = math.inf if timeout is None else time.monotonic() + timeout
         while (found := self.rest.find(b"\n", 0, _LONGEST)) < 0:
             if len(self.rest) >= _LONGEST:
@@ -79,7 +82,7 @@ class _Lines:
                 raise TimeoutError
             try:
                 part = self.socket.recv(_LONGEST)
-            except TimeoutError:  # of the socket, which is the same for all threads
+            except TimeoutError:  # the socket's own timeout, which all threads share
                 continue
             if not part and not self.rest:
                 return None
@@ -107,12 +110,12 @@ def _keep_asking(connection: socket.socket) -> None:
 def _decoded(line: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(line, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # which quote the line
+    except (msgspec.DecodeError, UnicodeDecodeError):  # these errors would quote the line
         raise ConnectionError("a line cannot be understood") from None
 
 
 class Sealed:
-    """A connection whose ends know each other; several threads may send, one receives."""
+    """A connection whose ends have proved themselves; several threads may send, one receives."""
 
     def __init__(self, lines: _Lines, sending: bytes, receiving: bytes) -> None:
         self.socket = lines.socket
@@ -122,13 +125,13 @@ class Sealed:
         self._lock = threading.Lock()
 
     def send(self, message: msgspec.Struct) -> None:
-        """One line."""
+        """Send one line."""
         text = msgspec.json.encode(message)
         with self._lock:
             self.socket.sendall(self._mac(0, text) + b" " + text + b"\n")
 
     def receive(self, kind: Any, timeout: float | None = PATIENCE) -> Any:
-        """The next line as a `kind` (a type, or a union of types); None where the other end closed."""
+        """Return the next line as a `kind` (a type, or a union of types); None if the other end closed."""
         line = self._lines.read(timeout)
         if line is None:
             return None
@@ -144,8 +147,8 @@ class Sealed:
         return rest
 
     def hang_up(self) -> None:
-        """Nothing more is sent; the other end sees that."""
-        with contextlib.suppress(OSError):  # the other end was first
+        """Stop sending, which the other end notices."""
+        with contextlib.suppress(OSError):  # the other end closed first
             self.socket.shutdown(socket.SHUT_WR)
 
     def _mac(self, way: int, text: bytes) -> bytes:
@@ -155,7 +158,10 @@ class Sealed:
 
 
 def greet(connection: socket.socket, token: bytes, purpose: str) -> Sealed:
-    """The server's side; PermissionError where the other end does not know the token, or wants something else."""
+    """Do the server's side of the handshake.
+
+    Raise PermissionError if the other end does not know the token, or has another purpose.
+    """
     lines = _Lines(connection)
     server = secrets.token_hex(_NONCE)
     lines.write(_Challenge(server=server))
@@ -168,9 +174,9 @@ def greet(connection: socket.socket, token: bytes, purpose: str) -> Sealed:
 
 
 def arrivals(server: socket.socket, token: bytes, purpose: str, end: float) -> Iterator[Sealed | OSError]:
-    """Those who come before `end` and know the token, and why others do not get in.
+    """Yield the connections that prove the token before `end`, and the errors of those that do not get in.
 
-    Whoever proves it slowly keeps nobody waiting; too many of them at once are sent away.
+    A client that proves itself slowly does not delay the others; if too many do so at once, new ones are closed.
     """
     proved: SimpleQueue[Sealed | OSError] = SimpleQueue()
     proving, over = threading.BoundedSemaphore(_PROVING), threading.Event()
@@ -190,7 +196,7 @@ def arrivals(server: socket.socket, token: bytes, purpose: str, end: float) -> I
                 connection, _ = server.accept()
             except TimeoutError:
                 continue
-            except OSError:  # it has gone again; too many files are open; it is over
+            except OSError:  # the client has gone again, too many files are open, or the server is closed
                 over.wait(_ACCEPTING)
                 continue
             if proving.acquire(blocking=False):
@@ -206,18 +212,21 @@ def arrivals(server: socket.socket, token: bytes, purpose: str, end: float) -> I
                 yield proved.get(timeout=left)
     finally:
         over.set()
-        with contextlib.suppress(OSError):  # not every system has that for a server
-            server.shutdown(socket.SHUT_RDWR)  # at once, also where the thread above waits on it
+        with contextlib.suppress(OSError):  # not every system can shut down a listening socket
+            server.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread at once
 
 
 def enter(connection: socket.socket, token: bytes, purpose: str) -> Sealed:
-    """The client's side; PermissionError where the other end refuses, or does not know the token itself."""
+    """Do the client's side of the handshake.
+
+    Raise PermissionError if the other end refuses, or does not know the token itself.
+    """
     lines = _Lines(connection)
     server, client = lines.expect(_Challenge).server, secrets.token_hex(_NONCE)
     lines.write(_Proof(client=client, proof=_proof(token, "client", purpose, server, client)))
     verdict = lines.expect(_Verdict)
     if verdict.proof is None:
-        raise PermissionError("the token is not the one that is known there")
+        raise PermissionError("the token differs from the one there")
     if not _same(verdict.proof, _proof(token, "server", purpose, server, client)):
         raise PermissionError("the other end does not know the token")
     return _sealed(lines, token, purpose, server, client, ("to server", "to client"))
@@ -229,7 +238,7 @@ def _sealed(lines: _Lines, token: bytes, purpose: str, server: str, client: str,
 
 
 def _proof(token: bytes, role: str, purpose: str, server: str, client: str) -> str:
-    """JSON keeps the parts apart, whatever they hold."""
+    """Return a proof of the token for a role; JSON keeps the parts apart, whatever they contain."""
     return hmac.digest(token, msgspec.json.encode([role, purpose, server, client]), "sha256").hex()
 
 

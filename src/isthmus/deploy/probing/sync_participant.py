@@ -1,7 +1,7 @@
-"""One participant of all-reduces: a process that is told on standard input what to do, and says on standard output how
-it went. The syncs are those of the runtime, over its channels, in host memory over Gloo.
+"""One participant of all-reduces: a process that takes orders on standard input and reports on standard output.
 
-It ends when its input does, so it never outlives the prober that started it.
+The syncs are those of the runtime, over its channels, in host memory over Gloo. The process ends when its input does,
+so it never outlives the prober that started it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _JOB = Job(name="collectives", model="", batch=1)
 
 
 class _Board(Store):
-    """A store that everybody has a copy of: what is put into one is told to the others."""
+    """A store of which every participant has a copy: what is put into one is sent to the others."""
 
     def __init__(self, participant: Participant) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ class _Board(Store):
         self.entries: dict[str, bytes] = {}
 
     def set(self, key: str, value: Any) -> None:
-        """Told to all."""
+        """Set an entry and send it to all other participants."""
         self.entries[key] = bytes(value)
         self._participant.say(StoreEntry(key=key, value=bytes(value)))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Return the entry, or `expected`: channels only ask, and never change an entry (see `runtime.channel`)."""
+        """Return the entry, or `expected`; channels never change an entry this way (see `runtime.comm.channel`)."""
         return self.entries.get(key, expected.encode())
 
 
@@ -54,27 +54,27 @@ class Participant:
         self._address, self._out, self._saying = address, out, threading.Lock()
         self._board = _Board(self)
         self._network: Channels | None = None
-        self._syncs: dict[int, tuple[SyncMethod, int]] = {}  # and how many members each has
+        self._syncs: dict[int, tuple[SyncMethod, int]] = {}  # by number, with how many members each has
         self.orders: SimpleQueue[ToDo] = SimpleQueue()
 
     def say(self, said: Said) -> None:
-        """A line to whoever started this process."""
+        """Send a line to the process that started this one."""
         with self._saying:
             self._out.write(msgspec.json.encode(said) + b"\n")
             self._out.flush()
 
     def hear(self, lines: BinaryIO) -> None:
-        """Entries at once, other orders when they are next; the end of all at the end of the lines."""
+        """Apply store entries at once and queue other orders; end the process at the end of the lines."""
         for line in lines:
             order: ToDo = msgspec.json.decode(line, type=ToDo)
             if isinstance(order, StoreEntry):
                 self._board.entries[order.key] = order.value
             else:
                 self.orders.put(order)
-        os._exit(0)  # whatever it waits for
+        os._exit(0)  # whatever the main thread waits for
 
     def obey(self, order: JoinSync | Reduce) -> None:
-        """Does it, and says how that went."""
+        """Carry out an order, and report the result."""
         try:
             self.say(self._entered(order) if isinstance(order, JoinSync) else self._reduced(order))
         except Exception as problem:
@@ -110,10 +110,10 @@ class Participant:
 
 
 def main() -> int:
-    """ADDRESS, where it listens, is the argument."""
+    """Run a participant; the argument is the address at which it listens."""
     torch.set_num_threads(1)
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what Gloo prints is no part of the talk
+    os.dup2(2, 1)  # what Gloo prints must not mix with the messages
     participant = Participant(sys.argv[1], out)
     threading.Thread(target=participant.hear, args=(sys.stdin.buffer,), daemon=True).start()
     while True:

@@ -1,11 +1,11 @@
-"""Participants of all-reduces on one host: what they are told and tell, and their processes.
+"""The participants of all-reduces on one host: the messages to and from them, and their processes.
 
-    leader ─▶ prober ─▶ participant    Enter a sync, Reduce so many bytes at some time; Entry of the store
-    leader ◀─ prober ◀─ participant    Entered, Reduced with its times, Trouble; Entry of the store
+    leader ─▶ prober ─▶ participant    JoinSync, Reduce (so many bytes at some time), StoreEntry
+    leader ◀─ prober ◀─ participant    Entered, Reduced with its times, Trouble, StoreEntry
 
-A participant is a process, as a worker is. The prober starts it when it is first told something, passes on what is said
-over the connection that it has with the leader, and ends it when that connection ends. So channels find each other
-through the leader: what one participant puts into the store is passed on to the others.
+A participant is a process, as a worker is. The prober starts it with the first order for it, relays its messages over
+the connection with the leader, and ends it when that connection ends. Channels find each other through the leader,
+which passes what one participant puts into the store on to the others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _COMMAND = (sys.executable, "-P", "-m", "isthmus.deploy.probing.sync_participant
 
 
 class StoreEntry(SealedMessage, frozen=True, kw_only=True):
-    """What somebody put into the store."""
+    """An entry that a participant put into the store."""
 
     key: str
     value: bytes
@@ -58,7 +58,7 @@ class JoinSync(SealedMessage, frozen=True, kw_only=True):
 
 
 class Reduce(SealedMessage, frozen=True, kw_only=True):
-    """Make a tensor the sum over the members of a sync; `at`: when to begin, in seconds of this host's clock."""
+    """Make a tensor the sum over the members of a sync, beginning at `at` seconds of this host's clock."""
 
     number: int
     bytes: Annotated[int, msgspec.Meta(ge=4, le=LARGEST)]
@@ -66,13 +66,13 @@ class Reduce(SealedMessage, frozen=True, kw_only=True):
 
 
 class Entered(SealedMessage, frozen=True, kw_only=True):
-    """All its channels stand."""
+    """All channels of the sync are connected."""
 
     number: int
 
 
 class Reduced(SealedMessage, frozen=True, kw_only=True):
-    """When it began and when it had the sum, in seconds of this host's clock."""
+    """When the sync began and when it had the sum, in seconds of this host's clock."""
 
     number: int
     begin: float
@@ -91,20 +91,20 @@ Said = StoreEntry | Entered | Reduced | Trouble
 
 
 class Participants:
-    """Those of this host, by number. `tell` passes on what one of them says."""
+    """The participants of this host, by number. `tell` passes on what one of them says."""
 
     def __init__(self, address: str, tell: Callable[[int, Said], None]) -> None:
         self._address, self._tell = address, tell
         self._processes: dict[int, _Process] = {}
 
     def pass_on(self, slot: int, order: ToDo) -> None:
-        """Tells one of them, which is started if it is new."""
+        """Send an order to a participant, and start it if it is new."""
         if slot not in self._processes:
             self._processes[slot] = _Process(self._address, lambda said: self._tell(slot, said))
         self._processes[slot].tell(order)
 
     def dismiss(self) -> None:
-        """Ends them all; whoever is told something later is new."""
+        """End all participants; a later order starts a new one."""
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():
@@ -113,7 +113,7 @@ class Participants:
 
 
 class _Process:
-    """One participant; a thread reads what it says. That it died by itself is said for it."""
+    """One participant; a thread reads its messages, and reports its death if nobody asked for it."""
 
     def __init__(self, address: str, tell: Callable[[Said], None]) -> None:
         self._tell, self._number, self._dismissed = tell, 0, False
@@ -126,23 +126,23 @@ class _Process:
         self._reading.start()
 
     def tell(self, order: ToDo) -> None:
-        """A line to the process."""
+        """Send a line to the process."""
         if not isinstance(order, StoreEntry):
             self._number = order.number
             if self._status is not None:
-                self._say_dead(self._status)  # the trouble that was told is of an earlier sync
-        with contextlib.suppress(BrokenPipeError):  # it is gone: `_read` sees that
+                self._say_dead(self._status)  # the trouble told so far was of an earlier sync
+        with contextlib.suppress(BrokenPipeError):  # it is gone: `_read` notices
             assert self._popen.stdin is not None
             self._popen.stdin.write(msgspec.json.encode(order) + b"\n")
             self._popen.stdin.flush()
 
     def kill(self) -> None:
-        """At once."""
+        """Kill the process at once."""
         self._dismissed = True
         self._popen.kill()
 
     def wait(self) -> None:
-        """Until it is gone, and all that it said is passed on."""
+        """Wait until the process is gone and all its messages have been passed on."""
         self._popen.wait()
         self._reading.join()
         assert self._popen.stdin is not None
@@ -151,9 +151,9 @@ class _Process:
 
     def _read(self) -> None:
         assert self._popen.stdout is not None
-        with contextlib.suppress(OSError), self._popen.stdout as lines:  # OSError: the leader has gone
+        with contextlib.suppress(OSError), self._popen.stdout as lines:  # OSError: the leader is gone
             for line in lines:
-                if line.endswith(b"\n"):  # else it was killed while it wrote
+                if line.endswith(b"\n"):  # otherwise it was killed while it wrote
                     self._tell(msgspec.json.decode(line, type=Said))
             status = self._popen.wait()
             if not self._dismissed:

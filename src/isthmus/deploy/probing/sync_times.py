@@ -1,20 +1,20 @@
-"""Measures all-reduces among hosts of a cluster, by the runtime's own syncs: ring, tree and server.
+"""Measure all-reduces among hosts of a cluster, by the runtime's own syncs: ring, tree and server.
 
-**What a time is.** Participants begin at a time that is agreed on beforehand, and tell when they began and when they
-had the sum. A host's clock is known from asking for it: it was read in the middle between asking and the answer, wrong
-by no more than half of that, and it is asked for anew for every size, as clocks drift. With begins b_i and ends e_i on
-one clock the time is
+**What is timed.** Participants begin at a time that is agreed on beforehand, and report when they began and when they
+had the sum. A host's clock is known from asking for it: it was read in the middle between asking and the answer, with
+an error of at most half that time, and it is asked for again for every size, as clocks drift. With begins b_i and ends
+e_i on one clock, the time is
 
     max e_i - max b_i,    which is between  min (e_i - b_i)  and  max (e_i - b_i)
 
-from when all were ready to when all had the sum: whoever was early is not counted. It is the last to begin that takes
-at least its own time, and whoever ends last began no later than the last; those two bounds need no clock but each
-host's own, so a time outside of them is moved to the nearer one. Repeats back to back would be simpler, but the next
-would begin before the slowest has ended the last, and n of them take less than n times one.
+from when all were ready to when all had the sum, so waiting of early participants is not counted. The bounds hold
+because the last to begin takes at least its own time, and the last to end began no later than the last to begin. They
+need no clock but each host's own, so a time outside of them is moved to the nearer one. Repeats back to back would be
+simpler, but the next would begin before the slowest has ended the last, so that n of them take less than n times one.
 
-**Sizes** grow by factors as long as the measured links let an all-reduce take no more than `LONGEST`, and none is begun
-after one that took so long that the next would take twice that. Each is measured several times after one time that is
-not counted, which opens the windows of its connections; the median is kept.
+**Sizes** grow by a constant factor as long as the measured links let an all-reduce take no more than `LONGEST`. No size
+is begun if the one before took so long that this one would take twice `LONGEST`. Each size is measured several times
+after one uncounted run, which opens the windows of its connections; the median is kept.
 """
 
 from __future__ import annotations
@@ -61,27 +61,27 @@ REPEATS = 3
 LONGEST = 5.0  # seconds that an all-reduce should take
 MOST = 64  # participants
 _ASKED = 3  # times that a clock is asked for
-_LEAD = 0.02  # seconds between when the last participant knows and when all begin
-_BETWEEN = 0.05  # seconds between two all-reduces, about
-_PATIENCE = 60.0  # seconds beyond what was expected; to start takes long where many processes share a core
+_LEAD = 0.02  # seconds between when the last participant has its order and when all begin
+_BETWEEN = 0.05  # about how many seconds pass between two all-reduces
+_PATIENCE = 60.0  # seconds beyond what was expected; starting takes long if many processes share a core
 
 Hosts = tuple[str, ...]
 M = TypeVar("M", bound=Entered | Reduced)
 
 
 class SyncMeasurement(NamedTuple):
-    """One sync among hosts, one entry for each participant, in the order of the ring; the first serves."""
+    """One sync to measure among hosts, with one entry for each participant in ring order; the first is the server."""
 
     how: Collective
     hosts: Hosts
     sizes: tuple[int, ...]
-    seconds: float  # that all of it takes, about
-    cannot: str | None = None  # be measured, and why
+    seconds: float  # about how long the whole measurement takes
+    cannot: str | None = None  # why it cannot be measured
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collectives:
-    """What was measured, why some cannot be here, and why some was not."""
+    """What was measured, why some syncs cannot be measured here, and why others failed."""
 
     times: tuple[CollectiveTime, ...]
     skipped: Mapping[tuple[Collective, Hosts], str]
@@ -114,13 +114,13 @@ def _measurement(cluster: Cluster, how: Collective, hosts: Hosts) -> SyncMeasure
         return SyncMeasurement(how, hosts, (), 0.0, f"more than {MOST} participants")
     times = {size: expected_seconds(cluster, how, hosts, size) for size in SIZES}
     sizes = tuple(size for size, seconds in times.items() if seconds <= LONGEST)
-    cannot = None if sizes else f"the least of {SIZES[0]} bytes would take {times[SIZES[0]]:.0f} s"
+    cannot = None if sizes else f"even the smallest, {SIZES[0]} bytes would take {times[SIZES[0]]:.0f} s"
     seconds = (1 + REPEATS) * sum(times[size] + _BETWEEN for size in sizes)
     return SyncMeasurement(how, hosts, sizes, seconds, cannot)
 
 
 def _hop(cluster: Cluster, a: str, b: str) -> tuple[float, float] | None:
-    """Latency and bytes a second from one participant's host to another's."""
+    """Return the latency and the bytes per second from one participant's host to another's; None without a link."""
     if a == b:
         return cluster.hosts[a].latency, cluster.hosts[a].bandwidth
     link = cluster.link(a, b)
@@ -130,7 +130,7 @@ def _hop(cluster: Cluster, a: str, b: str) -> tuple[float, float] | None:
 
 
 def _chains(cluster: Cluster, hosts: Hosts) -> list[list[str]]:
-    """A tree's participants by region, each headed by its leader."""
+    """Return a tree's participants by region; the first of each chain is its leader."""
     chains: dict[str, list[str]] = {}
     for host in hosts:
         chains.setdefault(cluster.hosts[host].region, []).append(host)
@@ -152,13 +152,15 @@ def _neighbours(cluster: Cluster, how: Collective, hosts: Hosts) -> list[tuple[s
 
 
 def expected_seconds(cluster: Cluster, how: Collective, hosts: Hosts, size: float) -> float:
-    """About what an all-reduce of `size` bytes takes, S = size, n participants, on links of latency l and rate r.
+    """Estimate the seconds that an all-reduce of `size` bytes takes.
+
+    With S = size and n participants, on links of latency l and rate r:
 
         ring      2 (n - 1) (max l + S / (n min r))
         tree      2 max over chains (sum l + S / min r), plus the ring of the leaders
         server    2 (max l + S max(1 / min r, (n - 1) / nic of the server))
 
-    Good enough to choose sizes by; what flows that share a trunk take from each other is left out.
+    This is good enough to choose sizes by; it ignores that flows may share a trunk.
     """
     if how == "tree":
         chains = _chains(cluster, hosts)
@@ -183,7 +185,10 @@ def _pass(cluster: Cluster, pairs: Sequence[tuple[str, str]], size: float) -> fl
 
 
 def elapsed(times: Sequence[tuple[float, float]]) -> float:
-    """From when the last was ready to when the last had the sum, of begins and ends on clocks that may differ a bit."""
+    """Return the seconds from when the last participant was ready to when the last had the sum.
+
+    `times` are begins and ends on clocks that may differ slightly.
+    """
     own = [end - begin for begin, end in times]
     both = max(end for _, end in times) - max(begin for begin, _ in times)
     return min(max(both, min(own)), max(own))
@@ -196,7 +201,10 @@ def collectives(
     listen: Callable[[SyncMeasurement, int, int], None],
     lost: Collection[str] = (),
 ) -> Collectives:
-    """Measures one after the other. `listen` hears of each: which, how many are done, how many there are."""
+    """Measure one sync after the other.
+
+    `listen` is told of each: which it is, how many are done, and how many there are.
+    """
     start = time.monotonic()
     run = _Run(cluster, probers, set(lost))
     times: list[CollectiveTime] = []
@@ -205,7 +213,7 @@ def collectives(
     for done, one in enumerate(can):
         listen(one, done, len(can))
         try:
-            times.extend(list(run.measured(one)))  # all or none: a line through small sizes alone says little
+            times.extend(list(run.measured(one)))  # all sizes or none: a line through small sizes alone says little
         except _Problem as problem:
             failed[one.how, one.hosts] = str(problem)
             run.dismiss()
@@ -219,7 +227,7 @@ class _Group:
     """The participants of one sync, by name."""
 
     number: int
-    members: dict[str, tuple[str, int]] = field(default_factory=dict)  # host, and which of its participants
+    members: dict[str, tuple[str, int]] = field(default_factory=dict)  # host, and number on it
 
     @property
     def hosts(self) -> list[str]:
@@ -227,14 +235,14 @@ class _Group:
 
 
 class _Run:
-    """The measurement while it goes on."""
+    """A measurement in progress."""
 
     def __init__(self, cluster: Cluster, probers: Probers, lost: set[str]) -> None:
         self._cluster, self._probers, self._lost = cluster, probers, lost
         self._numbers = itertools.count(1)
 
     def measured(self, one: SyncMeasurement) -> Iterator[CollectiveTime]:
-        """Times of all sizes, as they are measured."""
+        """Yield the time of each size as it is measured."""
         group = self._entered(one)
         root = one.hosts[0] if one.how == "server" else None
         for size in one.sizes:
@@ -244,13 +252,13 @@ class _Run:
                 break
 
     def dismiss(self) -> None:
-        """Ends all participants."""
+        """End all participants."""
         for host in self._probers.addresses:
             if host not in self._lost:
                 self._probers.tell(host, Dismiss())
 
     def _entered(self, one: SyncMeasurement) -> _Group:
-        """All connected."""
+        """Have all participants connect for a sync, and return them."""
         group, slots = _Group(next(self._numbers)), Counter[str]()
         for host in one.hosts:
             group.members[f"{host}/{slots[host]}"] = host, slots[host]
@@ -265,7 +273,7 @@ class _Run:
         return group
 
     def _point(self, group: _Group, one: SyncMeasurement, size: int) -> float:
-        """The median."""
+        """Measure one size several times and return the median."""
         clocks = self._clocks(group)
         lead = max(trip for trip, _ in clocks.values()) + _LEAD
         patience = _PATIENCE + 10 * expected_seconds(self._cluster, one.how, one.hosts, size)
@@ -280,7 +288,7 @@ class _Run:
         return statistics.median(taken[1:])
 
     def _clocks(self, group: _Group) -> dict[str, tuple[float, float]]:
-        """For each host: seconds from asking to the answer, the least of some, and how far its clock is ahead."""
+        """Return for each host the shortest time of asking for its clock and the lead of its clock, in seconds."""
         best: dict[str, tuple[float, float]] = {}
         for _ in range(_ASKED):
             number, asked = next(self._numbers), dict[str, float]()

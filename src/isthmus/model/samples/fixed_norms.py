@@ -1,8 +1,8 @@
 """Batch norm with fixed statistics, for measuring whether samples are kept apart.
 
-Replicas add up the statistics of batch norms, so what these mix is known and no reason to refuse a plan. While anything
-else is measured they take the mean 0 and the variance 1, and note how many rows each call has: the rows of parts must
-add up to those of the whole, or a norm looks at something else than the whole batch.
+Replicas add up the statistics of batch norms, so their mixing of samples is known and no reason to refuse a plan. While
+anything else is measured they take the mean 0 and the variance 1, and note how many rows each call has. The rows of the
+parts must add up to those of the whole, or else a norm reads something else than the whole batch.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _ROWS: ContextVar[Rows | None] = ContextVar("rows", default=None)
 
 @contextmanager
 def fixed_norms(block: nn.Module) -> Iterator[Rows]:
-    """Within it batch norms in training have fixed statistics; yields the rows of each call, in order.
+    """Fix the statistics of batch norms in training inside this context; yield the rows of each call, in order.
 
-    Only calls by batch norm modules, or of an exported graph, are seen: nobody would add up the statistics of others.
+    Only calls by batch norm modules, or of an exported graph, are seen: the runtime does not add up the statistics of
+    others.
     """
     rows: Rows = []
     with ExitStack() as stack:
@@ -47,7 +48,7 @@ def fixed_norms(block: nn.Module) -> Iterator[Rows]:
 
 
 def fixed_or(normalise: Normalise) -> Normalise:
-    """Batch norm by `normalise` or, within `fixed_norms`, with fixed statistics."""
+    """Return a batch norm that is `normalise` or, inside `fixed_norms`, has fixed statistics."""
 
     def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *others: Any) -> Tensor:
         rows = _ROWS.get()
@@ -60,7 +61,7 @@ def fixed_or(normalise: Normalise) -> Normalise:
 
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Batch norm with mean 0 and variance 1."""
+    """Return the batch norm of x with mean 0 and variance 1."""
     shape = (1, -1, *[1] * (x.ndim - 2))
     scaled = x if weight is None else x * weight.reshape(shape)
     return (scaled if bias is None else scaled + bias.reshape(shape)).to(x.dtype)
@@ -71,22 +72,22 @@ def _unknown(*args: Any) -> Tensor:
 
 
 class NormForward:
-    """What a batch norm module does instead of its own forward: the same with another batch norm in training.
+    """Replaces the forward of a batch norm module: it does the same with another batch norm in training.
 
-    A subclass may do more around it, like an activation.
+    A subclass of batch norm may do more in its forward, such as an activation.
     """
 
     def __init__(self, norm: _BatchNorm, normalise: Normalise) -> None:
         self._usual, self._normalise = norm.forward, normalise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward, with the other batch norm in it."""
+        """Run the module's own forward, with the other batch norm in it."""
         with _Functions(self._normalise):
             return self._usual(*args, **kwargs)
 
 
 class _Functions(TorchFunctionMode):
-    """Puts another batch norm in the place of torch's, where it takes statistics of its input."""
+    """Replaces torch's batch norm by another one if it takes statistics of its input."""
 
     def __init__(self, normalise: Normalise, *, operations: bool = False) -> None:
         super().__init__()
@@ -114,7 +115,7 @@ def _called(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Takes the arguments as `F.batch_norm` does."""
+    """Call the batch norm with the arguments of `F.batch_norm`."""
     if not training:
         return usual(input, running_mean, running_var, weight, bias, training, momentum, eps)  # type: ignore[no-any-return]
     return normalise(input, weight, bias, running_mean, running_var, momentum, eps)

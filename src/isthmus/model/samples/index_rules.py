@@ -1,15 +1,15 @@
 """Rules for tables, indices and sorts: rows may be picked and put back if no other sample changes what comes back.
 
-A mixture of experts sorts the rows of all samples by expert, multiplies, and puts them back. It keeps them apart if
+A mixture of experts sorts the rows of all samples by expert, multiplies, and puts them back. It keeps samples apart if
 
 1. the order is a permutation (`SortOrder`), and rows are picked by it: row i of the result then belongs to the sample
    of row order[i] (`Rows.order`);
-2. what happens to them in between is the same for every row, or is told by the row's own key: groups end where the
-   sorted keys say (`Bounds`);
+2. what happens to the rows in between is the same for every row, or depends only on the row's own key: groups end where
+   the sorted keys say (`Bounds`);
 3. they are put back by the inverse permutation of the same sort (`Inverse`).
 
-Or a mask, which is decided row by row, lists some rows (`Listed`), and a scatter by the same list puts them back. A
-list that is cut, to a capacity for example, depends on the other samples, and no rule takes it.
+A mask that is decided row by row may also list some rows (`Listed`), and a scatter by the same list puts them back. A
+list that is cut, to a capacity for example, depends on the other samples, and no rule accepts it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ __all__ = ["INDEX_RULES", "sorts_rows"]
 
 
 def _looked_up(call: Call) -> State:
-    """Rows of a table that depends on no sample, nor do its gradients by how often the batch has a number."""
+    """Return the state of rows of a table that depends on no sample.
+
+    The gradients of the table must not depend on how often the batch has a number either.
+    """
     call.free(call.args["weight"])
     if call.args.get("scale_grad_by_freq"):
         raise Unproven
@@ -49,7 +52,10 @@ def _looked_up(call: Call) -> State:
 
 
 def _indexed(call: Call) -> State:
-    """`x[i, j, :]`: index tensors are broadcast to one shape, which stands where the first of them stood."""
+    """Return the state of `x[i, j, :]`.
+
+    The index tensors are broadcast to one shape, which stands where the first of them stood.
+    """
     source, given = call.args["self"], call.args["indices"]
     return _picked(call, source, list(given))
 
@@ -76,7 +82,10 @@ def _picked(call: Call, source: fx.Node, given: list[Any]) -> State:
 
 
 def _rows_picked(call: Call, state: Rows, given: list[Any], rank: int, at: int) -> State:
-    """The samples' own dimension is indexed: by the row's own number, by a sort or back, or by a list."""
+    """Return the state after the samples' own dimension is indexed.
+
+    The index is the row's own number, the order of a sort, the way back from it, or a list.
+    """
     index = given[state.dim]
     if state.outer != 1:
         raise Unproven
@@ -102,7 +111,7 @@ def _rows_picked(call: Call, state: Rows, given: list[Any], rank: int, at: int) 
 
 
 def _masked(call: Call, state: State, given: list[Any]) -> State:
-    """The rows that a mask picks, which is decided row by row."""
+    """Return the state of the rows that a mask picks, if the mask is decided row by row."""
     mask, by = given[0], call.state(given[0])
     fits = len(given) == 1 and isinstance(state, Rows) and isinstance(by, Rows) and call.rank_of(mask) == 1
     if not fits or by != Rows(0, state.per) or state.dim != 0 or state.order is not None:  # type: ignore[union-attr]
@@ -111,14 +120,17 @@ def _masked(call: Call, state: State, given: list[Any]) -> State:
 
 
 def _selected_rows(call: Call) -> State:
-    """`index_select`: as an index in one dimension."""
+    """Return the state of `index_select`, which is an index in one dimension."""
     source = call.args["self"]
     given: list[Any] = [None] * (call.args["dim"] % call.rank_of(source))
     return _picked(call, source, [*given, call.args["index"]])
 
 
 def _gathered(call: Call) -> State:
-    """Along a dimension that is not the samples', where argument and index have the same rows."""
+    """Return the state of a gather along a dimension that is not the samples'.
+
+    Argument and index must have the same rows.
+    """
     source, index = call.args["self"], call.args["index"] if "index" in call.args else call.args["indices"]
     state = call.rows(source)
     if state.at(state.dim) != _plain(call, index):
@@ -133,7 +145,10 @@ def _plain(call: Call, node: Any) -> State:
 
 
 def _scattered(call: Call) -> State:
-    """Along a dimension that is not the samples', where all have the same rows."""
+    """Return the state of a scatter along a dimension that is not the samples'.
+
+    All arguments must have the same rows.
+    """
     state = call.rows(call.args["self"])
     own = state.at(state.dim)
     source = call.args.get("src")
@@ -147,7 +162,10 @@ def _scattered(call: Call) -> State:
 
 
 def _put(call: Call) -> State:
-    """`x[i] = v`: by a list of rows, by the row's own number, or by a sort's order into memory of one's own."""
+    """Return the state of `x[i] = v`.
+
+    The index is a list of rows, the row's own number, or a sort's order; the last needs newly made memory.
+    """
     source, given, values = call.args["self"], list(call.args["indices"]), call.args["values"]
     if (inverse := _inverse(call, source, given, values)) is not None:
         return inverse
@@ -176,7 +194,7 @@ def _picked_rank(call: Call, source: fx.Node, given: list[Any]) -> int:
 
 
 def _inverse(call: Call, source: fx.Node, given: list[Any], values: fx.Node) -> State | None:
-    """`place[order] = arange(n)`: every place is written, as the order is a permutation."""
+    """Return the state of `place[order] = arange(n)`: as the order is a permutation, every place is written."""
     order, numbers = call.state(given[0]), call.state(values)
     if not (len(given) == 1 and isinstance(order, SortOrder) and isinstance(numbers, Position)):
         return None
@@ -187,7 +205,7 @@ def _inverse(call: Call, source: fx.Node, given: list[Any], values: fx.Node) -> 
 
 
 def _added_rows(call: Call) -> State:
-    """`index_add`, `index_copy`: rows of a list are put back to where the same list took them from."""
+    """Return the state of `index_add` or `index_copy`: rows are put back to where the same list took them from."""
     target, source = call.rows(call.args["self"]), call.rows(call.args["source"])
     by = call.state(call.args["index"])
     if call.args["dim"] % call.rank != target.dim:
@@ -203,7 +221,10 @@ def _added_rows(call: Call) -> State:
 
 
 def _listed(call: Call) -> State | list[State]:
-    """`nonzero` of a mask that is decided row by row: the numbers of the rows, and places within them."""
+    """Return the states of `nonzero` of a mask that is decided row by row.
+
+    Its results are the numbers of the rows, and places within them.
+    """
     source = call.tensors[0]
     state, rank = call.rows(source), call.rank_of(source)
     if state.order is not None or state.outer != 1:
@@ -218,14 +239,17 @@ def _listed(call: Call) -> State | list[State]:
 
 
 def _where(call: Call) -> State | list[State]:
-    """With a condition alone `where` is `nonzero`; else it works element by element."""
+    """Return the state of `where`: with a condition alone it is `nonzero`; else it works element by element."""
     if len(call.node.args) == 1:
         return _listed(call)
     return aligned(call, call.tensors, call.rank)
 
 
 def _searched(call: Call) -> State:
-    """Element by element in a table that depends on no sample, or where the groups of sorted keys end."""
+    """Return the state of `searchsorted`.
+
+    It works element by element in a table that depends on no sample, or finds where the groups of sorted keys end.
+    """
     table, values = call.args.get("sorted_sequence"), call.args.get("self")
     state = call.state(table)
     if isinstance(state, Free):
@@ -246,7 +270,10 @@ def _from_zero(call: Call, values: fx.Node) -> bool:
 
 
 def sorts_rows(call: Call) -> State | list[State] | None:
-    """Sorts the rows of all samples by a key of each, or sorts an order, which gives its inverse."""
+    """Return the state of a sort of all rows by a key of each, or of a sort of an order, which gives its inverse.
+
+    Return None for any other operation.
+    """
     if call.kind not in ("sort", "argsort") or len(call.tensors) != 1:
         return None
     state = call.state(call.tensors[0])

@@ -1,9 +1,9 @@
-"""Measures whether a part of a model keeps samples apart, where nothing proves it: whole and in parts, and compared.
+"""Measures whether a part of a model keeps samples apart, if nothing proves it.
 
-Some samples go through the part together, each alone, and in unequal groups. If results, gradients and what it keeps
-in buffers are the same for several draws, the part is taken to keep samples apart. Dropout is left out, and batch norm
-takes fixed statistics: what replicas do about both is known. Anything else that is random differs from run to run, and
-counts as mixing; so does what differs from call to call.
+Some samples go through the part together, each alone, and in unequal groups, and the results are compared. If the
+results, the gradients and what the part keeps in buffers are the same for several draws, it is taken to keep samples
+apart. Dropout is left out, and batch norm takes fixed statistics: what replicas do about both is known. Anything else
+that is random differs from run to run, and counts as mixing; so does anything that differs from call to call.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from isthmus.model.graph import UNMEASURED
+from isthmus.model.hidden_state import HiddenState
 from isthmus.model.restored_state import kept_state, state_of
 from isthmus.model.samples.fixed_norms import fixed_norms
 from isthmus.model.torch_export import Example, training
@@ -29,44 +30,46 @@ __all__ = ["measured_mixing", "own_buffers"]
 
 _DRAWS = 3
 _SPLITS = ((1,) * 8, (3, 5), (7, 1))
-_MANY = ((9, 15),)  # for what depends on how many samples there are
+_MANY = ((9, 15),)  # finds what depends on the number of samples
 _DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout}
 _TOLERANCE = {torch.float16: 5e-2, torch.bfloat16: 5e-2, torch.float64: 1e-9}
-_NOISE, _MOST_NOISE = 4, 4e-3  # rounding errors of numbers around 1, and their size: less is no difference
+_NOISE, _MOST_NOISE = 4, 4e-3  # rounding errors of numbers around 1, and their largest size: less is ignored
 
 Call = Callable[[Sequence[Tensor]], Any]
 Named = Sequence[tuple[str, nn.Module]]
 
 
 class _NoDropout(TorchFunctionMode):
-    """Leaves dropout out."""
+    """Makes dropout return its input, and refuses tables whose rows are made shorter where a sample reads them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in (F.embedding, F.embedding_bag) and (args[3:4] or (kwargs.get("max_norm"),))[0] is not None:
+            raise ValueError("max_norm writes into the rows that a batch reads")
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
         return func(*args, **kwargs)
 
 
 def measured_mixing(model: nn.Module, runs: Sequence[Named], example: Example) -> list[str | None]:
-    """For each run of modules (with their paths) that are called one after another: why it may mix samples, or None.
+    """Return for each run of modules why it may mix samples, or None.
 
-    The first takes samples like the example's; each further one what the run before it gave. The model is afterwards
-    as it was.
+    A run is a list of modules (with their paths) that are called one after another. The first run takes samples like
+    the example's; each further one takes what the run before it gave. The model is left as it was.
     """
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         return [UNMEASURED] * len(runs)
     try:
         with kept_state(model, weights=True), _measuring(model):
             return _measured(runs, example, next(iter(model.parameters()), torch.empty(0)).device)
-    except Exception as fault:  # whatever the user's code does with samples that it was not made for
+    except Exception as fault:  # the user's code may fail on samples that it was not made for
         said = f"{type(fault).__name__}: {fault}".splitlines()[0][:100]
         return [f"torch.export cannot follow it, and measuring failed ({said})"] * len(runs)
 
 
 @contextmanager
 def _measuring(model: nn.Module) -> Iterator[None]:
-    """In training mode, with gradients (hooks want them), and afterwards with those that there were."""
+    """Hold the model in training mode with gradients on, which hooks need; afterwards put back the gradients it had."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:
         with torch.enable_grad(), torch.random.fork_rng(), training(model), _NoDropout():
@@ -91,7 +94,7 @@ def _measured(runs: Sequence[Named], example: Example, device: torch.device) -> 
 
 
 def _called(run: Sequence[nn.Module], example: Example | None) -> Call:
-    """Runs modules one after another; the first one is given its inputs as in the example."""
+    """Return a function that runs modules one after another; the first one is given its inputs as in the example."""
 
     def call(inputs: Sequence[Tensor]) -> Any:
         names = list(example.kwargs) if example is not None else []
@@ -105,7 +108,10 @@ def _called(run: Sequence[nn.Module], example: Example | None) -> Call:
 
 
 def _drawn(like: Tensor, samples: int) -> Tensor:
-    """Samples that differ, of the example's shape; whole numbers are among those of the example, or 0 and 1."""
+    """Return samples that differ, of the example's shape.
+
+    Whole numbers are drawn from the range of the example's numbers, or from 0 and 1.
+    """
     shape = (samples, *like.shape[1:])
     if like.is_floating_point() or like.is_complex():
         return torch.randn(shape, dtype=like.dtype)
@@ -119,17 +125,18 @@ def _drawn(like: Tensor, samples: int) -> Tensor:
 
 @dataclass
 class _Run:
-    """What a run of modules gave and left behind."""
+    """The results of a run of modules, and what it left behind."""
 
     results: list[Tensor]
     backward: list[Tensor]  # gradients of the inputs
     gradients: dict[str, Tensor]  # of parameters
     buffers: dict[str, Tensor]
-    rows: list[int]  # that each batch norm had
+    rows: list[int]  # the rows of each batch norm
+    weights: list[tuple[float, float]]  # sum and length of each parameter afterwards
 
 
 class _Measured:
-    """Runs modules on samples, always from the state that they had."""
+    """Runs modules on samples, always from the state that they had at first."""
 
     def __init__(self, run: Named, call: Call) -> None:
         self._named, self._call = run, call
@@ -141,7 +148,7 @@ class _Measured:
         return {f"{path}.{name}".strip("."): one.clone() for path, found in named for name, one in found.items()}
 
     def given(self, inputs: Sequence[Tensor]) -> Any:
-        """The result as it is."""
+        """Return the modules' result as it is."""
         try:
             with fixed_norms(self._all):
                 return self._call(inputs)
@@ -149,15 +156,21 @@ class _Measured:
             self._back()
 
     def mixing(self, inputs: Sequence[Tensor], splits: Sequence[Sequence[int]], seed: int) -> str | None:
-        """Why the modules may mix these samples."""
+        """Return why the modules may mix these samples, or None if they do not."""
         before, samples = self._buffers(), sum(splits[0])
-        whole, again = self._run(inputs, seed), self._run(inputs, seed)
+        whole, numbers = self._run(inputs, seed), HiddenState(self._all).numbers()
+        again, later = self._run(inputs, seed), HiddenState(self._all).numbers()
         self._back()
         for name, buffer in whole.buffers.items():
-            if buffer.is_floating_point() and not _equal(buffer, before.get(name)):
+            if not _equal(buffer, before.get(name)):
                 return f"measured: it keeps a buffer that changes with each call ({name})"
         if not _all_alike(whole.results, [again.results]):
             return "measured: the same samples twice give other numbers: it keeps something from call to call"
+        for name, number in numbers.items():
+            if later.get(name, number) != number:
+                return f"measured: it keeps a number that changes with each call ({name})"
+        if whole.weights != again.weights:
+            return "measured: each call changes its parameters"
         for sizes in splits:
             where = f"{samples} samples at once and in parts of {', '.join(map(str, sizes))}"
             parts = [self._part(part, lo, seed) for part, lo in _parts(inputs, sizes)]
@@ -174,7 +187,10 @@ class _Measured:
             self._back()
 
     def _run(self, inputs: Sequence[Tensor], seed: int, lo: int = 0) -> _Run:
-        """Forward, and backward from gradients that are drawn for each sample; `lo`: the place of the first one."""
+        """Run forward, and backward from gradients that are drawn for each sample.
+
+        `lo` is the place of the first sample.
+        """
         torch.manual_seed(seed + lo)
         taken = [one.detach().clone().requires_grad_(one.is_floating_point()) for one in inputs]
         named = ((path, module.named_parameters()) for path, module in self._named)
@@ -197,6 +213,7 @@ class _Measured:
             },
             buffers=self._buffers(),
             rows=rows,
+            weights=[(float(p.detach().sum().abs()), float(p.detach().norm())) for p in parameters.values()],
         )
 
 
@@ -205,7 +222,7 @@ def _gradient(leaf: Tensor) -> Tensor:
 
 
 def _seeds(root: Tensor, lo: int, samples: int, seed: int) -> Tensor:
-    """A gradient for each sample from its place on, the same whatever samples are with it."""
+    """Return a gradient for each sample from its place on, which does not depend on the other samples."""
     drawn = torch.Generator().manual_seed(1000 + seed)
     rows = len(root) if root.ndim else 1
     lo *= rows // samples
@@ -216,13 +233,13 @@ def _seeds(root: Tensor, lo: int, samples: int, seed: int) -> Tensor:
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Buffers by name, without those of batch norms: replicas keep these equal."""
+    """Return buffers by name, without those of batch norms, which replicas keep equal."""
     norms = {id(buffer) for one in module.modules() if isinstance(one, _BatchNorm) for buffer in one.buffers(False)}
     return {name: buffer for name, buffer in module.named_buffers() if id(buffer) not in norms}
 
 
 def _otherwise(whole: _Run, parts: Sequence[_Run]) -> str | None:
-    """Return how the parts differ from the whole although the results are the same, or None if they do not."""
+    """Return how the parts differ from the whole, beside the results, or None if they do not differ."""
     if not _all_alike(whole.backward, [part.backward for part in parts]):
         return "give other gradients"
     size = max((float(gradient.double().norm()) for gradient in whole.gradients.values()), default=0.0)
@@ -232,6 +249,8 @@ def _otherwise(whole: _Run, parts: Sequence[_Run]) -> str | None:
     for name, buffer in whole.buffers.items():
         if not all(_equal(buffer, part.buffers.get(name)) for part in parts):
             return f"keep other numbers in the buffer {name}"
+    if any(part.weights != whole.weights for part in parts):
+        return "write other numbers into parameters"
     if any(len(part.rows) != len(whole.rows) for part in parts):
         return "take the statistics of a batch norm in other groups"
     if any(rows != sum(others) for rows, *others in zip(whole.rows, *(part.rows for part in parts), strict=True)):
@@ -240,7 +259,7 @@ def _otherwise(whole: _Run, parts: Sequence[_Run]) -> str | None:
 
 
 def _parts(inputs: Sequence[Tensor], sizes: Sequence[int]) -> Iterator[tuple[list[Tensor], int]]:
-    """The samples of all inputs in consecutive parts of these sizes, each with the place of its first."""
+    """Yield the samples of all inputs in consecutive parts of these sizes, each with the place of its first sample."""
     split = [torch.split(tensor, list(sizes)) for tensor in inputs]
     return ((list(part), sum(sizes[:number])) for number, part in enumerate(zip(*split, strict=True)))
 
@@ -269,10 +288,13 @@ def _alike(whole: Tensor, parts: Sequence[Tensor]) -> bool:
 
 
 def _adds_up(whole: Tensor, parts: Sequence[Tensor], largest: float) -> bool:
-    """Return whether a parameter's gradients add up to the whole's; `largest`: the length of the longest of all."""
+    """Return whether the parts' gradients of a parameter add up to the whole's.
+
+    `largest` is the largest norm that the gradient of any parameter has.
+    """
     a, b = _wide(whole), _wide(torch.stack(list(parts))).sum(0)
     if not torch.isfinite(a).all():
-        return True  # nothing can be told
+        return True  # the comparison says nothing
     limit = _TOLERANCE.get(whole.dtype, 1e-3)
     return float((a - b).norm()) <= limit * (float(a.norm()) + 1e-2 * largest)
 
@@ -282,7 +304,7 @@ def _noise(dtype: torch.dtype) -> float:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """In 64 bits; the two parts of complex numbers beside each other."""
+    """Return a tensor in 64 bits, with the two parts of complex numbers side by side."""
     return torch.view_as_real(tensor.detach()).double() if tensor.is_complex() else tensor.detach().double()
 
 

@@ -19,7 +19,7 @@ __all__ = ["PRODUCT_RULES"]
 
 
 def _linear(call: Call) -> State:
-    """Rows times a matrix that depends on no sample."""
+    """Return the state of rows times a matrix that depends on no sample."""
     source, *others = call.tensors
     state = call.rows(source)
     call.free(*others)
@@ -29,7 +29,10 @@ def _linear(call: Call) -> State:
 
 
 def _product(call: Call, a: fx.Node, b: fx.Node) -> State:
-    """a [..., n, k] · b [..., k, m]: leading dimensions are broadcast; n may be the samples' where b is free, or m."""
+    """Return the state of a [..., n, k] · b [..., k, m], whose leading dimensions are broadcast.
+
+    The samples' dimension may be n if b depends on no sample, or m if a depends on none.
+    """
     left, right, rank = call.state(a), call.state(b), call.rank
     ranks = call.rank_of(a), call.rank_of(b)
     if min(ranks) < 2 or rank != max(ranks):
@@ -62,7 +65,7 @@ def _matmul(call: Call) -> State:
 
 
 def _added_product(call: Call, names: tuple[str, str]) -> State:
-    """bias + a · b."""
+    """Return the state of bias + a · b."""
     state = _product(call, *(call.args[name] for name in names))
     bias = call.args["self"]
     other = call.state(bias)
@@ -75,7 +78,7 @@ def _added_product(call: Call, names: tuple[str, str]) -> State:
 
 
 def _einsum(call: Call) -> State:
-    """By letters: the samples have one letter in all factors that have samples, and the result keeps it."""
+    """Return the state of an einsum: all factors with samples have them under one letter, and the result keeps it."""
     inputs, output = str(call.args["equation"]).replace(" ", "").split("->")
     tensors = call.args["tensors"]
     terms = list(zip(inputs.split(","), tensors, strict=True))
@@ -100,14 +103,17 @@ def _einsum(call: Call) -> State:
 
 
 def _letters(term: str, dots: int, most: int) -> list[str]:
-    """One name for each dimension; those of `...` are counted from the last, as shapes are broadcast."""
+    """Return one name for each dimension; those of `...` are counted from the last, as shapes are broadcast."""
     before, ellipsis, after = term.partition("...")
     middle = [str(number) for number in range(most - dots, most)] if ellipsis else []
     return [*before, *middle, *after]
 
 
 def _convolution(call: Call) -> State:
-    """Samples lie first; weights depend on none. Without a batch the first dimension would be channels."""
+    """Return the state of a convolution: samples lie first, and weights depend on none.
+
+    Without a batch the first dimension would be channels.
+    """
     source, weight = call.args["input"], call.args["weight"]
     state = call.rows(source)
     call.free(*[node for node in call.tensors if node is not source])
@@ -117,7 +123,7 @@ def _convolution(call: Call) -> State:
 
 
 def _normed(call: Call) -> list[State]:
-    """Layer and RMS norm: over the last dimensions."""
+    """Return the states of a layer or RMS norm, which works over the last dimensions."""
     source = call.tensors[0]
     state = call.rows(source)
     call.free(*call.tensors[1:])
@@ -127,7 +133,7 @@ def _normed(call: Call) -> list[State]:
 
 
 def _group_norm(call: Call) -> State:
-    """Over the channels and places of a sample."""
+    """Return the state of a group norm, which works over the channels and places of a sample."""
     state = call.rows(call.tensors[0])
     call.free(*call.tensors[1:])
     if state.dim != 0:
@@ -136,14 +142,20 @@ def _group_norm(call: Call) -> State:
 
 
 def _instance_norm(call: Call) -> State:
-    """As group norm; running statistics would be those of a part of the batch."""
+    """Return the state of an instance norm, which is that of a group norm.
+
+    Running statistics are refused: they would be those of a part of the batch.
+    """
     if call.args.get("running_mean") is not None:
         raise Unproven
     return _group_norm(call)
 
 
 def _batch_norm(call: Call) -> list[State]:
-    """In training it mixes samples in the way that replicas can make whole again (`runtime/batch_statistics.py`)."""
+    """Return the states of a batch norm.
+
+    In training it mixes samples in a way that replicas can make whole again (`runtime/batch_statistics.py`).
+    """
     state = call.rows(call.tensors[0])
     call.free(*call.tensors[1:])
     if state.dim != 0 or state.order is not None or state.outer != 1:
@@ -151,11 +163,14 @@ def _batch_norm(call: Call) -> list[State]:
     return [moved(state, 0), *[_STATISTICS] * (len(call.values) - 1)]
 
 
-_STATISTICS = Free()  # nobody may read them: `batch_statistics.py` refuses a model that does
+_STATISTICS = Free()  # nothing may read them: `batch_statistics.py` refuses a model that does
 
 
 def _attention(call: Call) -> State:
-    """Batch and heads first; positions attend to positions of the same sample."""
+    """Return the state of attention.
+
+    Batch and heads come first, and positions attend to positions of the same sample.
+    """
     nodes = [call.args[name] for name in ("query", "key", "value")]
     last = 3 if call.args.get("enable_gqa") else 2  # several heads of queries then share a head of keys
     for node in nodes:
@@ -175,7 +190,7 @@ def _attention(call: Call) -> State:
 
 
 def _recurrent(call: Call) -> list[State]:
-    """GRU, LSTM and RNN over positions; hidden states have their samples in dimension 1."""
+    """Return the states of a GRU, LSTM or RNN over positions; hidden states have their samples in dimension 1."""
     given: list[Any] = list(call.node.args)
     source, first = given[0], bool(given[8])
     hidden = given[1] if isinstance(given[1], (list, tuple)) else [given[1]]
@@ -190,7 +205,7 @@ def _recurrent(call: Call) -> list[State]:
 
 
 def _cell(call: Call) -> list[State]:
-    """One step of a recurrent layer: samples come first in what goes in and in the hidden states."""
+    """Return the states of one step of a recurrent layer: samples come first in the input and in the hidden states."""
     given: list[Any] = list(call.node.args)
     source, before, *weights = given
     hidden = before if isinstance(before, (list, tuple)) else [before]
@@ -204,7 +219,7 @@ def _cell(call: Call) -> list[State]:
 
 
 def _bilinear(call: Call) -> State:
-    """Two rows of the same samples, times a weight that depends on none."""
+    """Return the state of two rows of the same samples, times a weight that depends on none."""
     one, other, *weights = call.tensors
     state = aligned(call, [one, other], call.rank_of(one))
     call.free(*weights)
@@ -214,7 +229,10 @@ def _bilinear(call: Call) -> State:
 
 
 def _loss(call: Call, *, dims: int) -> State:
-    """Element by element, or with classes in dimension 1 (`dims` 1), where nothing is summed or averaged."""
+    """Return the state of a loss in which nothing is summed or averaged.
+
+    It works element by element, or with classes in dimension 1 (`dims` 1).
+    """
     if call.args.get("reduction", 1) != 0:
         raise Unproven
     nodes = [call.args[name] for name in ("self", "input", "target") if isinstance(call.args.get(name), fx.Node)]
@@ -228,7 +246,7 @@ def _loss(call: Call, *, dims: int) -> State:
 
 
 def _distances(call: Call) -> State:
-    """All pairs of rows within a leading dimension."""
+    """Return the state of distances between all pairs of rows within a leading dimension."""
     for node in call.tensors:
         state = call.state(node)
         if isinstance(state, Rows) and state.dim >= call.rank_of(node) - 2:
@@ -237,7 +255,7 @@ def _distances(call: Call) -> State:
 
 
 def _pairwise(call: Call) -> State:
-    """Distances of rows with the same number, over the last dimension."""
+    """Return the state of distances between rows with the same number, over the last dimension."""
     rank = max(map(call.rank_of, call.tensors))
     state = aligned(call, call.tensors, rank)
     if not isinstance(state, Rows) or state.dim == rank - 1:
@@ -246,7 +264,7 @@ def _pairwise(call: Call) -> State:
 
 
 def _leaky(call: Call) -> State:
-    """`prelu`: one weight, or one for each place of dimension 1."""
+    """Return the state of `prelu`, which has one weight, or one for each place of dimension 1."""
     source, weight = call.tensors
     state = call.rows(source)
     call.free(weight)
@@ -256,7 +274,10 @@ def _leaky(call: Call) -> State:
 
 
 def _grouped(call: Call) -> State:
-    """Sorted rows, each times the matrix of its own key: groups end where the sorted keys say."""
+    """Return the state of sorted rows, each times the matrix of its own key.
+
+    Groups end where the sorted keys say.
+    """
     rows, weights, offsets = call.tensors[:3]
     state, ends = call.rows(rows), call.state(offsets)
     call.free(weights)

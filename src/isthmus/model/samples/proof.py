@@ -6,13 +6,13 @@ Each tensor of a trace gets a *state* that says how its elements depend on the s
 - `Rows(dim, per)`: dimension `dim` has `per` rows for each sample, sample after sample; each row depends on nothing but
   its own sample. With `outer` all samples come several times, with `order` the rows are those that an index has picked,
   in its order (tokens sorted by expert);
-- the states of indices below, which rows are picked and put back by;
+- the states of indices below, by which rows are picked and put back;
 - `Mixed`: in a way that no rule knows.
 
-A rule (`rules.py`) gives the state of an operation's results if it can prove it from the states of what the
-operation reads. Where no rule can, the operation is *unproven*: a plan that splits the batch there would perhaps
-compute something else than one process. By induction over the operations every result without an unproven operation
-before it is what it would be if each sample were alone in its batch.
+A rule (`rules.py`) gives the state of an operation's results if it can prove it from the states of what the operation
+reads. If no rule can, the operation is *unproven*: a plan that splits the batch there might compute something else than
+one process does. By induction over the operations, every result without an unproven operation before it is what it
+would be if each sample were alone in its batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ += ["rows_per_sample"]
 
 
 _SIZED = {  # arguments that may be as large as the batch
-    "*": "wrap_with_autocast wrap_with_set_grad_enabled",  # regions: judged inside
+    "*": "wrap_with_autocast wrap_with_set_grad_enabled",  # regions, whose operations are proven one by one
     "size": """view _unsafe_view expand broadcast_to zeros ones full empty rand randn randint new_zeros new_ones
         new_full new_empty""",
     "shape": "reshape",
@@ -51,25 +51,25 @@ _SIZES = {kind: name for name, kinds in _SIZED.items() for kind in kinds.split()
 
 
 class Unproven(Exception):
-    """Says that no rule proves an operation; where it stands in a region, which."""
+    """Says that no rule proves an operation; for an operation inside a region, the text says which."""
 
 
 @dataclass(frozen=True)
 class Free:
-    """Depends on no sample, and not on how many there are."""
+    """The state of what depends on no sample, and not on how many there are."""
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """Depends on samples in a way that is not known."""
+    """The state of what depends on samples in a way that is not known."""
 
 
 @dataclass(frozen=True)
 class Rows:
     """Row i of dimension `dim` belongs to sample (i // per) % batch, or with `order` to the sample that the index says.
 
-    `outer`: how often all samples follow each other (positions outside, samples inside). `below`: the values are
-    integers in [0, below).
+    `outer` is how often all samples follow each other (positions outside, samples inside). If `below` is given, the
+    values are integers in [0, below).
     """
 
     dim: int
@@ -79,7 +79,7 @@ class Rows:
     below: int | None = None
 
     def at(self, dim: int) -> Rows:
-        """The same rows in another dimension, of other values."""
+        """Return the same rows in another dimension, of other values."""
         return Rows(dim, self.per, self.order, self.outer)
 
 
@@ -93,7 +93,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Sorted:
-    """Keys of all rows in ascending order, one for each row, in [0, below); `sort` is the operation."""
+    """The keys of all rows in ascending order, one for each row, in [0, below); `sort` is the operation."""
 
     sort: fx.Node
     per: int
@@ -102,7 +102,10 @@ class Sorted:
 
 @dataclass(frozen=True)
 class SortOrder:
-    """For each place of a sort the row that stands there, of `per` a sample, divided by `share` (`row // share`)."""
+    """For each place of a sort, the row that stands there, divided by `share` (`row // share`).
+
+    A sample has `per` rows.
+    """
 
     sort: fx.Node
     per: int
@@ -111,7 +114,7 @@ class SortOrder:
 
 @dataclass(frozen=True)
 class Inverse:
-    """For each row its place in a sort."""
+    """For each row, its place in a sort."""
 
     sort: fx.Node
     per: int
@@ -119,7 +122,7 @@ class Inverse:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many keys of a sort have each of the values 0, 1, ..., groups - 1."""
+    """The number of keys of a sort that have each of the values 0, 1, ..., groups - 1."""
 
     sort: fx.Node
     groups: int
@@ -127,7 +130,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Bounds:
-    """How many keys of a sort are at most 0, 1, ..., groups - 1: where the rows of each group end."""
+    """The number of keys of a sort that are at most 0, 1, ..., groups - 1: where the rows of each group end."""
 
     sort: fx.Node
     groups: int
@@ -135,7 +138,10 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Listed:
-    """Numbers of the rows, of `per` a sample, that a mask picks; whether one is in depends on its own sample alone."""
+    """The numbers of the rows, of `per` a sample, that a mask picks.
+
+    Whether a row is picked depends on its own sample alone.
+    """
 
     mask: fx.Node
     per: int
@@ -148,7 +154,7 @@ Rule = Callable[["Call"], State | Sequence[State]]
 
 @dataclass(frozen=True, eq=False)
 class SampleProof:
-    """The states of each node's results, and the operations that no rule proves, with their lines."""
+    """The states of each node's results, and the operations that no rule proves, with their lines of code."""
 
     states: dict[fx.Node, tuple[State, ...]] = field(default_factory=dict)
     unproven: dict[fx.Node, str] = field(default_factory=dict)
@@ -160,7 +166,7 @@ def is_apart(states: Sequence[State]) -> bool:
 
 
 def prove(trace: Trace, rules: Mapping[str, Rule]) -> SampleProof:
-    """The states of all operations, in execution order."""
+    """Return the states of all operations, found in execution order."""
     samples = SampleProof()
     for node in trace.inputs:
         samples.states[node] = (Rows(0, 1),)
@@ -175,7 +181,7 @@ def prove(trace: Trace, rules: Mapping[str, Rule]) -> SampleProof:
 
 
 def nested(call: Call, graph: fx.GraphModule, given: Sequence[Any], rules: Mapping[str, Rule]) -> list[State]:
-    """The states of what a nested graph gives, a region in another precision for example."""
+    """Return the states of the results of a nested graph, such as a region in another precision."""
     inner, trace = SampleProof(), call.trace
     taken = graph.graph.find_nodes(op="placeholder")
     for node, source in zip(taken, given, strict=True):
@@ -194,7 +200,7 @@ def nested(call: Call, graph: fx.GraphModule, given: Sequence[Any], rules: Mappi
 
 
 def _keeps_statistics(node: fx.Node) -> bool:
-    """Return whether a nested operation is a batch norm in training: nothing would make its statistics whole."""
+    """Return whether a nested operation is a batch norm in training, whose statistics nothing would make whole."""
     return kind_of(node.target) in NORMS and bool(node.args[5])
 
 
@@ -204,7 +210,7 @@ def _step(call: Call, rules: Mapping[str, Rule], mutates: fx.Node | None) -> Non
         found = _judged(call, rules)
         if mutates is not None:
             _write(trace, samples, mutates, found[0])
-    except (Unproven, KeyError, IndexError, TypeError, ValueError) as error:  # KeyError and so on: an unknown form
+    except (Unproven, KeyError, IndexError, TypeError, ValueError) as error:  # KeyError and the like: an unknown form
         inner = str(error) if isinstance(error, Unproven) else ""
         samples.unproven[call.node] = inner or described(call.node)
         found = tuple(_assumed(trace, value) for value in call.values)
@@ -227,13 +233,13 @@ def _judged(call: Call, rules: Mapping[str, Rule]) -> tuple[State, ...]:
         raise Unproven
     for state, value in zip(states, call.values, strict=True):
         call.check(state, value)
-        if call.draws() and not is_apart([state]):  # what is drawn for a sample goes by its rows' place
+        if call.draws() and not is_apart([state]):  # the numbers drawn for a sample depend on the place of its rows
             raise Unproven
     return states
 
 
 def _assumed(trace: Trace, value: Value) -> State:
-    """Return rows for an unproven operation's result where its shape says so; the operation itself is refused."""
+    """Return rows for an unproven operation's result if its shape suggests them; the operation itself is refused."""
     dims = value.batch_dims
     if len(dims) == 1 and (per := rows_per_sample(trace, value, dims[0])):
         return Rows(dims[0], per)
@@ -247,7 +253,10 @@ def rows_per_sample(trace: Trace, value: Value, dim: int) -> int | None:
 
 
 def _write(trace: Trace, samples: SampleProof, target: fx.Node, result: State) -> None:
-    """Lets an operation write into memory that others see: what it writes must have the state of what was there."""
+    """Let an operation write into memory that others see.
+
+    What it writes must have the state of what was there.
+    """
     root = memory_root(target)
     if root in trace.attributes:
         name = trace.attributes[root].name
@@ -268,12 +277,12 @@ def _write(trace: Trace, samples: SampleProof, target: fx.Node, result: State) -
 
 
 def _overlaps(value: Value) -> bool:
-    """Return whether several elements share a place, as in an expanded tensor: all would be written at once."""
+    """Return whether several elements share a place, as in an expanded tensor: all of them would be written at once."""
     return any(size > 1 and step == 0 for size, step in zip(value.shapes[0], value.stride, strict=True))
 
 
 def _forget_values(samples: SampleProof, root: fx.Node) -> None:
-    """Forgets what was known by the values of a memory: how large they are, and which rows they pick or sort."""
+    """Forget what was known from the values of a memory: how large they are, and which rows they pick or sort."""
     names = {root, root.args[0]} if root.target is operator.getitem else {root}  # keys or order, of a sort
     for node, states in samples.states.items():
         if any(isinstance(state, Rows) and state.below is not None for state in states) and memory_root(node) is root:
@@ -283,7 +292,7 @@ def _forget_values(samples: SampleProof, root: fx.Node) -> None:
 
 
 def _identity(state: State) -> fx.Node | None:
-    """The mask or sort that a state speaks of."""
+    """Return the mask or sort that a state refers to."""
     if isinstance(state, Rows):
         return state.order
     if isinstance(state, Listed):
@@ -292,7 +301,7 @@ def _identity(state: State) -> fx.Node | None:
 
 
 def _spoil(trace: Trace, samples: SampleProof, target: fx.Node) -> None:
-    """Forgets what was known of all tensors that may share memory with the target."""
+    """Forget what was known of all tensors that may share memory with the target."""
     family = {target}
     for op in trace.ops:  # in execution order: views come after what they look at
         sources = [node for node in op.node.all_input_nodes if node in trace.values]
@@ -319,16 +328,16 @@ class Call:
 
     @property
     def rank(self) -> int:
-        """Dimensions of the first result."""
+        """Return the number of dimensions of the first result."""
         return len(self.values[0].shapes[0])
 
     @property
     def tensors(self) -> list[fx.Node]:
-        """All tensors among the arguments."""
+        """Return all tensors among the arguments."""
         return [node for node in self.node.all_input_nodes if node in self.trace.values]
 
     def state(self, node: Any) -> State:
-        """The state of an argument; what is no tensor is free."""
+        """Return the state of an argument; anything but a tensor is free."""
         if not isinstance(node, fx.Node) or node in self.trace.scalars:
             return FREE
         states = self.samples.states[node]
@@ -337,35 +346,35 @@ class Call:
         return states[0]
 
     def states(self, node: fx.Node) -> tuple[State, ...]:
-        """All states of an argument with several results."""
+        """Return all states of an argument with several results."""
         return self.samples.states[node]
 
     def of(self, name: str) -> State:
-        """The state of a named argument."""
+        """Return the state of a named argument."""
         return self.state(self.args.get(name))
 
     def value(self, node: fx.Node) -> Value:
-        """Shapes of an argument."""
+        """Return the shapes of an argument."""
         return self.trace.value(node)
 
     def rank_of(self, node: fx.Node) -> int:
-        """Dimensions of an argument."""
+        """Return the number of dimensions of an argument."""
         return len(self.value(node).shapes[0])
 
     def size(self, node: fx.Node, dim: int) -> int | None:
-        """A size that does not depend on the batch, else None."""
+        """Return a size if it does not depend on the batch, else None."""
         low, high = (shape[dim] for shape in self.value(node).shapes)
         return low if low == high else None
 
     def rows(self, node: Any) -> Rows:
-        """The state of an argument that must be rows."""
+        """Return the state of an argument that must be rows; raise Unproven if it is not."""
         state = self.state(node)
         if not isinstance(state, Rows):
             raise Unproven
         return state
 
     def free(self, *nodes: Any) -> None:
-        """Asks that arguments depend on no sample."""
+        """Require that arguments depend on no sample; raise Unproven if they do."""
         if not all(isinstance(self.state(node), Free) for node in nodes):
             raise Unproven
 
@@ -376,7 +385,7 @@ class Call:
         return not sizes and all(isinstance(s, Free) for s in states)
 
     def odd_scalars(self) -> bool:
-        """Return whether a number is used that depends on data, or on the batch but not as a multiple of it."""
+        """Return whether a number is used that depends on data, or on the batch but not as a straight line."""
         return any(self.trace.scalars[n] is None for n in self.node.all_input_nodes if n in self.trace.scalars)
 
     def batch_scalar(self, argument: Any) -> bool:
@@ -385,19 +394,22 @@ class Call:
         return numbers is not None and numbers[0] != numbers[1]
 
     def counts_samples(self) -> bool:
-        """Return whether the batch size is an argument that is no size: it would be a number like any other."""
+        """Return whether the batch size is an argument that is not a size: it would be a number like any other."""
         size = _SIZES.get(self.kind)
         others = [value for name, value in self.args.items() if name != size]
         return size != "*" and any(map(self.batch_scalar, pytree.tree_leaves(others)))
 
     def draws(self) -> bool:
-        """Return whether the operation draws random numbers; dropout of nothing draws none."""
+        """Return whether the operation draws random numbers; dropout that drops nothing draws none."""
         rate = self.args.get("p", self.args.get("dropout_p"))
         off = self.args.get("train", True) is False or (isinstance(rate, (int, float)) and rate == 0)
         return torch.Tag.nondeterministic_seeded in getattr(self.node.target, "tags", ()) and not off
 
     def grown(self) -> State:
-        """The state of a result whose elements are alike for all samples: rows where its shape has the batch once."""
+        """Return the state of a result whose elements are alike for all samples.
+
+        It is rows if its shape has the batch once, and free if it has not.
+        """
         dims = self.values[0].batch_dims
         if not dims:
             return FREE
@@ -407,7 +419,10 @@ class Call:
         return Rows(dims[0], per)
 
     def check(self, state: State, value: Value) -> None:
-        """Asks that a state fits the shape: what has rows has them in the only dimension that grows with the batch."""
+        """Require that a state fits the shape.
+
+        What has rows must have them in the only dimension that grows with the batch.
+        """
         dims = value.batch_dims
         if isinstance(state, (Rows, Position)):
             fits = dims == (state.dim,)

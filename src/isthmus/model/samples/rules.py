@@ -1,9 +1,9 @@
 """The rules by which operations are proven to keep samples apart, by kind (see `proof.py` for the states).
 
-Every rule either gives the state of the results or raises `Unproven`. Elementwise operations are known by torch's own
-tag; the others are listed here by what they do: look at a tensor in another way, work along some dimensions, or make
-a tensor of a given size. `product_rules.py` has products, convolutions and norms, `index_rules.py` has indices,
-sorts and mixtures of experts.
+Every rule either gives the state of the results or raises `Unproven`. Elementwise operations are recognised by torch's
+own tag; the others are listed here by what they do: view a tensor in another way, work along some dimensions, or make a
+tensor of a given size. `product_rules.py` has products, convolutions and norms, `index_rules.py` has indices, sorts and
+mixtures of experts.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ __all__ = ["SAMPLE_RULES"]
 
 
 def _pointwise(call: Call) -> State:
-    """Element by element, shapes broadcast: rows must meet the rows of the same samples."""
+    """Return the state of an elementwise operation with broadcast shapes.
+
+    Rows must meet the rows of the same samples.
+    """
     return aligned(call, call.tensors, call.rank)
 
 
 def _same(call: Call) -> State | list[State]:
-    """The first argument as it is: a copy, a cast, dropout (whose draws are a function of the sample)."""
+    """Return the state of a copy, a cast or a dropout of the first argument; the draws are a function of the sample."""
     source, *others = call.tensors
     if others:
         return [aligned(call, call.tensors, call.rank)] * len(call.values)
@@ -63,21 +66,21 @@ def _keeps(state: State, dtype: torch.dtype) -> bool:
 
 
 def _item(call: Call) -> State:
-    """One of several results."""
+    """Return the state of one of several results."""
     source, place = call.node.args
     assert isinstance(source, fx.Node) and isinstance(place, int)
     return call.states(source)[place]
 
 
-# -- another look at the same elements
+# -- views of the same elements
 
 
 def _reshaped(call: Call) -> State:
-    """Elements in the same order under another shape.
+    """Return the state of elements in the same order under another shape.
 
     With P elements before the samples and K within each, an element's number is (p · batch + sample) · K + k. The
-    result has rows in a dimension e of size outer · batch · per, where P = (elements before e) · outer and
-    K = per · (elements below e).
+    result has rows in a dimension e of size outer · batch · per, where P = (elements before e) · outer and K = per ·
+    (elements below e).
     """
     source = call.tensors[0]
     state, shape = call.state(source), call.value(source).shapes[0]
@@ -98,21 +101,21 @@ def _reshaped(call: Call) -> State:
 
 
 def _kept(state: Rows | Position, dim: int, per: int, outer: int) -> State:
-    """Rows in the order of an index, and their numbers, stay rows only as they are."""
+    """Return the state of rows in the order of an index, or of row numbers; both stay rows only if unchanged."""
     if per != state.per or outer != 1:
         raise Unproven
     return moved(state, dim)
 
 
 def _unchanged(call: Call, state: State, source: fx.Node) -> State:
-    """An index keeps its meaning only in its own shape."""
+    """Return the state of an index, which keeps its meaning only in its own shape."""
     if call.values[0].shapes != call.value(source).shapes:
         raise Unproven
     return state
 
 
 def _permuted(call: Call) -> State:
-    """Dimensions in another order."""
+    """Return the state of a tensor whose dimensions come in another order."""
     source = call.tensors[0]
     rank = call.rank_of(source)
     places = list(range(rank))
@@ -146,7 +149,10 @@ def _unsqueezed(call: Call) -> State:
 
 
 def _squeezed(call: Call) -> State:
-    """Named dimensions of size 1; without names a batch of one sample would lose its dimension."""
+    """Return the state after named dimensions of size 1 are removed.
+
+    Without names a batch of one sample would lose its dimension.
+    """
     source = call.tensors[0]
     state, given = call.state(source), call.args.get("dim")
     if isinstance(state, Listed):
@@ -161,7 +167,10 @@ def _squeezed(call: Call) -> State:
 
 
 def _expanded(call: Call) -> State:
-    """Dimensions of size 1 repeated, new ones in front; what is alike for all samples becomes rows."""
+    """Return the state after dimensions of size 1 are repeated and new ones put in front.
+
+    What is alike for all samples becomes rows.
+    """
     source = call.tensors[0]
     state = call.state(source)
     if isinstance(state, Free):
@@ -172,7 +181,7 @@ def _expanded(call: Call) -> State:
 
 
 def _sliced(call: Call) -> State:
-    """A part of a dimension that is not the samples', or all of theirs."""
+    """Return the state of a part of a dimension that is not the samples', or of all of the samples' dimension."""
     source = call.tensors[0]
     state, dim = call.state(source), call.args["dim"] % call.rank
     if isinstance(state, (Rows, Position)) and state.dim == dim:
@@ -186,7 +195,10 @@ def _sliced(call: Call) -> State:
 
 
 def _to_end(call: Call, source: fx.Node) -> bool:
-    """Return whether a slice goes to the end at any batch: its end is not given, beyond all tensors, or the size."""
+    """Return whether a slice goes to the end at any batch size.
+
+    Its end is then not given, beyond all tensors, or the size itself.
+    """
     end = call.args.get("end")
     if end is None or (isinstance(end, int) and end >= 2**62):
         return True
@@ -196,10 +208,10 @@ def _to_end(call: Call, source: fx.Node) -> bool:
 
 
 def _selected(call: Call) -> State:
-    """One place of another dimension."""
+    """Return the state of one place of a dimension that is not the samples'."""
     source = call.tensors[0]
     state, dim = call.state(source), call.args["dim"] % call.rank_of(source)
-    if isinstance(state, Listed) and dim == 1:  # the only column of what `nonzero` gives
+    if isinstance(state, Listed) and dim == 1:  # the only column of the result of `nonzero`
         return state
     if not isinstance(state, (Rows, Position)) or state.dim == dim:
         raise Unproven
@@ -209,7 +221,7 @@ def _selected(call: Call) -> State:
 
 
 def _parts(call: Call) -> State | list[State]:
-    """Parts along another dimension, which `unbind` removes; or equal parts that each have all samples."""
+    """Return the states of parts along another dimension, which `unbind` removes, or of parts with all samples."""
     source = call.tensors[0]
     state, dim = call.state(source), call.args.get("dim", 0) % call.rank_of(source)
     if not isinstance(state, (Rows, Position)):
@@ -221,7 +233,10 @@ def _parts(call: Call) -> State | list[State]:
 
 
 def _repeats(call: Call, state: Rows | Position) -> list[State]:
-    """All samples follow each other `outer` times: parts of whole turns."""
+    """Return the states of parts of a tensor in which all samples follow each other `outer` times.
+
+    Each part must consist of whole turns.
+    """
     times = [rows_per_sample(call.trace, value, state.dim) for value in call.values]
     if isinstance(state, Position) or state.order is not None or call.kind == "unbind" or len(times) < 2:
         raise Unproven
@@ -233,7 +248,7 @@ def _repeats(call: Call, state: Rows | Position) -> list[State]:
 
 
 def _complex(call: Call) -> State:
-    """A last dimension of two reals becomes a complex number, or the other way round."""
+    """Return the state after a last dimension of two reals becomes a complex number, or the other way round."""
     source = call.tensors[0]
     state = call.rows(source)
     if call.kind == "view_as_complex" and state.dim == call.rank_of(source) - 1:
@@ -251,7 +266,7 @@ def _diagonal(call: Call) -> State:
 
 
 def _windows(call: Call) -> State:
-    """`unfold`: windows along another dimension, in a new last one."""
+    """Return the state of `unfold`: windows along another dimension, in a new last one."""
     state = call.rows(call.tensors[0])
     if call.args["dimension"] % call.rank_of(call.tensors[0]) == state.dim:
         raise Unproven
@@ -259,7 +274,10 @@ def _windows(call: Call) -> State:
 
 
 def _joined(call: Call) -> State:
-    """Tensors one after the other: along another dimension, or all samples of one after all samples of the other."""
+    """Return the state of tensors one after the other.
+
+    They are joined along another dimension, or all samples of one follow all samples of the other.
+    """
     dim, tensors = call.args["dim"] % call.rank, call.args["tensors"]
     states = [call.rows(tensor) for tensor in tensors]
     if len({state.at(state.dim) for state in states}) == 1 and states[0].dim != dim:
@@ -270,7 +288,7 @@ def _joined(call: Call) -> State:
 
 
 def _stacked(call: Call) -> State:
-    """Tensors side by side in a new dimension."""
+    """Return the state of tensors side by side in a new dimension."""
     dim = call.args["dim"] % call.rank
     state = aligned(call, call.args["tensors"], call.rank - 1)
     if not isinstance(state, Rows) or any(isinstance(call.state(t), Free) for t in call.args["tensors"]):
@@ -279,7 +297,10 @@ def _stacked(call: Call) -> State:
 
 
 def _repeated(call: Call) -> State:
-    """Tiles along other dimensions; tiles of what is alike for all samples are rows, a tile a sample."""
+    """Return the state of tiles along other dimensions.
+
+    Tiles of what is alike for all samples are rows, one tile for each sample.
+    """
     source, times = call.tensors[0], list(call.args.get("repeats") or call.args["dims"])
     state = call.state(source)
     if isinstance(state, Free):
@@ -293,7 +314,7 @@ def _repeated(call: Call) -> State:
 
 
 def _interleaved(call: Call) -> State:
-    """`repeat_interleave`: each row n times in a row."""
+    """Return the state of `repeat_interleave`: each row n times in succession."""
     source, times, dim = call.tensors[0], call.args.get("repeats"), call.args.get("dim")
     state = call.rows(source)
     if not isinstance(times, int) or dim is None or state.order is not None:
@@ -302,7 +323,7 @@ def _interleaved(call: Call) -> State:
 
 
 def _padded(call: Call) -> State:
-    """Along the last dimensions, of which the samples' is none."""
+    """Return the state after padding along the last dimensions, of which none is the samples'."""
     state = call.rows(call.tensors[0])
     if any(map(call.batch_scalar, call.args["pad"])) or call.batch_scalar(call.args.get("value")):
         raise Unproven
@@ -316,7 +337,10 @@ def _padded(call: Call) -> State:
 
 
 def _along(call: Call, *, name: str = "dim", default: Any = -1) -> State | list[State]:
-    """Works along dimensions that must not be the samples'; the results have the dimensions of the argument."""
+    """Return the state of work along dimensions that must not be the samples'.
+
+    The results have the dimensions of the argument.
+    """
     if special := sorts_rows(call):
         return special
     source = call.tensors[0]
@@ -333,12 +357,12 @@ def _along(call: Call, *, name: str = "dim", default: Any = -1) -> State | list[
 
 
 def _limit(call: Call, source: fx.Node, dim: Any) -> int | None:
-    """Indices of a dimension are below its size."""
+    """Return the size of a dimension, which indices of it are below, or None if it is not known."""
     return call.size(source, one_dim(dim, call.rank_of(source))) if isinstance(dim, int) else None
 
 
 def _reduced(call: Call) -> State | list[State]:
-    """Over dimensions that must not be the samples'."""
+    """Return the state of a reduction over dimensions that must not be the samples'."""
     source, given = call.tensors[0], call.args.get("dim", call.args.get("axis"))
     state, rank = aligned(call, call.tensors, call.rank_of(source)), call.rank_of(source)
     if not isinstance(state, Rows) or given in (None, []):
@@ -356,7 +380,7 @@ def _reduced(call: Call) -> State | list[State]:
 
 
 def _below(call: Call, *, last: int) -> State:
-    """Works on the last dimensions, which are not the samples'."""
+    """Return the state of work on the last dimensions, which must not be the samples'."""
     state = call.rows(call.tensors[0])
     call.free(*call.tensors[1:])
     if state.dim >= call.rank_of(call.tensors[0]) - last or any(map(call.batch_scalar, call.node.all_input_nodes)):
@@ -365,7 +389,7 @@ def _below(call: Call, *, last: int) -> State:
 
 
 def _shuffled(call: Call) -> State:
-    """Channels, in dimension 1, in another order; samples come first."""
+    """Return the state of channels, in dimension 1, in another order; samples come first."""
     state = call.rows(call.tensors[0])
     if state.dim != 0:
         raise Unproven
@@ -376,7 +400,7 @@ def _shuffled(call: Call) -> State:
 
 
 def _made(call: Call) -> State:
-    """Return the state of a tensor of a given size, filled with what is alike everywhere or drawn for each sample."""
+    """Return the state of a new tensor of a given size, which is alike for all samples or drawn for each of them."""
     others = [value for name, value in call.args.items() if name not in ("self", "size", "input")]
     if any(call.batch_scalar(value) or not isinstance(call.state(value), Free) for value in others):
         raise Unproven
@@ -384,7 +408,7 @@ def _made(call: Call) -> State:
 
 
 def _counted(call: Call) -> State:
-    """`arange`: numbers that do not depend on the batch, or the number of each row."""
+    """Return the state of `arange`: numbers that do not depend on the batch, or the number of each row."""
     first, step = call.args.get("start", 0), call.args.get("step", 1)
     if first != 0 or step != 1:
         raise Unproven
@@ -400,7 +424,10 @@ def _one_hot(call: Call) -> State:
 
 
 def _share(call: Call) -> State:
-    """`floor_divide`: also of the rows that stand in each place of a sort, from copies of rows to the rows."""
+    """Return the state of `floor_divide`.
+
+    It may divide the rows that stand in each place of a sort, which takes copies of rows to the rows.
+    """
     source, by = call.node.args[:2]
     state = call.state(source)
     if isinstance(state, SortOrder) and isinstance(by, int) and by > 0 and state.per % (state.share * by) == 0:
@@ -425,7 +452,7 @@ def _histogram(call: Call) -> State:
 
 
 def _region(call: Call) -> list[State]:
-    """A nested graph: a region without gradients, or in another precision."""
+    """Return the states of a nested graph: a region without gradients, or in another precision."""
     graphs = [node for node in call.node.args if isinstance(node, fx.Node) and node.op == "get_attr"]
     content = call.trace.attributes[graphs[0]].content
     place = call.node.args.index(graphs[0])

@@ -1,4 +1,4 @@
-"""What the rules of `rules.py` have in common: where rows lie after broadcasting, and in which dimensions."""
+"""The parts that the rules of `rules.py` share: where rows lie after broadcasting, and in which dimensions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["aligned", "dims_of", "moved", "one_dim"]
 
 
 def aligned(call: Call, nodes: Sequence[Any], rank: int) -> State:
-    """The state of tensors that are broadcast to `rank` dimensions and meet element by element.
+    """Return the state of tensors that are broadcast to `rank` dimensions and meet element by element.
 
-    The rows of all must be those of the same samples, in the same dimension of the result; others must not depend
-    on samples. A single tensor that is an index keeps its meaning only in operations that say so themselves.
+    The rows of all must be those of the same samples, in the same dimension of the result; others must not depend on
+    samples. A single tensor that is an index keeps its meaning only in operations that say so themselves.
     """
     found: set[Rows] = set()
     for node in nodes:
@@ -34,7 +34,7 @@ def aligned(call: Call, nodes: Sequence[Any], rank: int) -> State:
 
 
 def moved(state: State, dim: int) -> State:
-    """The same rows in another dimension."""
+    """Return the state of the same rows in another dimension."""
     if isinstance(state, Position):
         return Position(dim, state.per)
     if isinstance(state, Rows):
@@ -43,12 +43,12 @@ def moved(state: State, dim: int) -> State:
 
 
 def one_dim(dim: int, rank: int) -> int:
-    """A dimension counted from the front."""
+    """Return a dimension counted from the front."""
     return dim % max(rank, 1)
 
 
 def dims_of(given: Any, rank: int) -> list[int]:
-    """Dimensions counted from the front; nothing given means all of them."""
+    """Return dimensions counted from the front; if none are given, return all of them."""
     if given is None or (isinstance(given, (list, tuple)) and not given):
         return list(range(rank))
     dims = given if isinstance(given, (list, tuple)) else [given]

@@ -1,4 +1,4 @@
-"""A check of divided blocks: run without data, every tensor has the shape that the rules of division say."""
+"""Checks divided blocks: run without data, every tensor must have the shape that the rules of division say."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def prove(
     copies: dict[fx.Node, Any],
     members: int,
 ) -> None:
-    """Runs the block of a member at both probes; a ModelError says which operation gives another shape than it must.
+    """Run the block of a member at both probes; raise a ModelError that names an operation with a wrong shape.
 
     `copies` maps operations of the trace to the block's. Nothing is sent: a sum over the members keeps its shape.
     """
@@ -60,19 +60,19 @@ class _Blank(fx.Interpreter):
         self.device = next(iter(module.parameters())).device
 
     def start(self, inputs: list[Value], probe: int, section: Section) -> None:
-        """One run."""
+        """Run the block once, on inputs of the shapes at one probe."""
         with _FAKING, FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             blanks = [torch.empty(v.shapes[probe], dtype=v.dtype, device=self.device) for v in inputs]
             try:
                 self.run(*blanks)
             except ModelError:
                 raise
-            except Exception as error:  # whatever an operation says of sizes that do not fit together
+            except Exception as error:  # an operation may raise anything if sizes do not fit together
                 text = next(iter(str(error).splitlines()), type(error).__name__)[:200]
                 raise _unproven(section.ops[0].module, text) from error
 
     def run_node(self, n: fx.Node) -> Any:
-        """Also compares the shapes."""
+        """Run a node and compare the shapes of its result with the expected ones."""
         result = super().run_node(n)
         if n.name in self.expected:
             shapes = [tuple(tensor.shape) for tensor in tensors_of(result)]
@@ -81,7 +81,7 @@ class _Blank(fx.Interpreter):
         return result
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """A parameter or buffer without its data; a nested graph as it is."""
+        """Return a parameter or buffer without its data, or a nested graph as it is."""
         content = super().get_attr(target, args, kwargs)
         if not isinstance(content, Tensor):
             return content

@@ -1,4 +1,4 @@
-"""What stands where a tensor enters or leaves the part of a block that a tensor group divides."""
+"""The modules through which a tensor enters or leaves the part of a block that a tensor group divides."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ Reduce = Callable[[Tensor], Tensor]  # adds a tensor over the members; all get t
 
 
 class Enter(nn.Module):
-    """The identity; the gradient is added over the members, each of which only has what its part contributes."""
+    """The identity; the gradient is added over the members, because each has only what its part contributes."""
 
     def __init__(self, reduce: Reduce) -> None:
         super().__init__()
         self.reduce = reduce
 
     def forward(self, x: Tensor) -> Tensor:
-        """The tensor as it is."""
+        """Return the tensor as it is."""
         out: Tensor = _Enter.apply(x, self.reduce)  # type: ignore[no-untyped-call]
         return out
 
 
 class Leave(nn.Module):
-    """The sum over the members; each then has the whole gradient already."""
+    """The sum over the members; the gradient passes unchanged, because each member already has all of it."""
 
     def __init__(self, reduce: Reduce) -> None:
         super().__init__()
         self.reduce = reduce
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum."""
+        """Return the sum over the members."""
         out: Tensor = _Leave.apply(x, self.reduce)  # type: ignore[no-untyped-call]
         return out
 
 
 class TakePart(nn.Module):
-    """The member's part of a tensor that every member has whole."""
+    """Cuts the member's part out of a tensor that every member has whole."""
 
     def __init__(self, part: ParameterSlice) -> None:
         super().__init__()
         self.part = part
 
     def forward(self, x: Tensor) -> Tensor:
-        """The part."""
+        """Return the member's part."""
         return self.part.cut(x)
 
 

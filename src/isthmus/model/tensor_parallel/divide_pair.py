@@ -1,6 +1,7 @@
-"""How the members of a tensor group divide a pair of linear layers and everything between them, or why they cannot.
+"""Works out how a tensor group's members divide a pair of linear layers and all between them, or why they cannot.
 
-Everything is worked out at both probes of the trace and must agree, so that nothing holds by chance of a batch size.
+Everything is worked out at both probes of the trace and must agree, so that nothing holds only by chance for one batch
+size.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ __all__ = ["PairSplit", "split_pair", "split_pairs"]
 class PairSplit:
     """How a pair is divided, in sizes at the lower probe.
 
-    `parts`: every divided tensor, parameters and their views included (several for an operation with several results).
-    `entering`: what the pair reads from outside, by reader and tensor; a Part where a member reads only its part.
-    `random`: operations that draw random numbers for a divided tensor, always of one section. The number of members
-    must divide `limit`.
+    `parts` has every divided tensor, parameters and their views included (several for an operation with several
+    results). `entering` has what the pair reads from outside, by reader and tensor; a DividedTensor if a member reads
+    only its part. `random` has the operations that draw random numbers for a divided tensor, always of one section. The
+    number of members must divide `limit`.
     """
 
     pair: Pair
@@ -40,12 +41,12 @@ class PairSplit:
 
     @property
     def nodes(self) -> list[fx.Node]:
-        """All that must stay together: the pair, its weights and their views."""
+        """Return all nodes that must stay together: the pair, its weights and their views."""
         return [*self.parts, self.pair.row.op.node]
 
 
 def split_pairs(trace: Trace, flow: TraceFlow, pairs: Sequence[Pair]) -> list[PairSplit]:
-    """The pairs that two members or more can divide."""
+    """Return the splits of the pairs that two members or more can divide."""
     splits = []
     for pair in pairs:
         try:
@@ -70,7 +71,10 @@ def split_pair(trace: Trace, flow: TraceFlow, pair: Pair) -> PairSplit:
 
 
 def _agreed(flow: TraceFlow, pair: Pair, low: Rules, high: Rules) -> PairSplit:
-    """Return the split that holds at both probes; section counts may differ where a batch of equal ones was merged."""
+    """Return the split that holds at both probes.
+
+    The number of sections may differ if a batch of equal ones was merged.
+    """
     for node, parts in low.parts.items():
         for part, other in zip(parts, high.parts[node], strict=True):
             alike = part.sections == other.sections or len({*part.sections, *other.sections}) == 1
@@ -96,7 +100,10 @@ def _draws(flow: TraceFlow, op: Op) -> bool:
 
 
 def _candidates(trace: Trace, pair: Pair, use: LinearUse) -> list[tuple[int, ...]]:
-    """Sections that a column layer's result may have: one, or the pieces into which some reader takes it apart."""
+    """Return the sections that a column layer's result may have.
+
+    They are one section, or the pieces into which some reader takes the result apart.
+    """
     inner, seen = set(pair.inner), set()
     found: list[tuple[int, ...]] = [(use.outputs,)]
     waiting = [use.op.node]
@@ -112,9 +119,9 @@ def _candidates(trace: Trace, pair: Pair, use: LinearUse) -> list[tuple[int, ...
 
 
 def _pieces(trace: Trace, node: fx.Node, op: Op, outputs: int) -> tuple[int, ...]:
-    """The pieces into which an operation takes a dimension of `outputs` elements; () where it does not."""
+    """Return the pieces into which an operation takes a dimension of `outputs` elements, or () if it does not."""
     old, new = trace.value(node).shapes[0], op.values[0].shapes[0]
-    if op.kind in RESHAPES:  # (..., 3 * width) seen as (..., 3, heads, width of a head)
+    if op.kind in RESHAPES:  # (..., 3 * width) viewed as (..., 3, heads, width of a head)
         count = next((size for before, size in zip(old, new, strict=False) if before != size), 0)
         return (outputs // count,) * count if count and outputs % count == 0 else ()
     dim = next((d for d, (before, size) in enumerate(zip(old, new, strict=True)) if before != size), None)
@@ -133,7 +140,7 @@ class _Walk(Rules):
     """Goes through a pair in execution order."""
 
     def run(self, pair: Pair, chosen: Sequence[tuple[int, ...]]) -> Rules:
-        """Divides everything, with the given sections of the column layers."""
+        """Divide everything, with the given sections of the column layers."""
         for use, sections in zip(pair.columns, chosen, strict=True):
             self._column(use, sections)
         for node in pair.inner:
@@ -142,7 +149,10 @@ class _Walk(Rules):
         return self
 
     def _column(self, use: LinearUse, sections: tuple[int, ...]) -> None:
-        """y = x W + b with W and b divided by outputs: x is whole, y is divided along its last dimension."""
+        """Divide a column layer.
+
+        In y = x W + b, W and b are divided by outputs: x is whole, and y is divided along its last dimension.
+        """
         bias, weight = self._operands(use)
         self._divide_parameter(use.op, weight, 0 if use.op.kind == "linear" else -1, sections)
         if bias is not None:
@@ -151,7 +161,10 @@ class _Walk(Rules):
         self.parts[use.op.node] = (DividedTensor(len(self.shape(use.op.node)) - 1, sections),)
 
     def _row(self, use: LinearUse) -> None:
-        """y = x W + b with x divided along its last dimension, W by inputs: y is the sum of the members' products."""
+        """Divide a row layer.
+
+        In y = x W + b, x is divided along its last dimension and W by inputs: y is the sum of the members' products.
+        """
         bias, weight = self._operands(use)
         part = self.only(use.op, use.source)
         if part.dim != len(self.shape(use.source)) - 1:
@@ -164,7 +177,7 @@ class _Walk(Rules):
         self.entering |= {(op.node, node): None for node in others}
 
     def _operands(self, use: LinearUse) -> tuple[fx.Node | None, fx.Node]:
-        """The bias and the weight of a product."""
+        """Return the bias and the weight of a product."""
         args = use.op.node.args
         places = {"addmm": (0, 2), "linear": (2, 1)}.get(use.op.kind, (len(args), 1))
         bias, weight = (args[place] if place < len(args) else None for place in places)
@@ -176,7 +189,7 @@ class _Walk(Rules):
         return bias, weight
 
     def _divide_parameter(self, op: Op, operand: fx.Node, dim: int, sections: tuple[int, ...]) -> None:
-        """Divides the parameter behind an operand so that the operand is divided along `dim`."""
+        """Divide the parameter behind an operand so that the operand is divided along `dim`."""
         chain = self._views(op, operand)
         name = self.trace.attributes[chain[0]].name
         for node, reader in pairwise([*chain, op.node]):
@@ -191,7 +204,7 @@ class _Walk(Rules):
         raise refusal(op, f"takes {name} in a form that cannot be divided")
 
     def _views(self, op: Op, operand: fx.Node) -> list[fx.Node]:
-        """A parameter and the views of it that lead to an operand."""
+        """Return a parameter and the views of it that lead to an operand."""
         chain = [operand]
         while chain[0] not in self.trace.attributes:
             view = self.trace.op.get(chain[0])
@@ -201,7 +214,7 @@ class _Walk(Rules):
         return chain
 
     def _along(self, chain: list[fx.Node], part: DividedTensor) -> dict[fx.Node, tuple[DividedTensor, ...]] | None:
-        """The parts of views of a parameter, if the parameter is divided so."""
+        """Return the parts of a parameter's views if the parameter is divided so, or None if that is impossible."""
         rules = Rules(self.trace, self.probe, {chain[0]: (part,)})
         try:
             for node in chain[1:]:

@@ -1,9 +1,9 @@
-"""How a tensor that is divided over the members of a tensor group stays divided through operations.
+"""Rules for how a tensor that is divided over the members of a tensor group stays divided through operations.
 
-A *divided* tensor has one dimension that consists of sections; of each section a member holds an equal slice (one
-section, or three where query, key and value come from one layer). A rule for each kind of operation says how its result
-is divided if its operands are. What no rule covers is refused, so whatever passes computes in every member, slice by
-slice, what the whole would. How many members there are does not matter here: they must divide every section.
+A *divided* tensor has one dimension that consists of sections; a member holds an equal slice of each section (one
+section, or three if query, key and value come from one layer). A rule for each kind of operation says how its result is
+divided if its operands are. An operation without a rule is refused, so whatever passes computes in every member, slice
+by slice, what the whole would. The number of members does not matter here: it must divide every section.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _MOVES = {
     "transpose", "permute", "t", "mT", "numpy_T", "swapaxes", "swapdims", "movedim", "unsqueeze", "squeeze", "expand",
     "select", "unbind", *CUTS,
 }  # fmt: skip
-VIEWS = _MOVES | RESHAPES | {"detach", "alias"}  # of one tensor
+VIEWS = _MOVES | RESHAPES | {"detach", "alias"}  # views of one tensor
 
 
 @dataclass(frozen=True)
 class DividedTensor:
-    """A divided tensor: of each of the `sections` of dimension `dim`, by size, a member holds an equal slice."""
+    """A divided tensor: of each of the `sections` of dimension `dim`, given by size, a member holds an equal slice."""
 
     dim: int
     sections: tuple[int, ...]
 
 
 def refusal(op: Op, why: str) -> ModelError:
-    """The error that names an operation which cannot work on slices."""
+    """Return the error that names an operation which cannot work on slices."""
     return ModelError(
         "a pair of linear layers cannot be divided over a tensor group",
         where=op.module or None,
@@ -57,9 +57,9 @@ def refusal(op: Op, why: str) -> ModelError:
 
 @dataclass(eq=False)
 class Rules:
-    """What is divided so far, at one probe of the trace.
+    """The tensors that are divided so far, at one probe of the trace.
 
-    `entering`: tensors from outside by their reader; a Part where a member needs only its part of them.
+    `entering` has tensors from outside by their reader; a DividedTensor if a member needs only its part of them.
     """
 
     trace: Trace
@@ -68,7 +68,7 @@ class Rules:
     entering: dict[tuple[fx.Node, fx.Node], DividedTensor | None] = field(default_factory=dict)
 
     def divide(self, op: Op) -> None:
-        """Finds out how the operation's results are divided."""
+        """Find out how the operation's results are divided."""
         if op.mutates is not None and op.mutates not in self.parts:
             raise refusal(op, "writes into a tensor that is not divided")
         parts = self._rule(op)(op)
@@ -77,11 +77,11 @@ class Rules:
         self.parts[op.node] = parts
 
     def shape(self, node: Any) -> tuple[int, ...]:
-        """The only tensor's."""
+        """Return the shape of a node's only tensor."""
         return self.trace.value(node).shapes[self.probe]
 
     def only(self, op: Op, node: Any) -> DividedTensor:
-        """The part of an operand that must be divided."""
+        """Return the part of an operand that must be divided."""
         parts = self.parts.get(node, ())
         if len(parts) != 1:
             raise refusal(op, "needs an operand divided that is not")
@@ -105,7 +105,7 @@ class Rules:
         return rules[op.kind]
 
     def _enter(self, op: Op, operand: Any, back: int, sections: tuple[int, ...]) -> None:
-        """Another operand of an operation whose result is divided `back` dimensions from the end.
+        """Check and record another operand of an operation whose result is divided `back` dimensions from the end.
 
         It is divided in the same way, or comes from outside and is as large there as the result, or is broadcast.
         """
@@ -121,7 +121,10 @@ class Rules:
             raise refusal(op, "broadcasts a divided dimension")
 
     def _pointwise(self, op: Op) -> tuple[DividedTensor, ...]:
-        """All operands are divided alike, counted from the last dimension, or enter from outside."""
+        """Divide a pointwise operation.
+
+        All operands are divided alike, counted from the last dimension, or enter from outside.
+        """
         shape = op.values[0].shapes[self.probe]
         operands = [node for node in op.node.all_input_nodes if node in self.trace.values]
         divided = next((node for node in operands if node in self.parts), None)
@@ -141,9 +144,10 @@ class Rules:
         return (part,)
 
     def _move(self, op: Op) -> tuple[DividedTensor, ...]:
-        """Done to a tensor without data whose stride is 1 along the divided dimension and 0 along others.
+        """Divide an operation that moves dimensions or takes parts of them.
 
-        The results' strides then tell where that dimension went, their offsets which of its indices they have.
+        It is done to a tensor without data whose stride is 1 along the divided dimension and 0 along the others. The
+        strides of the results then show where that dimension went, and their offsets which of its indices they have.
         """
         source = op.node.args[0]
         part, shape = self.only(op, source), self.shape(source)
@@ -177,7 +181,10 @@ class Rules:
         return (self.parts[source][index],)  # type: ignore[index]
 
     def _cat(self, op: Op) -> tuple[DividedTensor, ...]:
-        """Along another dimension all are divided alike; along the divided one their sections follow each other."""
+        """Divide a concatenation.
+
+        Along another dimension all tensors are divided alike; along the divided one their sections follow each other.
+        """
         tensors, dim = [*op.node.args, op.node.kwargs.get("dim", 0)][:2]
         parts = [self.only(op, node) for node in tensors]  # type: ignore[union-attr]
         along = int(dim) % len(op.values[0].shapes[0])  # type: ignore[arg-type]
@@ -194,7 +201,7 @@ class Rules:
         return (part,)
 
     def _product(self, op: Op) -> tuple[DividedTensor, ...]:
-        """Products of matrices, one for each index of the divided dimension."""
+        """Divide products of matrices, one for each index of the divided dimension."""
         *added, left, right = op.node.args
         part, rank = self.only(op, left), len(op.values[0].shapes[0])
         if self.only(op, right) != part or part.dim >= rank - 2 or len(self.shape(left)) != rank:
@@ -204,7 +211,7 @@ class Rules:
         return (part,)
 
     def _attention(self, op: Op) -> tuple[DividedTensor, ...]:
-        """Heads apart from each other; several query heads may share one key and value head."""
+        """Divide attention by heads, which are computed apart; several query heads may share one key and value head."""
         query, key, value = (self.only(op, node) for node in op.node.args[:3])
         rank = len(op.values[0].shapes[0])
         single = query.dim == key.dim == rank - 3 and len(query.sections) == len(key.sections) == 1
@@ -218,11 +225,11 @@ class Rules:
 
 
 def reshaped(part: DividedTensor, old: Sequence[int], new: Sequence[int]) -> DividedTensor | None:
-    """Return how a tensor of shape `old` is divided when it is seen as `new`, or None if no dimension shows it.
+    """Return how a tensor of shape `old` is divided when it is viewed as `new`, or None if no dimension shows it.
 
     In the flattened tensor equal sections of L indices, I elements each, repeat with the period P = L * I: element e
-    has index (e mod P) / I. A dimension of `new` with stride s and size z shows that if s divides P and P divides
-    s * z: as s * z / P sections of P / s. Sections of unequal size must stay within one dimension.
+    has index (e mod P) / I. A dimension of `new` with stride s and size z shows that if s divides P and P divides s *
+    z: as s * z / P sections of P / s. Sections of unequal size must stay within one dimension.
     """
     inner = math.prod(old[part.dim + 1 :])
     period = part.sections[0] * inner

@@ -1,9 +1,9 @@
 """Finds pairs of linear layers that tensor parallelism can split, Megatron style (Shoeybi et al., 2019).
 
-A pair is a *row* layer y = f(A x) B whose input comes, through operations that act on each element or on each head
-alone, only from *column* layers A, and whose inner values nobody else reads. With A split by columns and B by rows over
-n devices each device computes its part of f(A x) B alone, and one all-reduce adds the parts. Whether all that lies
-between works on parts is proven in `divide_pair`.
+A pair is a *row* layer y = f(A x) B whose input comes only from *column* layers A, through operations that act on each
+element or on each head alone, and whose inner values nothing else reads. With A split by columns and B by rows over n
+devices, each device computes its part of f(A x) B alone, and one all-reduce adds the parts. `divide_pair` proves
+whether everything in between works on parts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POINTWISE = {
 }  # fmt: skip
 _PER_HEAD = {"scaled_dot_product_attention", "matmul", "bmm", "softmax", "masked_fill", "where", "baddbmm", "einsum"}
 _EXPERTS = {"_grouped_mm", "grouped_mm", "grouped_mm_fallback"}  # one matrix per expert, stacked in one weight
-_LONGEST = 200  # operations between two linear layers; a layer has some tens
+_LONGEST = 200  # operations between two linear layers; a layer has a few dozen
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class LinearUse:
 
 @dataclass(frozen=True)
 class Pair:
-    """Column layers, what lies between, and the row layer."""
+    """The column layers, what lies between, and the row layer."""
 
     columns: tuple[LinearUse, ...]
     inner: tuple[fx.Node, ...]
@@ -50,18 +50,21 @@ class Pair:
 
     @property
     def nodes(self) -> tuple[fx.Node, ...]:
-        """Everything that must stay together."""
+        """Return all nodes that must stay together."""
         return (*(use.op.node for use in self.columns), *self.inner, self.row.op.node)
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Return what is divided: columns' weights and biases, the row's weight (its bias is added once, after)."""
+        """Return the names of the divided parameters: weights and biases of the columns, and the weight of the row.
+
+        The row's bias is not divided: it is added once, after the sum.
+        """
         columns = [name for use in self.columns for name in (use.weight, use.bias) if name is not None]
         return (*columns, self.row.weight)
 
 
 def linear_uses(trace: Trace, flow: TraceFlow) -> dict[fx.Node, LinearUse]:
-    """Every product of an activation with one trained matrix, by node."""
+    """Return every product of an activation with one trained matrix, by node."""
     uses = {op.node: _linear_use(trace, flow, op) for op in trace.ops}
     return {node: use for node, use in uses.items() if use is not None}
 
@@ -87,14 +90,17 @@ def _linear_use(trace: Trace, flow: TraceFlow, op: Op) -> LinearUse | None:
 
 
 def _parameter(trace: Trace, flow: TraceFlow, node: object) -> str | None:
-    """Name of the parameter that a node is (a view of)."""
+    """Return the name of the parameter that a node is, or is a view of."""
     root = flow.root.get(node) if isinstance(node, fx.Node) else None
     attribute = trace.attributes.get(root) if root is not None else None
     return attribute.name if attribute is not None and attribute.kind == "parameter" else None
 
 
 def find_pairs(trace: Trace, flow: TraceFlow, uses: dict[fx.Node, LinearUse]) -> list[Pair]:
-    """All pairs, each layer in one at most; in execution order, so that of three layers in a row the first two pair."""
+    """Return all pairs, with each layer in at most one.
+
+    They are found in execution order, so that of three layers in a row the first two pair.
+    """
     used = [name for op in trace.ops for name in op.parameters]
     once = {name for name, count in Counter(used).items() if count == 1}
     readers = _readers(trace)
@@ -115,7 +121,7 @@ def find_pairs(trace: Trace, flow: TraceFlow, uses: dict[fx.Node, LinearUse]) ->
 
 
 def _readers(trace: Trace) -> dict[fx.Node, list[fx.Node]]:
-    """Return the readers of each node; a model output reads as well."""
+    """Return the readers of each node; the model's output counts as a reader."""
     readers: dict[fx.Node, list[fx.Node]] = {}
     for op in trace.ops:
         for source in op.reads:
@@ -129,7 +135,10 @@ def _readers(trace: Trace) -> dict[fx.Node, list[fx.Node]]:
 def _inner(
     trace: Trace, flow: TraceFlow, row: LinearUse, uses: dict[fx.Node, LinearUse]
 ) -> tuple[set[fx.Node], set[fx.Node]] | None:
-    """Walks from the row layer back to column layers; None where something that cannot be split stands between."""
+    """Return the nodes between a row layer and its column layers, and the column layers.
+
+    Return None if something that cannot be split stands between.
+    """
     inner: set[fx.Node] = set()
     columns: set[fx.Node] = set()
     waiting = [row.source]
@@ -149,14 +158,14 @@ def _inner(
 
 
 def _followed(trace: Trace, flow: TraceFlow, op: Op) -> list[fx.Node]:
-    """The inputs that must come from column layers: all but masks and constants."""
+    """Return the inputs that must come from column layers: all but masks and constants."""
     nodes = op.node.args[:3] if op.kind == "scaled_dot_product_attention" else op.node.all_input_nodes
     tensors = [node for node in nodes if isinstance(node, fx.Node) and node in trace.values]
     return [node for node in tensors if trace.value(node).floating and not _is_table(trace, flow, node)]
 
 
 def _is_table(trace: Trace, flow: TraceFlow, node: fx.Node) -> bool:
-    """A constant, a buffer or a view of one (rotary tables): the same on every device."""
+    """Return whether a node is a constant, a buffer or a view of one (rotary tables), equal on every device."""
     root = flow.root[node]
     return node in flow.constant or (root in trace.attributes and trace.attributes[root].kind != "parameter")
 

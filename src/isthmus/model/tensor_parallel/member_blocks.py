@@ -1,14 +1,14 @@
-"""Blocks as one member of a tensor group computes them, Megatron style (Shoeybi et al., 2019).
+"""Makes the blocks that one member of a tensor group computes, Megatron style (Shoeybi et al., 2019).
 
 A pair of linear layers y = f(x A) B + b (`divide_pair` says what may lie between) becomes, in member i of n,
 
     y = leave(f(enter(x) A_i) B_i) + b,    A = [A_1 ... A_n],  B = [B_1; ...; B_n],
 
 where *enter* is the identity forward and adds the members' gradients backward, *leave* adds the members' products
-forward and is the identity backward. Everything outside of pairs is computed by every member alike: what comes out
-of a pair is equal in all of them (leave gives all the same sum), and so is the gradient that goes back from one (enter
-does). Hence parameters outside of pairs have the same gradient in every member, the slices of A and B have their slice
-of the whole's gradient, and nothing more has to be reduced inside a group.
+forward and is the identity backward. Everything outside of pairs is computed by every member alike: the result of a
+pair is equal in all of them (leave gives all the same sum), and so is the gradient that goes back from one (enter does
+this). Hence parameters outside of pairs have the same gradient in every member, the slices of A and B have their slice
+of the whole gradient, and nothing more has to be reduced inside a group.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from isthmus.model.tensor_parallel.division_rules import CUTS, DividedTensor
 from isthmus.model.tensor_parallel.member_slices import ParameterSlice
 from isthmus.model.trace import Op
 
-__all__ = ["MemberBlocks", "ParameterSlice", "Reduce", "shard_blocks"]
+__all__ = ["MemberBlocks", "ParameterSlice", "Reduce", "divide_blocks"]
 
-_SIZES = {"view": 1, "_unsafe_view": 1, "reshape": 1, "expand": 1, "unflatten": 2}  # which argument lists sizes
+_SIZES = {"view": 1, "_unsafe_view": 1, "reshape": 1, "expand": 1, "unflatten": 2}  # which argument has the sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +41,10 @@ class MemberBlocks:
     """One member's part of some blocks.
 
     The modules take and give the same tensors as those of `Pieces`. Their parameters have the model's names; those in
-    `slices` are the member's part, others are the model's own, whole. `random` names the nodes that draw random numbers
-    for a divided tensor and says which part of it the member has (one section, so one range of `dim`): for dropout of
-    its result, for attention of its weights (batch, heads, queries, keys). Nodes have the names that they have in the
-    blocks of `Pieces`.
+    `slices` are the member's part, the others are the model's own, whole. `random` names the nodes that draw random
+    numbers for a divided tensor and says which part of it the member has (one section, so one range of `dim`): for
+    dropout, the part of its result; for attention, the part of its weights (batch, heads, queries, keys). Nodes have
+    the names that they have in the blocks of `Pieces`.
     """
 
     blocks: tuple[nn.Module, ...]
@@ -52,12 +52,12 @@ class MemberBlocks:
     random: dict[str, ParameterSlice]
 
 
-def shard_blocks(pieces: Pieces, *, member: int, members: int, blocks: Iterable[int], reduce: Reduce) -> MemberBlocks:
-    """The given blocks as member `member` (from 0) of `members` devices computes them.
+def divide_blocks(pieces: Pieces, *, member: int, members: int, blocks: Iterable[int], reduce: Reduce) -> MemberBlocks:
+    """Return the given blocks as member `member` (from 0) of `members` devices computes them.
 
     `reduce` adds a contiguous tensor over all members and gives each the same sum, bit for bit; it may work in place.
-    All members call it for the same tensors in the same order. Call this once for all blocks of a worker: the parts
-    are new parameters each time, cut from the model's present ones.
+    All members call it for the same tensors in the same order. Call this function once for all blocks of a worker: the
+    parts are new parameters each time, cut from the model's present ones.
     """
     if not 0 <= member < members:
         raise UsageError("no such member of a tensor group", found=f"member {member} of {members}")
@@ -70,7 +70,7 @@ def shard_blocks(pieces: Pieces, *, member: int, members: int, blocks: Iterable[
     built: list[nn.Module] = []
     slices: dict[str, ParameterSlice] = {}
     random: dict[str, ParameterSlice] = {}
-    proven: set[tuple[str, int]] = set()  # equal blocks, divided alike, are proven once
+    proven: set[tuple[str, int]] = set()  # equal blocks that are divided alike are proven once
     for index in blocks:
         section = pieces.sections.sections[index]
         splits = _splits(pieces.sections, section)
@@ -79,7 +79,7 @@ def shard_blocks(pieces: Pieces, *, member: int, members: int, blocks: Iterable[
             continue
         for split in splits:
             _check_members(split, members)
-        builder = _ShardBuilder(pieces.sections, section, splits, member, members, reduce)
+        builder = _MemberBuilder(pieces.sections, section, splits, member, members, reduce)
         built.append(module := builder.module())
         if (alike := (pieces.graph.blocks[index].digest, len(splits))) not in proven:
             prove(module, builder.trace, section, builder.parts, builder.copies, members)
@@ -104,8 +104,8 @@ def _check_members(split: PairSplit, members: int) -> None:
         )
 
 
-class _ShardBuilder(Builder):
-    """Copies a section's operations, those of pairs for one member."""
+class _MemberBuilder(Builder):
+    """Copies a section's operations; those of pairs are copied for one member."""
 
     def __init__(
         self, cut: Sections, section: Section, splits: list[PairSplit], member: int, members: int, reduce: Reduce
@@ -120,7 +120,7 @@ class _ShardBuilder(Builder):
         self.random: dict[str, ParameterSlice] = {}
 
     def operation(self, op: Op) -> fx.Node:
-        """An operation; for the member's part where it belongs to a pair."""
+        """Return the node of an operation; if it belongs to a pair, it computes the member's part."""
         split = self.split_of.get(op.node)
         if split is None:
             return super().operation(op)
@@ -134,7 +134,7 @@ class _ShardBuilder(Builder):
         return copy
 
     def content(self, node: fx.Node) -> Any:
-        """A parameter's part, if it is divided."""
+        """Return what a node reads by name, which is the member's part for a divided parameter."""
         content = super().content(node)
         if node not in self.parts:
             return content
@@ -146,9 +146,9 @@ class _ShardBuilder(Builder):
         return ParameterSlice(dim=part.dim, sections=part.sections, member=self.member, members=self.members)
 
     def _read(self, split: PairSplit, op: Op, source: fx.Node) -> Any:
-        """An operand: inside the pair as it is; from outside through `enter` if it has a gradient, then cut.
+        """Return an operand: inside the pair as it is; from outside through `enter` if it has a gradient, then cut.
 
-        There is one `enter` for each tensor that a pair reads, however many of its operations do.
+        There is one `enter` for each tensor that a pair reads, however many of its operations read it.
         """
         if (op.node, source) not in split.entering:
             return self.copy(source)
@@ -163,7 +163,7 @@ class _ShardBuilder(Builder):
         return self.entered[split, source, part]
 
     def _row(self, split: PairSplit, op: Op) -> fx.Node:
-        """The member's product without the bias, the sum over all members, the bias."""
+        """Return the row layer: the member's product without the bias, then the sum over all members, then the bias."""
         args, target, bias, aten = op.node.args, op.node.target, None, torch.ops.aten
         if op.kind == "addmm":
             target, bias, args = aten.mm.default, args[0], args[1:3]
@@ -182,7 +182,7 @@ class _ShardBuilder(Builder):
         return self.graph.call_module(path, (argument,))
 
     def _arguments(self, split: PairSplit, op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments with those sizes divided that are along the divided dimension."""
+        """Return the arguments, with the sizes along the divided dimension divided."""
         if op.kind in CUTS - {"chunk"}:
             return self._cut_arguments(split, op, args)
         if op.kind not in _SIZES:
@@ -194,13 +194,16 @@ class _ShardBuilder(Builder):
         return (*args[:place], sizes, *args[place + 1 :])
 
     def _cut_arguments(self, split: PairSplit, op: Op, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The same for operations that take a dimension apart; if it is the divided one, at the ends of sections."""
+        """Return the divided arguments of an operation that takes a dimension apart.
+
+        If that is the divided dimension, it is taken apart at the ends of sections.
+        """
         source = op.node.all_input_nodes[0]
         part, size = split.parts[source][0], sum(split.parts[source][0].sections)
         dim = args[1] if op.kind == "slice" else args[2] if len(args) > 2 else 0
         if dim % len(self.trace.value(source).shapes[0]) != part.dim:
             return args
-        if op.kind == "slice":  # without an end it carries a huge one
+        if op.kind == "slice":  # a slice without an end has a huge one
             return (*args[:2], *(end if end is None else self._divided(min(end, size)) for end in args[2:4]), *args[4:])
         sizes = args[1]
         divided = [self._divided(each) for each in sizes] if isinstance(sizes, (list, tuple)) else self._divided(sizes)

@@ -1,4 +1,27 @@
-"""Built-in models, by name. Importing this module imports no torch; building a model does."""
+"""Built-in models, by name. Importing this module does not import torch; building a model does.
+
+The files in reading order:
+
+- `__init__.py`: the table of models, with their sizes and sequences.
+- `tiny.py`: small models that train on a laptop in seconds.
+- `gpt.py`: GPT-2 and GPT-3.
+- `llama.py`: Llama 3.
+- `mixtral.py`: Mixtral, a mixture of experts.
+- `grouped.py`: the grouped matrix product that Mixtral uses.
+- `opt.py`: OPT.
+- `bert.py`: BERT.
+- `roberta.py`: RoBERTa.
+- `xlnet.py`: XLNet.
+- `transformer.py`: the first transformer.
+- `t5.py`: T5.
+- `vit.py`: the Vision Transformer.
+- `vision.py`: VGG, ResNet and Wide ResNet.
+- `inception.py`: Inception-v3.
+- `synthetic.py`: the synthetic samples and the loss that the models train with.
+
+To add a model, add an `_Entry` to `_TABLE` in this file: its builder, its sequence and its sizes. If no builder fits,
+write a new file with a function that takes `name`, `sequence` and the sizes, and returns a `BuiltModel`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +41,10 @@ __all__ = ["build", "names", "sequence_of"]
 
 
 class _Entry(NamedTuple):
-    """`builder` is module.function of this package; `config` its arguments; `sequence` None: the model has none."""
+    """One model: `builder` is module.function of this package, `config` its arguments.
+
+    `sequence` None means there is none.
+    """
 
     builder: str
     sequence: int | None
@@ -48,10 +74,11 @@ def _llama(layers: int, width: int, heads: int, kv_heads: int, inner: int, *, bu
 _TRANSFORMER = {"layers": 6, "width": 512, "heads": 8, "inner": 2048}
 _WIDE = {"layers": 24, "width": 1024}
 
-# GPT-3 as in table 2.1 of its paper, whose widths and heads do not multiply out in two rows: 1.3b is given 24 heads
-# of 128 at width 2048 (here 16), 13b the width 5140 (here 40 heads of 128 = 5120).
-# tag-*: the variants that TAG (Zhang et al. 2023) was measured with, by the files of its release: BERTs as wide inside
-# as outside, with an answer-span head; a transformer whose layers and vocabulary are inferred (docs/zoo.md).
+# The sizes of GPT-3 are those of table 2.1 of its paper. In two of its rows the width is not heads times head size: the
+# paper gives 1.3b 24 heads of 128 at width 2048 (here 16 heads), and 13b the width 5140 (here 40 heads of 128 = 5120).
+# tag-*: the variants that TAG (Zhang et al. 2023) was measured with, as in the files of its release. The MLPs of its
+# BERTs are as wide inside as outside, and their head finds answer spans; the layers and the vocabulary of its
+# transformer are inferred (docs/zoo.md).
 _TABLE: Mapping[str, _Entry] = MappingProxyType(
     {
         "vgg19": _Entry("vision.vgg", None, {"convolutions": (2, 2, 4, 4, 4)}),
@@ -91,12 +118,15 @@ _TABLE: Mapping[str, _Entry] = MappingProxyType(
 
 
 def names() -> tuple[str, ...]:
-    """All models of the zoo."""
+    """Return the names of all models of the zoo."""
     return tuple(_TABLE)
 
 
 def sequence_of(name: str, sequence: int | None = None) -> int | None:
-    """The sequence that `build(name, sequence)` will use: the given one, else the model's own; None if it has none."""
+    """Return the sequence that `build(name, sequence)` will use, or None if the model has none.
+
+    That is the given sequence, or else the model's own.
+    """
     entry = _entry(name)
     if sequence is None:
         return entry.sequence
@@ -111,7 +141,7 @@ def sequence_of(name: str, sequence: int | None = None) -> int | None:
 
 
 def build(name: str, sequence: int | None = None) -> BuiltModel:
-    """Builds a model of the zoo on torch's default device of the moment."""
+    """Build a model of the zoo on torch's current default device."""
     length = sequence_of(name, sequence)
     entry = _entry(name)
     module, function = entry.builder.split(".")

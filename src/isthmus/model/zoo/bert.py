@@ -23,7 +23,7 @@ _MASK_TOKEN = 103  # [MASK] in the published vocabulary
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What the trunk is made of; position 0 has row `offset` of its table."""
+    """The sizes of the trunk; position 0 has row `offset` of the position table."""
 
     layers: int
     width: int
@@ -38,7 +38,7 @@ class Sizes:
 
 
 class BertEmbeddings(nn.Module):
-    """Sum of token, position and segment embeddings; all tokens are of segment 0 here."""
+    """The sum of token, position and segment embeddings; all tokens belong to segment 0 here."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class BertEmbeddings(nn.Module):
         self.dropout = nn.Dropout(sizes.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[batch, sequence] -> [batch, sequence, width]."""
+        """Return the embeddings of token numbers [batch, sequence], [batch, sequence, width]."""
         positions = torch.arange(self.offset, self.offset + tokens.shape[1], device=tokens.device)
         x = self.word_embeddings(tokens) + self.token_type_embeddings(torch.zeros_like(tokens))
         out: Tensor = self.dropout(self.LayerNorm(x + self.position_embeddings(positions)))
@@ -58,7 +58,7 @@ class BertEmbeddings(nn.Module):
 
 
 class BertSelfAttention(nn.Module):
-    """Every position attends to every other."""
+    """Self-attention in which every position attends to every other."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class BertSelfAttention(nn.Module):
         self.value = nn.Linear(sizes.width, sizes.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the attended values, [batch, sequence, width] like the input."""
         batch, sequence, width = x.shape
         q, k, v = (
             projection(x).view(batch, sequence, self.heads, width // self.heads).transpose(1, 2)
@@ -79,7 +79,7 @@ class BertSelfAttention(nn.Module):
 
 
 class Output(nn.Module):
-    """A linear layer, added to the residual and normed."""
+    """A linear layer whose result is added to the residual and normed."""
 
     def __init__(self, inputs: int, sizes: Sizes) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Output(nn.Module):
         self.dropout = nn.Dropout(sizes.dropout)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """norm(dropout(dense(x)) + residual)."""
+        """Return norm(dropout(dense(x)) + residual)."""
         out: Tensor = self.LayerNorm(self.dropout(self.dense(x)) + residual)
         return out
 
@@ -102,7 +102,7 @@ class BertAttention(nn.Module):
         self.output = Output(sizes.width, sizes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the attention part, [batch, sequence, width] like the input."""
         out: Tensor = self.output(self.self(x), x)
         return out
 
@@ -115,12 +115,12 @@ class BertDense(nn.Module):
         self.dense = nn.Linear(inputs, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """gelu(dense(x))."""
+        """Return gelu(dense(x))."""
         return F.gelu(self.dense(x))
 
 
 class BertLayer(nn.Module):
-    """Attention, then two linear layers with GELU between; the norm comes after each."""
+    """Attention, then two linear layers with GELU between them; the norm comes after each part."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class BertLayer(nn.Module):
         self.output = Output(sizes.inner, sizes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the layer, [batch, sequence, width] like the input."""
         x = self.attention(x)
         out: Tensor = self.output(self.intermediate(x), x)
         return out
@@ -143,14 +143,14 @@ class Encoder(nn.Module):
         self.layer = nn.ModuleList(BertLayer(sizes) for _ in range(sizes.layers))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the last layer, [batch, sequence, width] like the input."""
         for layer in self.layer:
             x = layer(x)
         return x
 
 
 class BertTrunk(nn.Module):
-    """Embeddings and encoder."""
+    """The embeddings and the encoder."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -158,26 +158,26 @@ class BertTrunk(nn.Module):
         self.encoder = Encoder(sizes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[batch, sequence] -> [batch, sequence, width]."""
+        """Return the hidden states of token numbers [batch, sequence], [batch, sequence, width]."""
         out: Tensor = self.encoder(self.embeddings(tokens))
         return out
 
 
 class Transform(BertDense):
-    """What the head does before its logits: a linear layer, GELU, norm."""
+    """The part of the head before its logits: a linear layer, GELU and a norm."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes.width, sizes.width)
         self.LayerNorm = nn.LayerNorm(sizes.width, eps=sizes.epsilon)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the transformed hidden states, [batch, sequence, width] like the input."""
         out: Tensor = self.LayerNorm(super().forward(x))
         return out
 
 
 class Predictions(nn.Module):
-    """The head: transform, then logits."""
+    """The head: the transform, then the logits."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -185,26 +185,26 @@ class Predictions(nn.Module):
         self.decoder = nn.Linear(sizes.width, sizes.vocabulary)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> [batch, sequence, vocabulary]."""
+        """Return the logits of hidden states [batch, sequence, width], [batch, sequence, vocabulary]."""
         out: Tensor = self.decoder(self.transform(x))
         return out
 
 
 class BertHead(nn.Module):
-    """Holds the predictions, under the name that the well-known implementation gives them."""
+    """Holds the predictions, under the name that they have in the well-known implementation."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.predictions = Predictions(sizes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> [batch, sequence, vocabulary]."""
+        """Return the logits of hidden states [batch, sequence, width], [batch, sequence, vocabulary]."""
         out: Tensor = self.predictions(x)
         return out
 
 
 class Bert(nn.Module):
-    """Token numbers [batch, sequence] -> logits [batch, sequence, vocabulary]; the head shares the embedding."""
+    """Maps token numbers [batch, sequence] to logits [batch, sequence, vocabulary]; the head shares the embedding."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -214,13 +214,13 @@ class Bert(nn.Module):
         initialise(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the token at each position."""
+        """Return the logits of the token at each position, [batch, sequence, vocabulary]."""
         out: Tensor = self.cls(self.bert(tokens))
         return out
 
 
 class BertSpans(nn.Module):
-    """Token numbers [batch, sequence] -> logits [batch, 2, sequence]: where an answer starts, and where it ends."""
+    """Maps token numbers [batch, sequence] to logits [batch, 2, sequence] for the start and the end of an answer."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -229,13 +229,13 @@ class BertSpans(nn.Module):
         initialise(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of each position."""
+        """Return the logits of each position as start and as end of the answer, [batch, 2, sequence]."""
         out: Tensor = self.qa_outputs(self.bert(tokens)).transpose(1, 2)
         return out
 
 
 def initialise(model: nn.Module) -> None:
-    """Matrices normal with deviation 0.02, biases zero."""
+    """Draw matrices from a normal distribution with deviation 0.02, and set biases to zero."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             nn.init.normal_(parameter, std=0.02)
@@ -244,14 +244,14 @@ def initialise(model: nn.Module) -> None:
 
 
 def bert(*, name: str, sequence: int, vocabulary: int = 30522, **sizes: int) -> BuiltModel:
-    """A BERT with masked-token prediction."""
+    """Build a BERT with masked-token prediction."""
     module = Bert(Sizes(vocabulary=vocabulary, **sizes))
     draw = partial(masked_tokens, vocabulary=vocabulary, sequence=sequence, mask=min(_MASK_TOKEN, vocabulary - 1))
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)
 
 
 def bert_spans(*, name: str, sequence: int, vocabulary: int, **sizes: int) -> BuiltModel:
-    """A BERT that finds answers in a text, as for SQuAD."""
+    """Build a BERT that finds answers in a text, as for SQuAD."""
     module = BertSpans(Sizes(vocabulary=vocabulary, **sizes))
     draw = partial(spans, vocabulary=vocabulary, sequence=sequence)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)

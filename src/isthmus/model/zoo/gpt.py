@@ -28,7 +28,7 @@ class GptAttention(nn.Module):
         self.resid_dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the attended values, [batch, sequence, width] like the input."""
         batch, sequence, width = x.shape
         q, k, v = (
             part.view(batch, sequence, self.heads, width // self.heads).transpose(1, 2)
@@ -40,7 +40,7 @@ class GptAttention(nn.Module):
 
 
 class GptMLP(nn.Module):
-    """Two linear layers with GELU (tanh form) between them, four times as wide inside."""
+    """Two linear layers with GELU (tanh form) between them; the inner width is four times the outer."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -50,13 +50,13 @@ class GptMLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the MLP, [batch, sequence, width] like the input."""
         out: Tensor = self.dropout(self.c_proj(self.act(self.c_fc(x))))
         return out
 
 
 class GptLayer(nn.Module):
-    """Attention and MLP, each after a layer norm and added to its input."""
+    """Attention and an MLP, each after a layer norm and added to its input."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -66,14 +66,14 @@ class GptLayer(nn.Module):
         self.mlp = GptMLP(width, dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the layer, [batch, sequence, width] like the input."""
         x = x + self.attn(self.ln_1(x))
         out: Tensor = x + self.mlp(self.ln_2(x))
         return out
 
 
 class GptTransformer(nn.Module):
-    """Embeddings, layers, last norm."""
+    """The embeddings, the layers and the last norm."""
 
     def __init__(self, *, layers: int, width: int, heads: int, longest: int, vocabulary: int, dropout: float) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class GptTransformer(nn.Module):
         self.ln_f = nn.LayerNorm(width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[batch, sequence] -> [batch, sequence, width]."""
+        """Return the hidden states of token numbers [batch, sequence], [batch, sequence, width]."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x: Tensor = self.drop(self.wte(tokens) + self.wpe(positions))
         for layer in self.h:
@@ -94,7 +94,10 @@ class GptTransformer(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token numbers [batch, sequence] -> logits [batch, sequence, vocabulary]; the head shares the token embedding."""
+    """Maps token numbers [batch, sequence] to logits [batch, sequence, vocabulary].
+
+    The head shares the token embedding.
+    """
 
     def __init__(
         self,
@@ -115,12 +118,15 @@ class GPT(nn.Module):
         self._initialise(layers)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token at each position."""
+        """Return the logits of the next token at each position, [batch, sequence, vocabulary]."""
         out: Tensor = self.lm_head(self.transformer(tokens))
         return out
 
     def _initialise(self, layers: int) -> None:
-        """Normal with deviation 0.02; layers that end on the residual path 0.02 / sqrt(2 layers)."""
+        """Draw weights from a normal distribution with deviation 0.02, and set biases to zero.
+
+        Layers that end on the residual path have the deviation 0.02 / sqrt(2 layers).
+        """
         for name, parameter in self.named_parameters():
             if name.endswith("c_proj.weight"):
                 nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5)
@@ -141,7 +147,7 @@ def gpt(
     vocabulary: int = 50257,
     dropout: float = 0.1,
 ) -> BuiltModel:
-    """A GPT with next-token prediction."""
+    """Build a GPT with next-token prediction."""
     module = GPT(layers=layers, width=width, heads=heads, longest=longest, vocabulary=vocabulary, dropout=dropout)
     draw = partial(next_tokens, vocabulary=vocabulary, sequence=sequence)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)

@@ -1,6 +1,6 @@
 """One matrix product per group of rows, as a single operation that can be captured without data.
 
-torch's own `grouped_mm` computes it in any precision, but says its shapes without data only for bf16.
+torch's own `grouped_mm` computes it in any precision, but gives its shapes without data only for bf16.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ __all__ = ["grouped_mm"]
 
 @torch.library.custom_op("isthmus::grouped_mm", mutates_args=())
 def grouped_mm(rows: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
-    """Rows [n, inputs], weights [groups, inputs, outputs] -> [n, outputs].
+    """Return the product of each row with the matrix of its group, [n, outputs].
 
-    Group g's rows are [offsets[g - 1], offsets[g]), the first begins at 0, the last ends at n; offsets are int32.
+    The rows are [n, inputs], the weights [groups, inputs, outputs]. Group g has the rows [offsets[g - 1], offsets[g]);
+    the first group begins at 0, the last ends at n. Offsets are int32.
     """
     return F.grouped_mm(rows, weights, offs=offsets)
 
@@ -33,7 +34,7 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> No
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-    """Rows: gradient · weightsᵀ; weights: rowsᵀ · gradient, both group by group."""
+    """Return the gradients: gradient · weightsᵀ for the rows, rowsᵀ · gradient for the weights, both group by group."""
     rows, weights, offsets = ctx.saved_tensors
     gradient = gradient.contiguous()
     for_rows = grouped_mm(gradient, weights.transpose(1, 2), offsets)

@@ -1,4 +1,4 @@
-"""Inception-v3 for 299 × 299 images of 1000 classes. Szegedy et al. 2016, laid out as torchvision has it.
+"""Inception-v3 for 299 × 299 images of 1000 classes. Szegedy et al. 2016, laid out as in torchvision.
 
 The auxiliary classifier, which only helps training, is left out: 23,834,568 parameters (27,161,264 with it).
 """
@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 
 
 class Convolution(nn.Module):
-    """Convolution, batch norm, ReLU."""
+    """A convolution, batch norm and ReLU."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int | Pair, stride: int = 1, padding: int | Pair = 0) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Convolution(nn.Module):
         self.bn = nn.BatchNorm2d(outputs, eps=0.001)
 
     def forward(self, x: Tensor) -> Tensor:
-        """relu(norm(conv(x)))."""
+        """Return relu(norm(conv(x)))."""
         return F.relu(self.bn(self.conv(x)))
 
 
@@ -43,24 +43,24 @@ def _column(inputs: int, outputs: int, length: int = 7) -> Convolution:
 
 
 class Branches(nn.Module):
-    """Branches side by side, their channels concatenated."""
+    """Branches side by side, whose channels are concatenated."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, inputs, height, width] -> [batch, sum of the branches' outputs, …]."""
+        """Return the concatenated results of the branches, [batch, sum of the branches' outputs, height, width]."""
         return torch.cat([branch(x) for branch in self.branches], dim=1)
 
 
 def _pooled(inputs: int, outputs: int) -> nn.Sequential:
-    """The mean of 3 × 3 neighbours, projected."""
+    """Return a branch that projects the mean of 3 × 3 neighbours."""
     return nn.Sequential(nn.AvgPool2d(3, stride=1, padding=1), Convolution(inputs, outputs, 1))
 
 
 def _mixed_35(inputs: int, pooled: int) -> Branches:
-    """1 × 1, 5 × 5 and two 3 × 3 convolutions at 35 × 35."""
+    """Return branches of 1 × 1, 5 × 5 and two 3 × 3 convolutions at 35 × 35."""
     double = [Convolution(inputs, 64, 1), Convolution(64, 96, 3, padding=1), Convolution(96, 96, 3, padding=1)]
     return Branches(
         Convolution(inputs, 64, 1),
@@ -71,13 +71,13 @@ def _mixed_35(inputs: int, pooled: int) -> Branches:
 
 
 def _halved_35(inputs: int) -> Branches:
-    """35 × 35 -> 17 × 17."""
+    """Return branches that take 35 × 35 to 17 × 17."""
     double = [Convolution(inputs, 64, 1), Convolution(64, 96, 3, padding=1), Convolution(96, 96, 3, stride=2)]
     return Branches(Convolution(inputs, 384, 3, stride=2), nn.Sequential(*double), nn.MaxPool2d(3, stride=2))
 
 
 def _mixed_17(inputs: int, inner: int) -> Branches:
-    """7 × 7 convolutions as pairs of 1 × 7 and 7 × 1, at 17 × 17."""
+    """Return branches of 7 × 7 convolutions, made as pairs of 1 × 7 and 7 × 1, at 17 × 17."""
     single = [Convolution(inputs, inner, 1), _row(inner, inner), _column(inner, 192)]
     double = [_column(inner, inner), _row(inner, inner), _column(inner, inner), _row(inner, 192)]
     return Branches(
@@ -89,14 +89,14 @@ def _mixed_17(inputs: int, inner: int) -> Branches:
 
 
 def _halved_17(inputs: int) -> Branches:
-    """17 × 17 -> 8 × 8."""
+    """Return branches that take 17 × 17 to 8 × 8."""
     long = [Convolution(inputs, 192, 1), _row(192, 192), _column(192, 192), Convolution(192, 192, 3, stride=2)]
     short = [Convolution(inputs, 192, 1), Convolution(192, 320, 3, stride=2)]
     return Branches(nn.Sequential(*short), nn.Sequential(*long), nn.MaxPool2d(3, stride=2))
 
 
 def _mixed_8(inputs: int) -> Branches:
-    """Branches that end in a fork of 1 × 3 and 3 × 1, at 8 × 8."""
+    """Return branches that end in a fork of 1 × 3 and 3 × 1, at 8 × 8."""
     double = [Convolution(inputs, 448, 1), Convolution(448, 384, 3, padding=1)]
     return Branches(
         Convolution(inputs, 320, 1),
@@ -107,7 +107,7 @@ def _mixed_8(inputs: int) -> Branches:
 
 
 class Inception(nn.Module):
-    """A stem of convolutions, eleven mixed parts, one linear layer."""
+    """A stem of convolutions, eleven mixed parts and one linear layer."""
 
     def __init__(self, *, classes: int, dropout: float = 0.5) -> None:
         super().__init__()
@@ -130,12 +130,12 @@ class Inception(nn.Module):
                 nn.init.normal_(module.weight, std=0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, 3, height, width] -> [batch, classes]."""
+        """Return the logits of images [batch, 3, height, width], [batch, classes]."""
         out: Tensor = self.fc(self.dropout(self.mixed(self.stem(x)).mean(dim=(2, 3))))
         return out
 
 
 def inception(*, name: str, sequence: None) -> BuiltModel:
-    """An Inception-v3 that classifies images."""
+    """Build an Inception-v3 that classifies images."""
     draw = partial(images, size=_SIZE, classes=_CLASSES)
     return BuiltModel(name=name, module=Inception(classes=_CLASSES), sequence=sequence, draw=draw, loss=cross_entropy)

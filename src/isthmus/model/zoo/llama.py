@@ -30,7 +30,7 @@ class LlamaAttention(nn.Module):
         self.o_proj = nn.Linear(heads * self.size, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the attended values, [batch, sequence, width] like the input."""
         batch, sequence, _ = x.shape
         q, k, v = (
             projection(x).view(batch, sequence, -1, self.size).transpose(1, 2)
@@ -43,9 +43,9 @@ class LlamaAttention(nn.Module):
 
 
 def turns(x: Tensor, base: float) -> tuple[Tensor, Tensor]:
-    """Rotary positions: cosine and sine of the angle t / base^(2i / size) of the pair i at position t.
+    """Return the rotary positions: cosine and sine of the angle t / base^(2i / size) of the pair i at position t.
 
-    They are computed anew in each layer: little work, and no table has to follow a layer to its device.
+    They are computed anew in each layer: it is little work, and no table has to follow a layer to its device.
     """
     sequence, size = x.shape[-2:]
     exponents = torch.arange(0, size, 2, device=x.device, dtype=torch.float32) / size
@@ -54,13 +54,13 @@ def turns(x: Tensor, base: float) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turns each pair (x[i], x[i + size / 2]) by its angle."""
+    """Turn each pair (x[i], x[i + size / 2]) by its angle."""
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cosine - right * sine, right * cosine + left * sine), dim=-1)
 
 
 class LlamaMLP(nn.Module):
-    """down(silu(gate(x)) * up(x))."""
+    """The gated MLP down(silu(gate(x)) * up(x))."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -69,13 +69,13 @@ class LlamaMLP(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the MLP, [batch, sequence, width] like the input."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
 
 
 class LlamaLayer(nn.Module):
-    """Attention and MLP, each after an RMS norm and added to its input."""
+    """Attention and an MLP, each after an RMS norm and added to its input."""
 
     def __init__(self, width: int, heads: int, kv_heads: int, inner: int, base: float) -> None:
         super().__init__()
@@ -85,14 +85,14 @@ class LlamaLayer(nn.Module):
         self.mlp = LlamaMLP(width, inner)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the layer, [batch, sequence, width] like the input."""
         x = x + self.self_attn(self.input_layernorm(x))
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
 
 class LlamaTrunk(nn.Module):
-    """Embedding, layers, last norm."""
+    """The embedding, the layers and the last norm."""
 
     def __init__(self, vocabulary: int, width: int, layers: Iterable[nn.Module]) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class LlamaTrunk(nn.Module):
         self.norm = nn.RMSNorm(width, eps=1e-5)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[batch, sequence] -> [batch, sequence, width]."""
+        """Return the hidden states of token numbers [batch, sequence], [batch, sequence, width]."""
         x: Tensor = self.embed_tokens(tokens)
         for layer in self.layers:
             x = layer(x)
@@ -110,7 +110,10 @@ class LlamaTrunk(nn.Module):
 
 
 class Llama(nn.Module):
-    """Token numbers [batch, sequence] -> logits [batch, sequence, vocabulary]; the head is its own."""
+    """Maps token numbers [batch, sequence] to logits [batch, sequence, vocabulary].
+
+    The head has a weight of its own.
+    """
 
     def __init__(
         self,
@@ -132,7 +135,7 @@ class Llama(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token at each position."""
+        """Return the logits of the next token at each position, [batch, sequence, vocabulary]."""
         out: Tensor = self.lm_head(self.model(tokens))
         return out
 
@@ -148,7 +151,7 @@ def llama(
     inner: int,
     vocabulary: int = 128256,
 ) -> BuiltModel:
-    """A Llama with next-token prediction."""
+    """Build a Llama with next-token prediction."""
     module = Llama(layers=layers, width=width, heads=heads, kv_heads=kv_heads, inner=inner, vocabulary=vocabulary)
     draw = partial(next_tokens, vocabulary=vocabulary, sequence=sequence)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)

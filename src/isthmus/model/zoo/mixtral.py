@@ -1,9 +1,12 @@
-"""Mixtral: Llama's attention, and in place of each MLP eight experts of which every token uses two. Jiang et al. 2024.
+"""Mixtral: Llama's attention, with eight experts in place of each MLP, of which every token uses two.
 
-Static shapes without capacity or dropped tokens: a router chooses k experts per token, the k · tokens copies are sorted
-by expert, and each linear layer of all experts is one grouped matrix product over the sorted rows (`grouped_mm`: rows
-[offsets[e - 1], offsets[e]) times matrix e). However the tokens are spread, k · tokens rows are multiplied, so
-that exactly the chosen experts' FLOPs are done and counted. The auxiliary loss that balances the experts is left out.
+Jiang et al. 2024.
+
+Shapes are static, without a capacity and without dropped tokens: a router chooses k experts per token, the k · tokens
+copies are sorted by expert, and each linear layer of all experts is one grouped matrix product over the sorted rows
+(`grouped_mm`: rows [offsets[e - 1], offsets[e]) times matrix e). However the tokens are spread, k · tokens rows are
+multiplied, so that exactly the FLOPs of the chosen experts are done and counted. The auxiliary loss that balances the
+experts is left out.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ _BASE = 1e6  # of the rotary positions
 
 
 class Experts(nn.Module):
-    """The gated MLPs of all experts, stacked: down(silu(gate(x)) * up(x)) with each row's own matrices."""
+    """The gated MLPs of all experts, stacked: down(silu(gate(x)) * up(x)) with the matrices of each row's expert."""
 
     def __init__(self, width: int, inner: int, experts: int) -> None:
         super().__init__()
@@ -34,14 +37,17 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(experts, width, inner))
 
     def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
-        """[rows, width], sorted by expert; offsets[e] is the end of expert e's rows -> [rows, width]."""
+        """Return the experts' results, [rows, width] like the input.
+
+        The rows are sorted by expert; offsets[e] is the end of expert e's rows.
+        """
         gate, up = grouped_mm(rows, self.gate_up_proj.transpose(1, 2), offsets).chunk(2, dim=-1)
         out: Tensor = grouped_mm(F.silu(gate) * up, self.down_proj.transpose(1, 2), offsets)
         return out
 
 
 class Mixture(nn.Module):
-    """Each token's chosen experts, weighted by the softmax of their scores."""
+    """The chosen experts of each token, weighted by the softmax of their scores."""
 
     def __init__(self, width: int, inner: int, experts: int, chosen: int) -> None:
         super().__init__()
@@ -50,7 +56,7 @@ class Mixture(nn.Module):
         self.experts = Experts(width, inner, experts)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the weighted sum of the experts' results, [batch, sequence, width] like the input."""
         tokens = x.flatten(0, 1)
         scores, experts = self.gate(tokens).topk(self.chosen, dim=-1)
         weights = scores.float().softmax(dim=-1).to(x.dtype)
@@ -64,7 +70,7 @@ class Mixture(nn.Module):
 
 
 class MixtralLayer(nn.Module):
-    """Attention and mixture, each after an RMS norm and added to its input."""
+    """Attention and a mixture of experts, each after an RMS norm and added to its input."""
 
     def __init__(self, width: int, heads: int, kv_heads: int, inner: int, experts: int, chosen: int) -> None:
         super().__init__()
@@ -74,14 +80,17 @@ class MixtralLayer(nn.Module):
         self.mlp = Mixture(width, inner, experts, chosen)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the layer, [batch, sequence, width] like the input."""
         x = x + self.self_attn(self.input_layernorm(x))
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
 
 class Mixtral(nn.Module):
-    """Token numbers [batch, sequence] -> logits [batch, sequence, vocabulary]; the head is its own."""
+    """Maps token numbers [batch, sequence] to logits [batch, sequence, vocabulary].
+
+    The head has a weight of its own.
+    """
 
     def __init__(
         self,
@@ -104,13 +113,13 @@ class Mixtral(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token at each position."""
+        """Return the logits of the next token at each position, [batch, sequence, vocabulary]."""
         out: Tensor = self.lm_head(self.model(tokens))
         return out
 
 
 def mixtral(*, name: str, sequence: int, vocabulary: int = 32000, **sizes: int) -> BuiltModel:
-    """A Mixtral with next-token prediction."""
+    """Build a Mixtral with next-token prediction."""
     module = Mixtral(vocabulary=vocabulary, **sizes)
     draw = partial(next_tokens, vocabulary=vocabulary, sequence=sequence)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)

@@ -1,6 +1,6 @@
 """OPT: a decoder-only transformer with learned positions (counted from 2), ReLU and a tied head. Zhang et al. 2022.
 
-Dropout is 0.1 throughout but for the embeddings, which have none.
+Dropout is 0.1 throughout, except for the embeddings, which have none.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OptAttention(nn.Module):
         self.out_proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the attended values, [batch, sequence, width] like the input."""
         batch, sequence, width = x.shape
         q, k, v = (
             projection(x).view(batch, sequence, self.heads, width // self.heads).transpose(1, 2)
@@ -43,7 +43,10 @@ class OptAttention(nn.Module):
 
 
 class OptLayer(nn.Module):
-    """Attention and two linear layers with ReLU between, each part after a layer norm and added to its input."""
+    """Attention, and two linear layers with ReLU between them.
+
+    Each part comes after a layer norm and is added to its input.
+    """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -55,14 +58,14 @@ class OptLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the layer, [batch, sequence, width] like the input."""
         x = x + self.dropout(self.self_attn(self.self_attn_layer_norm(x)))
         out: Tensor = x + self.dropout(self.fc2(F.relu(self.fc1(self.final_layer_norm(x)))))
         return out
 
 
 class Decoder(nn.Module):
-    """Embeddings, layers, last norm."""
+    """The embeddings, the layers and the last norm."""
 
     def __init__(self, *, layers: int, width: int, heads: int, longest: int, vocabulary: int, dropout: float) -> None:
         super().__init__()
@@ -72,7 +75,7 @@ class Decoder(nn.Module):
         self.final_layer_norm = nn.LayerNorm(width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[batch, sequence] -> [batch, sequence, width]."""
+        """Return the hidden states of token numbers [batch, sequence], [batch, sequence, width]."""
         positions = torch.arange(_OFFSET, _OFFSET + tokens.shape[1], device=tokens.device)
         x: Tensor = self.embed_tokens(tokens) + self.embed_positions(positions)
         for layer in self.layers:
@@ -82,20 +85,23 @@ class Decoder(nn.Module):
 
 
 class OptTrunk(nn.Module):
-    """Holds the decoder, under the name that the well-known implementation gives it."""
+    """Holds the decoder, under the name that it has in the well-known implementation."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[batch, sequence] -> [batch, sequence, width]."""
+        """Return the hidden states of token numbers [batch, sequence], [batch, sequence, width]."""
         out: Tensor = self.decoder(tokens)
         return out
 
 
 class OPT(nn.Module):
-    """Token numbers [batch, sequence] -> logits [batch, sequence, vocabulary]; the head shares the token embedding."""
+    """Maps token numbers [batch, sequence] to logits [batch, sequence, vocabulary].
+
+    The head shares the token embedding.
+    """
 
     def __init__(
         self, *, layers: int, width: int, heads: int, longest: int, vocabulary: int, dropout: float = 0.1
@@ -110,12 +116,15 @@ class OPT(nn.Module):
         self._initialise(layers)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token at each position."""
+        """Return the logits of the next token at each position, [batch, sequence, vocabulary]."""
         out: Tensor = self.lm_head(self.model(tokens))
         return out
 
     def _initialise(self, layers: int) -> None:
-        """Normal with deviation 0.006; layers that end on the residual path 0.006 / sqrt(2 layers)."""
+        """Draw weights from a normal distribution with deviation 0.006, and set biases to zero.
+
+        Layers that end on the residual path have the deviation 0.006 / sqrt(2 layers).
+        """
         for name, parameter in self.named_parameters():
             if name.endswith(("out_proj.weight", "fc2.weight")):
                 nn.init.normal_(parameter, std=0.006 / (2 * layers) ** 0.5)
@@ -126,7 +135,7 @@ class OPT(nn.Module):
 
 
 def opt(*, name: str, sequence: int, vocabulary: int = 50272, **sizes: int) -> BuiltModel:
-    """An OPT with next-token prediction."""
+    """Build an OPT with next-token prediction."""
     module = OPT(vocabulary=vocabulary, **sizes)
     draw = partial(next_tokens, vocabulary=vocabulary, sequence=sequence)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)

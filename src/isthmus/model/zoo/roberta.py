@@ -1,4 +1,4 @@
-"""RoBERTa: BERT's trunk, trained longer on more text, with its own vocabulary and head. Liu et al. 2019.
+"""RoBERTa: BERT's trunk, trained longer on more text, with a vocabulary and a head of its own. Liu et al. 2019.
 
 Positions are counted from 2 and there is one kind of segment; the large model has 355,412,057 parameters.
 """
@@ -18,7 +18,7 @@ __all__ = ["Roberta", "roberta"]
 
 
 class RobertaHead(nn.Module):
-    """A linear layer, GELU, norm, then logits."""
+    """A linear layer, GELU and a norm, then the logits."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -27,13 +27,13 @@ class RobertaHead(nn.Module):
         self.decoder = nn.Linear(sizes.width, sizes.vocabulary)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> [batch, sequence, vocabulary]."""
+        """Return the logits of hidden states [batch, sequence, width], [batch, sequence, vocabulary]."""
         out: Tensor = self.decoder(self.layer_norm(F.gelu(self.dense(x))))
         return out
 
 
 class Roberta(nn.Module):
-    """Token numbers [batch, sequence] -> logits [batch, sequence, vocabulary]; the head shares the embedding."""
+    """Maps token numbers [batch, sequence] to logits [batch, sequence, vocabulary]; the head shares the embedding."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -43,13 +43,13 @@ class Roberta(nn.Module):
         initialise(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the token at each position."""
+        """Return the logits of the token at each position, [batch, sequence, vocabulary]."""
         out: Tensor = self.lm_head(self.roberta(tokens))
         return out
 
 
 def roberta(*, name: str, sequence: int, vocabulary: int = 50265, **sizes: int) -> BuiltModel:
-    """A RoBERTa with masked-token prediction; the mask is the last token of its vocabulary."""
+    """Build a RoBERTa with masked-token prediction; the mask is the last token of its vocabulary."""
     module = Roberta(Sizes(vocabulary=vocabulary, segments=1, offset=2, epsilon=1e-5, **sizes))
     draw = partial(masked_tokens, vocabulary=vocabulary, sequence=sequence, mask=vocabulary - 1)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)

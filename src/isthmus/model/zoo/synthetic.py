@@ -19,9 +19,9 @@ IGNORED = -100  # cross entropy's mark for "no target here"
 
 
 def cross_entropy(output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of the cross entropies of logits [..., classes] against class numbers [...], and how many were summed.
+    """Return the summed cross entropy of logits [..., classes] against class numbers [...], and how many were summed.
 
-    Takes a tensor or a transformers output that holds `logits`. The sum is in fp32 whatever the logits are.
+    `output` is a tensor, or a transformers output that holds `logits`. The sum is in fp32 whatever the logits are.
     """
     logits = getattr(output, "logits", output)
     total = F.cross_entropy(logits.flatten(0, -2).float(), target.flatten(), ignore_index=IGNORED, reduction="sum")
@@ -29,7 +29,7 @@ def cross_entropy(output: Any, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def next_tokens(batch: int, seed: int, *, vocabulary: int, sequence: int) -> tuple[Example, Tensor]:
-    """Token sequences; the target of each position is the token that follows."""
+    """Draw token sequences; the target of each position is the token that follows."""
     tokens = token_ids((batch, sequence + 1), vocabulary, _generator(seed))
     return Example(args=(tokens[:, :-1].contiguous(),), kwargs={}), tokens[:, 1:].contiguous()
 
@@ -37,7 +37,10 @@ def next_tokens(batch: int, seed: int, *, vocabulary: int, sequence: int) -> tup
 def masked_tokens(
     batch: int, seed: int, *, vocabulary: int, sequence: int, mask: int, rate: float = 0.15
 ) -> tuple[Example, Tensor]:
-    """Token sequences of which a part (at least the first of each) is masked; the targets are the masked tokens."""
+    """Draw token sequences of which a part (at least the first token of each) is masked.
+
+    The targets are the masked tokens.
+    """
     generator = _generator(seed)
     tokens = token_ids((batch, sequence), vocabulary, generator)
     hidden = torch.rand((batch, sequence), generator=generator, device="cpu") < rate
@@ -46,7 +49,10 @@ def masked_tokens(
 
 
 def token_pairs(batch: int, seed: int, *, vocabulary: int, sequence: int) -> tuple[Example, Tensor]:
-    """Two sequences of equal length, what is read and what is written; the targets follow the latter's positions."""
+    """Draw two sequences of equal length, one to read and one to write.
+
+    The targets are the tokens that follow those of the written sequence.
+    """
     generator = _generator(seed)
     source = token_ids((batch, sequence), vocabulary, generator)
     written = token_ids((batch, sequence + 1), vocabulary, generator)
@@ -54,7 +60,7 @@ def token_pairs(batch: int, seed: int, *, vocabulary: int, sequence: int) -> tup
 
 
 def spans(batch: int, seed: int, *, vocabulary: int, sequence: int) -> tuple[Example, Tensor]:
-    """Token sequences; the targets [batch, 2] are the first and the last position of an answer."""
+    """Draw token sequences; the targets [batch, 2] are the first and the last position of an answer."""
     generator = _generator(seed)
     tokens = token_ids((batch, sequence), vocabulary, generator)
     ends = torch.randint(sequence, (batch, 2), generator=generator, device="cpu")
@@ -62,17 +68,17 @@ def spans(batch: int, seed: int, *, vocabulary: int, sequence: int) -> tuple[Exa
 
 
 def images(batch: int, seed: int, *, size: int, classes: int, channels: int = 3) -> tuple[Example, Tensor]:
-    """Noise whose mean rises with the class number."""
+    """Draw images of noise whose mean rises with the class number."""
     return _classified((batch, channels, size, size), seed, classes)
 
 
 def vectors(batch: int, seed: int, *, features: int, classes: int) -> tuple[Example, Tensor]:
-    """Noise whose mean rises with the class number."""
+    """Draw vectors of noise whose mean rises with the class number."""
     return _classified((batch, features), seed, classes)
 
 
 def token_ids(shape: tuple[int, ...], vocabulary: int, generator: torch.Generator) -> Tensor:
-    """Tokens of which low numbers are far more frequent, as words are: there is something to learn."""
+    """Draw tokens of which low numbers are far more frequent, as words are, so that there is something to learn."""
     uniform = torch.rand(shape, generator=generator, device="cpu", dtype=torch.float64)
     return (uniform**3 * vocabulary).long()
 

@@ -1,7 +1,7 @@
 """T5 (version 1.0): an encoder-decoder transformer with relative position biases. Raffel et al. 2020.
 
 The 11B model has 11,307,321,344 parameters. Its layers have no biases and their attention is not scaled; the two linear
-layers of each MLP have ReLU between them (the gate came with version 1.1).
+layers of each MLP have ReLU between them (the gated form came with version 1.1).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _FARTHEST = 128  # all greater distances share one bucket
 
 
 def buckets(sequence: int, *, causal: bool, device: torch.device) -> Tensor:
-    """Return which of 32 biases a query at position i adds for the key at position j: [i, j].
+    """Return which of 32 biases a query at position i adds for the key at position j, as [i, j].
 
     Half of the buckets are for one distance each, the others for ranges that grow geometrically up to 128. Keys behind
-    and ahead have 16 buckets each; where nothing ahead is seen all 32 are for keys behind.
+    and ahead have 16 buckets each; in causal attention, which sees nothing ahead, all 32 are for keys behind.
     """
     positions = torch.arange(sequence, device=device)
     ahead = positions[None, :] - positions[:, None]
@@ -41,7 +41,10 @@ def buckets(sequence: int, *, causal: bool, device: torch.device) -> Tensor:
 
 
 class T5Attention(nn.Module):
-    """Attention from one sequence to another or to itself; a table of biases, if there is one, by distance and head."""
+    """Attention from one sequence to another or to itself.
+
+    `biases`, if given, has one bias for each distance and head.
+    """
 
     def __init__(self, width: int, heads: int, size: int, dropout: float, biases: nn.Embedding | None) -> None:
         super().__init__()
@@ -53,7 +56,10 @@ class T5Attention(nn.Module):
         self.relative_attention_bias = biases
 
     def forward(self, x: Tensor, memory: Tensor, *, causal: bool = False) -> Tensor:
-        """[batch, sequence, width], [batch, other sequence, width] -> [batch, sequence, width]."""
+        """Return the attended values, [batch, sequence, width].
+
+        x is [batch, sequence, width], the memory that it attends to [batch, other sequence, width].
+        """
         batch, sequence, _ = x.shape
         q, k, v = (
             projection(source).view(batch, source.shape[1], -1, self.size).transpose(1, 2)
@@ -66,8 +72,11 @@ class T5Attention(nn.Module):
         return out
 
     def _bias(self, sequence: int, causal: bool, device: torch.device) -> Tensor:
-        """[heads, sequence, sequence], from the stack's one table: it is looked up anew in each layer, as sending
-        the biases along would cost far more than the activations do."""
+        """Return the biases, [heads, sequence, sequence], from the stack's one table.
+
+        They are looked up anew in each layer, because sending the biases along would cost far more than the activations
+        do.
+        """
         assert self.relative_attention_bias is not None
         bias: Tensor = self.relative_attention_bias(buckets(sequence, causal=causal, device=device)).permute(2, 0, 1)
         if not causal:
@@ -77,7 +86,7 @@ class T5Attention(nn.Module):
 
 
 class T5SelfAttention(nn.Module):
-    """x + attention(norm(x))."""
+    """The self-attention part of a layer: x + attention(norm(x))."""
 
     def __init__(
         self, width: int, heads: int, size: int, dropout: float, *, biases: nn.Embedding, causal: bool
@@ -89,14 +98,14 @@ class T5SelfAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, memory: Tensor | None) -> Tensor:
-        """[batch, sequence, width] -> the same; the encoder's result is not looked at."""
+        """Return the result of the part, [batch, sequence, width] like the input; the encoder's result is not used."""
         normed = self.layer_norm(x)
         out: Tensor = x + self.dropout(self.SelfAttention(normed, normed, causal=self.causal))
         return out
 
 
 class CrossAttention(nn.Module):
-    """x + attention from norm(x) to the encoder's result."""
+    """The cross-attention part of a layer: x + attention from norm(x) to the encoder's result."""
 
     def __init__(self, width: int, heads: int, size: int, dropout: float) -> None:
         super().__init__()
@@ -105,7 +114,7 @@ class CrossAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the part, [batch, sequence, width] like the input."""
         out: Tensor = x + self.dropout(self.EncDecAttention(self.layer_norm(x), memory))
         return out
 
@@ -120,13 +129,13 @@ class T5Dense(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of both linear layers, [batch, sequence, width] like the input."""
         out: Tensor = self.wo(self.dropout(F.relu(self.wi(x))))
         return out
 
 
 class T5MLP(nn.Module):
-    """x + dense(norm(x))."""
+    """The MLP part of a layer: x + dense(norm(x))."""
 
     def __init__(self, width: int, inner: int, dropout: float) -> None:
         super().__init__()
@@ -135,27 +144,27 @@ class T5MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, memory: Tensor | None) -> Tensor:
-        """[batch, sequence, width] -> the same; the encoder's result is not looked at."""
+        """Return the result of the part, [batch, sequence, width] like the input; the encoder's result is not used."""
         out: Tensor = x + self.dropout(self.DenseReluDense(self.layer_norm(x)))
         return out
 
 
 class T5Layer(nn.Module):
-    """Self-attention, in the decoder attention to the encoder's result, MLP."""
+    """Self-attention, then (in the decoder only) attention to the encoder's result, then the MLP."""
 
     def __init__(self, *parts: nn.Module) -> None:
         super().__init__()
         self.layer = nn.ModuleList(parts)
 
     def forward(self, x: Tensor, memory: Tensor | None) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the layer, [batch, sequence, width] like the input."""
         for part in self.layer:
             x = part(x, memory)
         return x
 
 
 class Stack(nn.Module):
-    """The encoder, or the decoder."""
+    """The encoder or the decoder."""
 
     def __init__(
         self, *, layers: int, width: int, heads: int, size: int, inner: int, dropout: float, decoder: bool
@@ -174,7 +183,7 @@ class Stack(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the stack, [batch, sequence, width] like the input."""
         x = self.dropout(x)
         for block in self.block:
             x = block(x, memory)
@@ -183,9 +192,9 @@ class Stack(nn.Module):
 
 
 class T5(nn.Module):
-    """Tokens to read, tokens written so far (both [batch, sequence]) -> logits [batch, sequence, vocabulary].
+    """Maps tokens to read and tokens written so far (both [batch, sequence]) to logits [batch, sequence, vocabulary].
 
-    One table embeds both and is, divided by sqrt(width), the head.
+    One table embeds both sequences and is, divided by sqrt(width), the head.
     """
 
     def __init__(
@@ -210,13 +219,17 @@ class T5(nn.Module):
         self._initialise(size)
 
     def forward(self, source: Tensor, written: Tensor) -> Tensor:
-        """Logits of the next token at each written position."""
+        """Return the logits of the next token at each written position, [batch, sequence, vocabulary]."""
         memory = self.encoder(self.shared(source))
         out: Tensor = self.lm_head(self.decoder(self.shared(written), memory) * self.width**-0.5)
         return out
 
     def _initialise(self, size: int) -> None:
-        """Normal; each matrix's deviation keeps its results at about one, q's those of attention too."""
+        """Draw weights from normal distributions whose deviations keep each matrix's results at about one.
+
+        The deviation of q is smaller by sqrt(size), so that the attention scores, which are not scaled, are about one
+        too.
+        """
         for name, parameter in self.named_parameters():
             if name == "shared.weight":
                 nn.init.normal_(parameter)
@@ -226,7 +239,7 @@ class T5(nn.Module):
 
 
 def t5(*, name: str, sequence: int, vocabulary: int = 32128, **sizes: int) -> BuiltModel:
-    """A T5 that rewrites one sequence into another of equal length."""
+    """Build a T5 that rewrites one sequence into another of equal length."""
     module = T5(vocabulary=vocabulary, **sizes)
     draw = partial(token_pairs, vocabulary=vocabulary, sequence=sequence)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)

@@ -22,7 +22,7 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, features] -> [batch, classes]."""
+        """Return the logits of vectors [batch, features], [batch, classes]."""
         for layer in self.layers[:-1]:
             x = layer(x).relu()
         out: Tensor = self.layers[-1](x)
@@ -30,7 +30,7 @@ class MLP(nn.Module):
 
 
 class ConvolutionNorm(nn.Sequential):
-    """A 3 × 3 convolution, batch norm, ReLU; `stride` 2 halves the image."""
+    """A 3 × 3 convolution, batch norm and ReLU; `stride` 2 halves the image."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
@@ -38,7 +38,7 @@ class ConvolutionNorm(nn.Sequential):
 
 
 class CNN(nn.Module):
-    """Convolutions with batch norm, the mean over the image, one linear layer."""
+    """Convolutions with batch norm, the mean over the image, and one linear layer."""
 
     def __init__(self, *, channels: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -47,20 +47,20 @@ class CNN(nn.Module):
         self.classifier = nn.Linear(channels[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, 3, height, width] -> [batch, classes]."""
+        """Return the logits of images [batch, 3, height, width], [batch, classes]."""
         out: Tensor = self.classifier(self.features(x).mean(dim=(2, 3)))
         return out
 
 
 def mlp(*, name: str, sequence: None, features: int, width: int, layers: int, classes: int = 10) -> BuiltModel:
-    """An MLP that classifies vectors."""
+    """Build an MLP that classifies vectors."""
     module = MLP(features=features, width=width, layers=layers, classes=classes)
     draw = partial(vectors, features=features, classes=classes)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)
 
 
 def cnn(*, name: str, sequence: None, size: int, channels: tuple[int, ...], classes: int = 10) -> BuiltModel:
-    """A CNN that classifies small images."""
+    """Build a CNN that classifies small images."""
     module = CNN(channels=channels, classes=classes)
     draw = partial(images, size=size, classes=classes)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)

@@ -1,4 +1,4 @@
-"""The first transformer: an encoder-decoder for translation, norms after each part. Vaswani et al. 2017.
+"""The first transformer: an encoder-decoder for translation, with a norm after each part. Vaswani et al. 2017.
 
 The base model has 63,045,632 parameters with the paper's 37,000 shared tokens (the paper says 65 million).
 """
@@ -29,7 +29,10 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor, memory: Tensor, *, causal: bool = False) -> Tensor:
-        """[batch, sequence, width], [batch, other sequence, width] -> [batch, sequence, width]."""
+        """Return the attended values, [batch, sequence, width].
+
+        x is [batch, sequence, width], the memory that it attends to [batch, other sequence, width].
+        """
         batch, sequence, width = x.shape
         q, k, v = (
             projection(source).view(batch, source.shape[1], self.heads, width // self.heads).transpose(1, 2)
@@ -48,7 +51,7 @@ class MLP(nn.Sequential):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and MLP; each is added to its input, then normed."""
+    """Self-attention and an MLP; the result of each is added to its input, then normed."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__()
@@ -57,21 +60,21 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the layer, [batch, sequence, width] like the input."""
         x = self.attention_norm(x + self.dropout(self.attention(x, x)))
         out: Tensor = self.mlp_norm(x + self.dropout(self.mlp(x)))
         return out
 
 
 class DecoderLayer(EncoderLayer):
-    """Causal self-attention, attention to the encoder's result, MLP; each is added to its input, then normed."""
+    """Causal self-attention, attention to the encoder's result, and an MLP; each is added to its input, then normed."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__(width, heads, inner, dropout)
         self.cross, self.cross_norm = Attention(width, heads), nn.LayerNorm(width)
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:  # type: ignore[override]
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the layer, [batch, sequence, width] like the input."""
         x = self.attention_norm(x + self.dropout(self.attention(x, x, causal=True)))
         x = self.cross_norm(x + self.dropout(self.cross(x, memory)))
         out: Tensor = self.mlp_norm(x + self.dropout(self.mlp(x)))
@@ -79,16 +82,16 @@ class DecoderLayer(EncoderLayer):
 
 
 def waves(sequence: int, width: int, device: torch.device) -> Tensor:
-    """Sinusoidal positions [sequence, width]: sin(t / 10000^(2i / width)) at 2i, the cosine at 2i + 1."""
+    """Return sinusoidal positions [sequence, width]: sin(t / 10000^(2i / width)) at 2i, the cosine at 2i + 1."""
     exponents = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     angles = torch.outer(torch.arange(sequence, device=device, dtype=torch.float32), 10000.0**-exponents)
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)
 
 
 class Transformer(nn.Module):
-    """Tokens to read, tokens written so far (both [batch, sequence]) -> logits [batch, sequence, vocabulary].
+    """Maps tokens to read and tokens written so far (both [batch, sequence]) to logits [batch, sequence, vocabulary].
 
-    `shared`: one table embeds both and is the head; else each has its own.
+    With `shared`, one table embeds both sequences and is the head; without it, each has its own.
     """
 
     def __init__(
@@ -115,7 +118,7 @@ class Transformer(nn.Module):
         self._initialise()
 
     def forward(self, source: Tensor, written: Tensor) -> Tensor:
-        """Logits of the next token at each written position."""
+        """Return the logits of the next token at each written position, [batch, sequence, vocabulary]."""
         memory = self._embed(self.source, source)
         for layer in self.encoder:
             memory = layer(memory)
@@ -131,7 +134,7 @@ class Transformer(nn.Module):
         return out
 
     def _initialise(self) -> None:
-        """Tables normal with deviation 1 / sqrt(width), other matrices by Glorot's rule, biases zero."""
+        """Draw tables with deviation 1 / sqrt(width) and other matrices by Glorot's rule, and set biases to zero."""
         for name, parameter in self.named_parameters():
             if name in ("source.weight", "target.weight", "head.weight"):
                 nn.init.normal_(parameter, std=self.width**-0.5)
@@ -142,7 +145,7 @@ class Transformer(nn.Module):
 
 
 def transformer(*, name: str, sequence: int, vocabulary: int, shared: bool = True, **sizes: int) -> BuiltModel:
-    """A transformer that translates a sequence into another of equal length."""
+    """Build a transformer that translates a sequence into another of equal length."""
     module = Transformer(vocabulary=vocabulary, shared=shared, **sizes)
     draw = partial(token_pairs, vocabulary=vocabulary, sequence=sequence)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)

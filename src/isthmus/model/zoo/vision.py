@@ -1,7 +1,7 @@
 """VGG-19, ResNet-101 and Wide ResNet-101-2 for 224 × 224 images of 1000 classes.
 
-Simonyan and Zisserman 2015; He et al. 2016, with the stride on the 3 × 3 convolution as everybody trains it today;
-Zagoruyko and Komodakis 2016: the 3 × 3 convolutions are twice as wide.
+VGG is that of Simonyan and Zisserman 2015. ResNet is that of He et al. 2016, with the stride on the 3 × 3 convolution,
+as is usual today. Wide ResNet is that of Zagoruyko and Komodakis 2016: its 3 × 3 convolutions are twice as wide.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ class VGG(nn.Module):
         _initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, 3, height, width] -> [batch, classes]."""
+        """Return the logits of images [batch, 3, height, width], [batch, classes]."""
         out: Tensor = self.classifier(self.avgpool(self.features(x)).flatten(1))
         return out
 
 
 def _convolutions(runs: tuple[int, ...]) -> list[nn.Module]:
-    """`runs` counts the convolutions of each run; the runs have 64, 128, 256, 512, 512 channels."""
+    """Return the layers of the runs; `runs` counts the convolutions of each.
+
+    They have 64, 128, 256, 512 and 512 channels.
+    """
     layers: list[nn.Module] = []
     inputs = 3
     for count, outputs in zip(runs, (64, 128, 256, 512, 512), strict=True):
@@ -74,14 +77,14 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, inputs, height, width] -> [batch, outputs, height / stride, width / stride]."""
+        """Return the result for x [batch, inputs, height, width], [batch, outputs, height / stride, width / stride]."""
         y = F.relu(self.bn1(self.conv1(x)))
         y = F.relu(self.bn2(self.conv2(y)))
         return F.relu(self.bn3(self.conv3(y)) + self.downsample(x))
 
 
 class ResNet(nn.Module):
-    """A wide first convolution, four runs of bottlenecks, one linear layer."""
+    """A wide first convolution, four runs of bottlenecks, and one linear layer."""
 
     def __init__(self, *, bottlenecks: tuple[int, int, int, int], classes: int, widening: int = 1) -> None:
         super().__init__()
@@ -97,7 +100,7 @@ class ResNet(nn.Module):
         _initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, 3, height, width] -> [batch, classes]."""
+        """Return the logits of images [batch, 3, height, width], [batch, classes]."""
         x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         out: Tensor = self.fc(self.avgpool(x).flatten(1))
@@ -110,21 +113,21 @@ def _bottlenecks(inputs: int, inner: int, outputs: int, count: int, *, stride: i
 
 
 def _initialise(model: nn.Module) -> None:
-    """Convolutions by He's rule, by their outputs; the rest as torch does."""
+    """Initialise convolutions by He's rule, from their number of outputs; the rest stays as torch initialises it."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def vgg(*, name: str, sequence: None, convolutions: tuple[int, ...], dropout: float = 0.5) -> BuiltModel:
-    """A VGG that classifies images."""
+    """Build a VGG that classifies images."""
     module = VGG(convolutions=convolutions, width=4096, classes=_CLASSES, dropout=dropout)
     draw = partial(images, size=_SIZE, classes=_CLASSES)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)
 
 
 def resnet(*, name: str, sequence: None, bottlenecks: tuple[int, int, int, int], widening: int = 1) -> BuiltModel:
-    """A ResNet that classifies images."""
+    """Build a ResNet that classifies images."""
     module = ResNet(bottlenecks=bottlenecks, classes=_CLASSES, widening=widening)
     draw = partial(images, size=_SIZE, classes=_CLASSES)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)

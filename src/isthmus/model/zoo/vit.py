@@ -1,7 +1,7 @@
 """Vision Transformer: an encoder over the patches of an image. Dosovitskiy et al. 2021.
 
 ViT-L/16 for 224 × 224 images and 1000 classes has 304,326,632 parameters. Dropout is 0.1, as in the paper's training on
-ImageNet: after the embedding and after every linear layer but the queries, keys and values.
+ImageNet: after the embedding and after every linear layer except the queries, keys and values.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Patches(nn.Module):
         self.projection = nn.Conv2d(3, width, patch, stride=patch)
 
     def forward(self, image: Tensor) -> Tensor:
-        """[batch, 3, height, width] -> [batch, patches, width]."""
+        """Return the projected patches of images [batch, 3, height, width], [batch, patches, width]."""
         out: Tensor = self.projection(image).flatten(2).transpose(1, 2)
         return out
 
 
 class VitEmbeddings(nn.Module):
-    """A trained token in front of the patches, and a trained position for each."""
+    """A trained token in front of the patches, and a trained position for each of them."""
 
     def __init__(self, width: int, size: int, patch: int, dropout: float) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class VitEmbeddings(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, image: Tensor) -> Tensor:
-        """[batch, 3, height, width] -> [batch, 1 + patches, width]."""
+        """Return the embeddings of images [batch, 3, height, width], [batch, 1 + patches, width]."""
         patches = self.patch_embeddings(image)
         first = self.cls_token.expand(patches.shape[0], -1, -1)
         out: Tensor = self.dropout(torch.cat((first, patches), dim=1) + self.position_embeddings)
@@ -52,7 +52,7 @@ class VitEmbeddings(nn.Module):
 
 
 class VitAttention(nn.Module):
-    """Every position attends to every other."""
+    """Self-attention in which every position attends to every other."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class VitAttention(nn.Module):
         self.o_proj = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, positions, width] -> the same."""
+        """Return the attended values, [batch, positions, width] like the input."""
         batch, positions, width = x.shape
         q, k, v = (
             projection(x).view(batch, positions, self.heads, width // self.heads).transpose(1, 2)
@@ -75,7 +75,7 @@ class VitAttention(nn.Module):
 
 
 class VitMLP(nn.Module):
-    """Two linear layers with GELU between them, four times as wide inside."""
+    """Two linear layers with GELU between them; the inner width is four times the outer."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
@@ -84,13 +84,13 @@ class VitMLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, positions, width] -> the same."""
+        """Return the result of the MLP, [batch, positions, width] like the input."""
         out: Tensor = self.fc2(self.dropout(F.gelu(self.fc1(x))))
         return out
 
 
 class VitLayer(nn.Module):
-    """Attention and MLP, each after a layer norm and added to its input."""
+    """Attention and an MLP, each after a layer norm and added to its input."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -101,14 +101,14 @@ class VitLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, positions, width] -> the same."""
+        """Return the result of the layer, [batch, positions, width] like the input."""
         x = x + self.dropout(self.attention(self.layernorm_before(x)))
         out: Tensor = x + self.dropout(self.mlp(self.layernorm_after(x)))
         return out
 
 
 class VitTrunk(nn.Module):
-    """Embeddings, layers, last norm."""
+    """The embeddings, the layers and the last norm."""
 
     def __init__(self, embeddings: VitEmbeddings, layers: list[VitLayer], width: int) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class VitTrunk(nn.Module):
         self.layernorm = nn.LayerNorm(width, eps=_EPSILON)
 
     def forward(self, image: Tensor) -> Tensor:
-        """[batch, 3, height, width] -> [batch, 1 + patches, width]."""
+        """Return the hidden states of images [batch, 3, height, width], [batch, 1 + patches, width]."""
         x: Tensor = self.embeddings(image)
         for layer in self.layers:
             x = layer(x)
@@ -126,7 +126,7 @@ class VitTrunk(nn.Module):
 
 
 class ViT(nn.Module):
-    """Images [batch, 3, size, size] -> logits [batch, classes], read off the token in front."""
+    """Maps images [batch, 3, size, size] to logits [batch, classes], which are computed from the token in front."""
 
     def __init__(
         self, *, layers: int, width: int, heads: int, size: int, patch: int, classes: int, dropout: float = 0.1
@@ -142,13 +142,13 @@ class ViT(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Logits of the classes."""
+        """Return the logits of the classes, [batch, classes]."""
         out: Tensor = self.classifier(self.vit(image)[:, 0])
         return out
 
 
 def vit(*, name: str, sequence: None, size: int, classes: int = 1000, **sizes: int) -> BuiltModel:
-    """A Vision Transformer that classifies images."""
+    """Build a Vision Transformer that classifies images."""
     module = ViT(size=size, classes=classes, **sizes)
     draw = partial(images, size=size, classes=classes)
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)

@@ -1,7 +1,7 @@
-"""XLNet: a bidirectional encoder whose attention knows distances, not positions. Yang et al. 2019.
+"""XLNet: a bidirectional encoder whose attention uses distances in place of positions. Yang et al. 2019.
 
-This is the content stream, the one that fine-tuning uses. Pre-training by permutation adds a second, query stream over
-the same weights, with one more vector (`mask_emb`); it is not here, nor is the memory of earlier segments. The two
+This is the content stream, which fine-tuning uses. Pre-training by permutation adds a second, query stream over the
+same weights, with one more vector (`mask_emb`); it is left out, and so is the memory of earlier segments. The two
 halves of a sequence are its two segments.
 """
 
@@ -23,7 +23,7 @@ _MASK_TOKEN = 6  # <mask> in the published vocabulary
 
 
 def distances(sequence: int, width: int, like: Tensor) -> Tensor:
-    """[2 sequence, width]: sines, then cosines, of the distances sequence, sequence - 1, …, 1 - sequence."""
+    """Return sines, then cosines, of the distances sequence, sequence - 1, …, 1 - sequence, as [2 sequence, width]."""
     exponents = torch.arange(0, width, 2, device=like.device, dtype=torch.float32) / width
     steps = torch.arange(sequence, -sequence, -1, device=like.device, dtype=torch.float32)
     angles = torch.outer(steps, 10000.0**-exponents)
@@ -31,16 +31,21 @@ def distances(sequence: int, width: int, like: Tensor) -> Tensor:
 
 
 def shift(scores: Tensor) -> Tensor:
-    """[…, i, sequence - d] by distance d -> [batch, heads, i, j] by key j = i - d: row i moves left by sequence - i."""
+    """Return scores by key j = i - d, [batch, heads, i, j], from scores by distance d, [batch, heads, i, sequence - d].
+
+    Row i moves left by sequence - i.
+    """
     batch, heads, sequence, count = scores.shape
     turned = scores.reshape(batch, heads, count, sequence)[:, :, 1:]
     return turned.reshape(batch, heads, sequence, count - 1)[..., :sequence]
 
 
 class XLNetAttention(nn.Module):
-    """Scores of query q_i and key k_j, all over sqrt(size):
+    """Self-attention that scores query q_i and key k_j, all over sqrt(size), as
 
-    (q_i + u) k_j + (q_i + v) r_(i-j) + (q_i + w) s_(same segment or not), with r projected from sines of the distance.
+        (q_i + u) k_j + (q_i + v) r_(i-j) + (q_i + w) s_(same segment or not),
+
+    with r projected from sines of the distance.
     """
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
@@ -59,14 +64,14 @@ class XLNetAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same: norm(x + attention)."""
+        """Return norm(x + attention), [batch, sequence, width] like the input."""
         scores = self._scores(x) * self.size**-0.5
         y = self.dropout(scores.softmax(dim=-1)) @ self._by_head(self.v(x))
         out: Tensor = self.layer_norm(x + self.dropout(self.o(y.transpose(1, 2).reshape(x.shape))))
         return out
 
     def _scores(self, x: Tensor) -> Tensor:
-        """[batch, heads, sequence, sequence]."""
+        """Return the scores before scaling, [batch, heads, sequence, sequence]."""
         sequence, width = x.shape[1:]
         q, k = self._by_head(self.q(x)), self._by_head(self.k(x))
         r = self.r(distances(sequence, width, x)).view(-1, self.heads, self.size).permute(1, 2, 0)
@@ -81,7 +86,7 @@ class XLNetAttention(nn.Module):
 
 
 class XLNetMLP(nn.Module):
-    """norm(x + two linear layers with GELU between them)."""
+    """The MLP part of a layer: norm(x + two linear layers with GELU between them)."""
 
     def __init__(self, width: int, inner: int, dropout: float) -> None:
         super().__init__()
@@ -91,14 +96,14 @@ class XLNetMLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the part, [batch, sequence, width] like the input."""
         y = self.layer_2(self.dropout(F.gelu(self.layer_1(x))))
         out: Tensor = self.layer_norm(x + self.dropout(y))
         return out
 
 
 class XLNetLayer(nn.Module):
-    """Attention, then MLP."""
+    """Attention, then the MLP."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
         super().__init__()
@@ -106,13 +111,13 @@ class XLNetLayer(nn.Module):
         self.ff = XLNetMLP(width, inner, dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, width] -> the same."""
+        """Return the result of the layer, [batch, sequence, width] like the input."""
         out: Tensor = self.ff(self.rel_attn(x))
         return out
 
 
 class XLNetTrunk(nn.Module):
-    """Embedding and layers."""
+    """The embedding and the layers."""
 
     def __init__(self, vocabulary: int, layers: list[XLNetLayer], width: int, dropout: float) -> None:
         super().__init__()
@@ -121,7 +126,7 @@ class XLNetTrunk(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[batch, sequence] -> [batch, sequence, width]."""
+        """Return the hidden states of token numbers [batch, sequence], [batch, sequence, width]."""
         x: Tensor = self.dropout(self.word_embedding(tokens))
         for layer in self.layer:
             x = layer(x)
@@ -130,7 +135,7 @@ class XLNetTrunk(nn.Module):
 
 
 class XLNet(nn.Module):
-    """Token numbers [batch, sequence] -> logits [batch, sequence, vocabulary]; the head shares the embedding."""
+    """Maps token numbers [batch, sequence] to logits [batch, sequence, vocabulary]; the head shares the embedding."""
 
     def __init__(
         self, *, layers: int, width: int, heads: int, inner: int, vocabulary: int, dropout: float = 0.1
@@ -147,13 +152,13 @@ class XLNet(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the token at each position."""
+        """Return the logits of the token at each position, [batch, sequence, vocabulary]."""
         out: Tensor = self.lm_loss(self.transformer(tokens))
         return out
 
 
 def xlnet(*, name: str, sequence: int, vocabulary: int = 32000, **sizes: int) -> BuiltModel:
-    """An XLNet with masked-token prediction, in place of prediction by permutation."""
+    """Build an XLNet with masked-token prediction, in place of prediction by permutation."""
     module = XLNet(vocabulary=vocabulary, **sizes)
     draw = partial(masked_tokens, vocabulary=vocabulary, sequence=sequence, mask=min(_MASK_TOKEN, vocabulary - 1))
     return BuiltModel(name=name, module=module, sequence=sequence, draw=draw, loss=cross_entropy)

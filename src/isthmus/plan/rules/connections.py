@@ -1,12 +1,12 @@
 """The rule that messages can pass: every pair of hosts that must talk has a link, or a relay that the plan names.
 
-Who must talk: replicas of stages joined by a tensor whose samples meet (activations one way, gradients the other);
-replicas of a stage that adds up batch statistics, all with each other; and the participants of each sync: neighbours in
-the ring; for `tree` those of one region among each other and the first of each region in a ring; for `factors` all with
-each other; for `server` each with the root; all with each other where all state is sharded, since weights are fetched
-from whoever has them. All workers of a job, those that only relay too, talk with the one that adds up what all must
-know, the first that computes losses. The devices of a tensor group need more (rule `tensor-group`), those of a pool
-nothing: they are on one host.
+These must talk: replicas of stages that are joined by a tensor, if their samples overlap (activations go one way,
+gradients the other); the replicas of a stage that adds up batch statistics, all with each other; and the participants
+of each sync. In a `ring` sync neighbours talk; in a `tree` those of one region with each other, and the first of each
+region in a ring; with `factors` all with each other; with a `server` each with the root. Where all state is sharded
+they all talk with each other, since each fetches weights from all the others. All workers of a job, including those
+that only relay, talk with the worker that adds up what all must know, which is the first that computes losses. The
+devices of a tensor group need more (rule `tensor-group`), and those of a pool need nothing, since they are on one host.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Pair = tuple[int, int]
 
 
 def check_reach(resolved: Resolved, cluster: Cluster) -> None:
-    """Every relay works, and every pair that must talk can."""
+    """Refuse relays that do not work, and pairs of hosts that must talk and cannot."""
     relayed = _relayed(resolved.plan.via, cluster)
     for pair, where in apart(resolved, cluster):
         if pair not in relayed:
             raise PlanError(
                 "reachable",
-                "two hosts must talk and cannot",
+                "two hosts must talk but have no route",
                 where=where,
                 found=f"no link between {pair[0]} and {pair[1]}",
                 expected="a link, or a relay in the plan",
@@ -40,7 +40,7 @@ def check_reach(resolved: Resolved, cluster: Cluster) -> None:
 
 
 def apart(resolved: Resolved, cluster: Cluster) -> Iterator[tuple[tuple[str, str], str]]:
-    """Every pair of hosts that must talk and has no link, once, and where in the plan that is said."""
+    """Yield every pair of hosts that must talk and has no link, once, with the place in the plan that asks for it."""
     asked: set[tuple[str, str]] = set()
     talks = (((resolved.devices[a].host, resolved.devices[b].host), where) for a, b, where in _talks(resolved, cluster))
     for pair, where in chain(talks, _relay_pairs(resolved)):
@@ -81,9 +81,9 @@ def _no_hop(hop: tuple[str, str], cluster: Cluster) -> bool:
 
 
 def _talks(resolved: Resolved, cluster: Cluster) -> Iterator[tuple[int, int, str]]:
-    """Pairs of devices that exchange messages, and where in the plan that is said.
+    """Yield the pairs of devices that exchange messages, with the place in the plan that asks for it.
 
-    Where all are to talk with all, those of linked regions are left out: they can.
+    Where all devices must talk with all, the pairs of linked regions are left out, because they can.
     """
     linked = {pair for link in cluster.links for pair in (link.between, link.between[::-1])}
     for part in resolved.pipelines:
@@ -124,7 +124,7 @@ def _mixing_pairs(part: ResolvedPipeline, resolved: Resolved, linked: set[tuple[
 
 
 def _relay_pairs(resolved: Resolved) -> Iterator[tuple[tuple[str, str], str]]:
-    """Hosts that pass something on, each with that of the leader."""
+    """Yield each host that relays messages, paired with the leader's host."""
     for part in resolved.pipelines:
         hosts = {resolved.devices[device].host for pair in _total_pairs(part) for device in pair}
         leader = resolved.devices[part.stages[-1].replicas[0].devices[0]].host
@@ -179,7 +179,7 @@ def _sync_pairs(
 
 
 def _all_pairs(groups: Iterable[tuple[int, ...]], resolved: Resolved, linked: set[tuple[str, str]]) -> Iterator[Pair]:
-    """Devices of all pairs of groups, but those that their regions' link joins."""
+    """Yield the pairs of devices of different groups, without the pairs whose regions have a link."""
     by_region: dict[str, list[int]] = {}
     for group in groups:
         for device in group:
@@ -190,7 +190,7 @@ def _all_pairs(groups: Iterable[tuple[int, ...]], resolved: Resolved, linked: se
 
 
 def _groups(part: ResolvedPipeline, run: ResolvedSync) -> dict[int, tuple[int, ...]]:
-    """All devices of each participant."""
+    """Return all devices of each participant, by its first device."""
     return {
         replica.devices[0]: replica.devices
         for holder in part.holders[run.parameters[0]]

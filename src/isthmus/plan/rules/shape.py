@@ -15,30 +15,26 @@ from isthmus.plan.types import Pipeline, Plan, Pool, Stage, Sync
 __all__ = ["MOST_MESSAGES", "check_shape"]
 
 
-MOST_OPERATIONS = 5_000_000  # forwards of one step that the simulator takes on
-MOST_MESSAGES = 20_000_000  # that one device sends in the syncs of one step
+MOST_OPERATIONS = 5_000_000  # forwards of one step that the simulator accepts
+MOST_MESSAGES = 20_000_000  # messages that one device sends in the syncs of one step
 MOST_SEGMENTS = 1024
 MOST_AHEAD = 1_000_000  # micro-batches
 
 
 def check_shape(plan: Plan) -> None:
-    """Numbers in range, names unique, shares that make up the micro-batch, jobs as a job file may have them."""
+    """Refuse numbers out of range, names used twice, shares that do not make up the micro-batch, and unsound jobs."""
     if not plan.parts:
         raise PlanError(
             "parts", "the plan trains nothing", where="plan", found="no parts", expected="a pipeline or a pool"
         )
-    _unique("unique-jobs", "job", (job.name for part in plan.parts for job in _jobs(part)), "plan")
+    _unique("unique-jobs", "job", (job.name for job in plan.jobs), "plan")
+    for job in plan.jobs:
+        _check_job(job)
     for part in plan.parts:
-        for job in _jobs(part):
-            _check_job(job)
         if isinstance(part, Pipeline):
             _check_pipeline(part)
         else:
             _check_pool(part)
-
-
-def _jobs(part: Pipeline | Pool) -> tuple[Job, ...]:
-    return (part.job,) if isinstance(part, Pipeline) else tuple(job.job for job in part.jobs)
 
 
 def _check_job(job: Job) -> None:
@@ -63,7 +59,7 @@ def _check_pipeline(pipeline: Pipeline) -> None:
     _check_batch(pipeline, where)
     if not 0 <= pipeline.ahead <= MOST_AHEAD:
         expected = f"0 to {MOST_AHEAD:,}"
-        raise PlanError("ahead", "ahead cannot be", where=where, found=str(pipeline.ahead), expected=expected)
+        raise PlanError("ahead", "ahead is out of range", where=where, found=str(pipeline.ahead), expected=expected)
     micro_batch = pipeline.job.batch // pipeline.micro_batches
     for stage in pipeline.stages:
         at = f"{where}, stage {stage.first} .. {stage.last}"
@@ -91,7 +87,7 @@ def _check_batch(pipeline: Pipeline, where: str) -> None:
 
 
 def _check_size(pipeline: Pipeline, where: str) -> None:
-    """A step has of each no more than a plan that somebody means can have."""
+    """Refuse a pipeline whose step has more operations or messages than any sensible plan."""
     slices = sum(replica.slices for stage in pipeline.stages for replica in stage.replicas)
     messages = sum(len(sync.participants) * sync.segments for sync in pipeline.syncs)
     for what, count, most in (
@@ -108,7 +104,7 @@ def _check_replicas(stage: Stage, where: str) -> None:
     if not stage.replicas or not all(replica.devices for replica in stage.replicas):
         raise PlanError(
             "replicas",
-            "nobody computes the stage" if not stage.replicas else "a replica has no device",
+            "no replica computes the stage" if not stage.replicas else "a replica has no device",
             where=where,
             found="no replica" if not stage.replicas else "an empty replica",
             expected="one replica or more, each with one device or more",
@@ -118,7 +114,7 @@ def _check_replicas(stage: Stage, where: str) -> None:
     if twice is not None:
         raise PlanError(
             "device-once-per-stage",
-            "a device stands twice in one stage",
+            "a device is listed twice in one stage",
             where=where,
             found=twice,
             expected="each device in one replica, once",
@@ -148,7 +144,7 @@ def _check_shares(stage: Stage, micro_batch: int, where: str) -> None:
 
 
 def _check_mask(job: Job, kept: float | None, where: str) -> None:
-    """A mask keeps what the job's sparsity leaves, and there is one if, and only if, that is less than all."""
+    """Refuse a mask that does not keep what the job's sparsity leaves; without sparsity there is no mask."""
     wanted = 1.0 - job.sparsity if job.sparsity else None
     if kept is None and wanted is None:
         return
@@ -166,7 +162,7 @@ def _check_sync(sync: Sync, where: str) -> None:
     if not 1 <= sync.segments <= MOST_SEGMENTS:
         raise PlanError(
             "segments",
-            "so many segments cannot be sent",
+            "the number of segments is out of range",
             where=where,
             found=str(sync.segments),
             expected=f"1 to {MOST_SEGMENTS}",

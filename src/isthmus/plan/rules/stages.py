@@ -18,7 +18,10 @@ __all__ = ["check_one_job", "check_pool", "check_stages", "placed_blocks"]
 
 
 def check_one_job(resolved: Resolved) -> None:
-    """Every device works for at most one part of the plan; a sync's root does, whether or not it holds a stage."""
+    """Refuse a device that works for two parts of the plan.
+
+    The root of a sync works for its part, whether or not it holds a stage.
+    """
     owner: dict[int, str] = {}
     for part in resolved.parts:
         if isinstance(part, ResolvedPipeline):
@@ -40,7 +43,7 @@ def check_one_job(resolved: Resolved) -> None:
 
 
 def check_stages(part: ResolvedPipeline, resolved: Resolved, cluster: Cluster) -> None:
-    """Stages cover the model; tensor groups, precision and placement suit the devices."""
+    """Refuse stages that do not cover the model, and groups, precision or placement that do not suit the devices."""
     job, graph = part.pipeline.job, part.graph
     where = f"pipeline {job.name}"
     ranges = [(stage.first, stage.last) for stage in part.stages]
@@ -57,7 +60,7 @@ def check_stages(part: ResolvedPipeline, resolved: Resolved, cluster: Cluster) -
 
 
 def check_pool(part: ResolvedPool, resolved: Resolved, cluster: Cluster) -> None:
-    """Shards cover each model; caps fit the devices, which are of one host and suit every job of the pool."""
+    """Refuse a pool whose shards do not cover each model, or whose caps, hosts or devices do not suit its jobs."""
     _check_one_host(part, resolved)
     _check_caps(part, resolved, cluster)
     for job, graph, shards in zip(part.pool.jobs, part.graphs, part.shards, strict=True):
@@ -69,7 +72,7 @@ def check_pool(part: ResolvedPool, resolved: Resolved, cluster: Cluster) -> None
 
 
 def _check_cover(rule: str, things: str, ranges: Sequence[tuple[int, int]], graph: BlockGraph, where: str) -> None:
-    """Ranges follow each other: every block in exactly one, in the model's order."""
+    """Refuse ranges that do not have every block exactly once, in the model's order."""
     after = 0
     for first, last in ranges:
         if first != after or last < first:
@@ -95,7 +98,7 @@ def _name(graph: BlockGraph, block: int) -> str:
 
 
 def _check_one_group(part: ResolvedPipeline, resolved: Resolved, where: str) -> None:
-    """A device acts in one tensor group at most; only the first of a group may also be a replica of its own."""
+    """Refuse a device that acts in two tensor groups; only the first of a group may also be a replica by itself."""
     groups = {replica.devices for stage in part.stages for replica in stage.replicas}
     member: dict[int, tuple[int, ...]] = {}
     for group in sorted(groups, key=len, reverse=True):
@@ -104,7 +107,7 @@ def _check_one_group(part: ResolvedPipeline, resolved: Resolved, where: str) -> 
             if other != group and not (len(group) == 1 and other[0] == device):
                 raise PlanError(
                     "tensor-group",
-                    f"{resolved.devices[device].name} acts in two ways",
+                    f"{resolved.devices[device].name} is used in two ways",
                     where=where,
                     found=" and ".join(" + ".join(resolved.devices[d].name for d in g) for g in (other, group)),
                     expected="one tensor group for a device in all its stages; its first device may also stand alone",
@@ -119,7 +122,10 @@ def _check_group(
     cluster: Cluster,
     where: str,
 ) -> None:
-    """A tensor group: devices of one kind, direct links, something to split, heads that divide."""
+    """Refuse a tensor group that cannot work.
+
+    A group needs devices of one kind, direct links, something to split, and a size that divides the heads.
+    """
     size = len(replica.devices)
     if size == 1:
         return
@@ -148,7 +154,7 @@ def _check_group(
 
 
 def _check_sharded(stage: Stage, duplicate: bool, where: str) -> None:
-    """Sharded state needs replicas to shard over, each with its own samples, all of one size."""
+    """Refuse sharded state unless there are replicas of one size to shard over, each with its own samples."""
     if stage.state == "replicated":
         return
     sizes = {len(replica.devices) for replica in stage.replicas}
@@ -193,7 +199,7 @@ def _check_precision(
 
 
 def _check_place(part: ResolvedPipeline, resolved: Resolved, cluster: Cluster, where: str) -> None:
-    """Every replica that holds a placed block or parameter is in its place, with all its devices."""
+    """Refuse a replica that holds a placed block or parameter and has a device elsewhere."""
     for pattern, target, blocks in placed_blocks(part.pipeline.job, part.graph, cluster, where):
         stages = {part.stage_of[block] for block in blocks}
         devices = (
@@ -203,9 +209,9 @@ def _check_place(part: ResolvedPipeline, resolved: Resolved, cluster: Cluster, w
 
 
 def placed_blocks(job: Job, graph: BlockGraph, cluster: Cluster, where: str) -> list[tuple[str, str, list[int]]]:
-    """Each place that the job gives: its pattern, the region or host, and the blocks that must stay there.
+    """Return each place that the job gives: its pattern, the region or host, and the blocks that must stay there.
 
-    Those are the blocks that the pattern names, and every block that uses a parameter that it names.
+    These are the blocks that the pattern names, and every block that uses a parameter that the pattern names.
     """
     found = []
     for pattern, target in job.place.items():
@@ -230,7 +236,7 @@ def _check_target(pattern: str, target: str, cluster: Cluster, where: str) -> No
     if target not in cluster.hosts and target not in cluster.regions:
         raise PlanError(
             "place",
-            f"{pattern!r} is placed where the cluster has nothing",
+            f"{pattern!r} is placed in a region or on a host that the cluster lacks",
             where=where,
             found=target,
             expected=f"a host or a region: {', '.join(cluster.regions)}",
@@ -240,7 +246,7 @@ def _check_target(pattern: str, target: str, cluster: Cluster, where: str) -> No
 def _no_match(pattern: str, graph: BlockGraph, where: str) -> PlanError:
     return PlanError(
         "place",
-        "a place is given for nothing",
+        "a place matches nothing in the model",
         where=where,
         found=f"no block or parameter of {graph.name} like {pattern!r}",
         expected="a pattern that matches a block or a parameter",
@@ -261,7 +267,7 @@ def _check_there(pattern: str, target: str, devices: Iterable[int], resolved: Re
 
 
 def _check_one_host(part: ResolvedPool, resolved: Resolved) -> None:
-    """Shards move between the devices of a pool through the memory of their host."""
+    """Refuse a pool on several hosts, because shards move between its devices through the memory of their host."""
     hosts = list(dict.fromkeys(resolved.devices[device].host for device in part.devices))
     if len(hosts) > 1:
         raise PlanError(

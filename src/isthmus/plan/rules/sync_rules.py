@@ -1,4 +1,4 @@
-"""Rules of the syncs: a parameter that several replicas hold becomes equal on all of them, in a way that is exact."""
+"""Rules of the syncs: a parameter that several replicas hold is synchronised on all of them, in a way that is exact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_syncs"]
 
 
 def check_syncs(part: ResolvedPipeline, resolved: Resolved) -> None:
-    """Each shared parameter in exactly one sync, among exactly its holders, by a way that suits it."""
+    """Refuse syncs unless each shared parameter is in one, among exactly its holders, by a method that suits it."""
     where = f"pipeline {part.pipeline.job.name}"
     _check_once(part, where)
     uses = Counter(name for block in part.graph.blocks for name in block.parameters)
@@ -45,7 +45,10 @@ def check_syncs(part: ResolvedPipeline, resolved: Resolved) -> None:
 
 
 def _one_of_each(run: ResolvedSync, part: ResolvedPipeline) -> list[str]:
-    """A parameter for each set of holders (one object for all that share it): the rest would be checked alike."""
+    """Return one parameter for each set of holders, since the others would be checked alike.
+
+    Parameters with equal holders share one object.
+    """
     return list({id(part.holders.get(name)): name for name in reversed(run.parameters)}.values())
 
 
@@ -116,9 +119,9 @@ def _stages(name: str, part: ResolvedPipeline) -> list[int]:
 
 
 def _check_duplicate(name: str, run: ResolvedSync, part: ResolvedPipeline, where: str) -> None:
-    """`duplicate` is exact if, and only if, every participant computes every use of the parameter on all samples.
+    """Refuse `duplicate` unless every participant computes every use of the parameter on all samples; then demand it.
 
-    Where only some uses are duplicated no sum is exact: their gradient would count once for each duplicate.
+    If only some uses are duplicated no sum is exact, because their gradient would count once for each duplicate.
     """
     stages = [part.stages[index] for index in _stages(name, part)]
     everyone = set(run.participants)
@@ -130,7 +133,7 @@ def _check_duplicate(name: str, run: ResolvedSync, part: ResolvedPipeline, where
     if partly or whole != (run.how == "duplicate"):
         raise PlanError(
             "duplicate-iff",
-            f"{name} cannot be synced so",
+            f"{name} cannot be synced in this way",
             where=where,
             found=f"{run.how}, and {'all' if whole else 'not all'} participants compute all samples of every use",
             expected="the stages that use it duplicated on the same devices, or none" if partly else _duplicate(whole),
@@ -142,7 +145,7 @@ def _duplicate(whole: bool) -> str:
 
 
 def _check_sharded_ring(name: str, run: ResolvedSync, part: ResolvedPipeline, where: str) -> None:
-    """State sharded whole is reduced and gathered piece by piece around a ring of exactly its stage's replicas."""
+    """Refuse `sharded-all` state that is not reduced and gathered around a ring of exactly its stage's replicas."""
     stages = _stages(name, part)
     if all(part.pipeline.stages[index].state != "sharded-all" for index in stages):
         return
@@ -158,9 +161,9 @@ def _check_sharded_ring(name: str, run: ResolvedSync, part: ResolvedPipeline, wh
 
 
 def _check_factors(name: str, uses: int, part: ResolvedPipeline, where: str) -> None:
-    """The gradient must be one product of inputs and output gradients, of the same shape on every replica.
+    """Refuse `factors` unless the gradient is one product of inputs and output gradients, of one shape on all replicas.
 
-    Recomputed inputs are as good as saved ones: backward has them when the output gradient is there.
+    Recomputed inputs are as good as saved ones: the backward has them when the output gradient arrives.
     """
     parameter = part.graph.parameter[name]
     sizes = {len(part.replica(holder).devices) for holder in part.holders[name]}

@@ -12,7 +12,7 @@ from isthmus.cost.memory import moment_bytes
 from isthmus.cost.tables import ModelTable
 from isthmus.plan.ring import goes_whole
 from isthmus.plan.types import How, Pipeline, Plan, Replica, Schedule, Stage, Sync
-from isthmus.planners.layout.memory_fit import BUCKET, StageOptions
+from isthmus.planners.layout.layout_types import BUCKET, StageOptions
 from isthmus.planners.problem import Problem
 
 __all__ = [
@@ -46,7 +46,7 @@ def make_plan(
     ahead: int = 0,
     bucket: float = BUCKET,
 ) -> Plan:
-    """A plan of one pipeline with its syncs; where there is a mask, rings send kept values only.
+    """Return a plan of one pipeline with its syncs; where there is a mask, rings send kept values only.
 
     `bucket`: bytes of each sync at least. Where state is sharded whole, a bucket is also what is gathered at a time,
     and rings send all values.
@@ -70,7 +70,8 @@ def make_plan(
 def make_syncs(
     table: ModelTable, stages: Sequence[Stage], how: How, bucket: float = BUCKET, gathers: int = 0
 ) -> tuple[Sync, ...]:
-    """Buckets of so many bytes or more in every stage with several replicas, last blocks first; ties get their own.
+    """Return buckets of so many bytes or more for every stage with several replicas, last blocks first; tied weights
+    get their own.
 
     `gathers`: how often their weights are gathered and their gradients reduced; 0: they are reduced once.
     """
@@ -123,12 +124,14 @@ def _stage_syncs(
 
 
 def unit_bytes(total: float, bucket: float, gathers: int, replicas: int) -> float:
-    """Bytes of each sync at least, of `total` in all: as asked, or more where there would be too many messages."""
+    """Return the least bytes of each sync, of `total` in all: as asked,
+    or more where there would be too many messages.
+    """
     return max(bucket, total * _rounds(gathers) * replicas**2 / _MESSAGES)
 
 
 def build_stages(problem: Problem, firsts: Sequence[int], replicas: Members, way: StageOptions) -> list[Stage]:
-    """Stages that start at the given blocks, with (devices, share) replicas; masked where the job is pruned."""
+    """Build stages that start at the given blocks, with (devices, share) replicas; masked where the job is pruned."""
     names = [block.name for block in problem.graph.blocks]
     return [
         Stage(
@@ -149,14 +152,14 @@ def _rounds(gathers: int) -> int:
 
 
 def only_pipeline(plan: Plan) -> Pipeline:
-    """The one part of a plan, which must be a pipeline."""
+    """Return the one part of a plan, which must be a pipeline."""
     (part,) = plan.parts
     assert isinstance(part, Pipeline)
     return part
 
 
 def sync_messages(plan: Plan) -> int:
-    """Messages of all rings of a plan: a ring of n passes n - 1 parts from each of its n members to the next.
+    """Count the messages of all rings of a plan: a ring of n passes n - 1 parts from each of its n members to the next.
 
     Members of equal tensor groups have rings of their own.
     """
@@ -173,8 +176,8 @@ def sync_messages(plan: Plan) -> int:
 
 
 def more_slices(problem: Problem, plan: Plan, number: int) -> Plan | None:
-    """The plan with twice as many slices in a stage; None where they would be less than a sample, mix samples, or
-    gather weights anew.
+    """Return the plan with twice as many slices in a stage; None where they would be less than a sample, mix samples,
+    or gather weights anew.
     """
     pipeline = only_pipeline(plan)
     stage, at = pipeline.stages[number], problem.graph.by_name
@@ -187,7 +190,7 @@ def more_slices(problem: Problem, plan: Plan, number: int) -> Plan | None:
 
 
 class RingBound(NamedTuple):
-    """What a ring of gradients needs at least."""
+    """The least times of a ring of gradients."""
 
     sending: float  # seconds in which its slowest member passes on all that it has to
     travel: float  # seconds in which the last part goes around, to be summed up and to be spread
@@ -207,7 +210,7 @@ def least_ring(
     count = len(members)
     if count < 2 or (problem.profile is not None and problem.profile.collectives):
         return RingBound(0.0, 0.0)
-    cluster, slowest, latencies = problem.roads, float("inf"), list[float]()
+    cluster, slowest, latencies = problem.network, float("inf"), list[float]()
     for a, b in pairwise((*members, members[0])):
         host, other = cluster.host_of(a), cluster.host_of(b)
         if host.name == other.name:
@@ -224,7 +227,9 @@ def least_ring(
 
 
 def last_bucket(problem: Problem, first: int, end: int, rings: int = 1) -> float:
-    """Bytes of the bucket that is final last in a stage of blocks first .. end - 1: at least its lowest block's own."""
+    """Return the least bytes of the bucket that is final last in a stage of blocks first .. end - 1: those of its
+    lowest block.
+    """
     users = problem.table.users
     for block in problem.graph.blocks[first:end]:
         names = [name for name in block.parameters if len(users[name]) == 1]
@@ -235,7 +240,9 @@ def last_bucket(problem: Problem, first: int, end: int, rings: int = 1) -> float
 
 
 def least_update(problem: Problem, kind: str, elements: float) -> float:
-    """Seconds in which a device of this kind at least reads and writes what an update of so many elements takes."""
+    """Return the least seconds in which a device of this kind reads and writes what an update of so many elements
+    takes.
+    """
     moved = 12.0 + 2 * moment_bytes(problem.job.optimizer)
     rate = max(problem.table.update_bandwidth[kind], problem.cluster.kinds[kind].memory_bandwidth)
     return elements * (problem.kept or 1.0) * moved / rate

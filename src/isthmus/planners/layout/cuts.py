@@ -1,4 +1,4 @@
-"""How blocks are cut into stages."""
+"""Cuts of blocks into stages, and the seconds of pipelines that are cut."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.compiled import compiled
-from isthmus.planners.problem import Bools, Floats
+from isthmus.planners.problem import Bools, Floats, Problem
 
 __all__ = [
     "Parts",
     "balanced_cut",
     "best_cut",
+    "crossing_bytes",
     "even_limits",
     "least_time",
     "pipeline_seconds",
@@ -58,7 +59,7 @@ def best_cut(costs: Iterable[Floats]) -> list[int] | None:
 
 
 def balanced_cut(weights: Sequence[Floats], fits: Sequence[Bools] | None = None) -> list[int] | None:
-    """The cut whose slowest stage is as fast as can be: `weights[s][b]` is the time of block b on stage s.
+    """Return the cut whose slowest stage is as fast as can be: `weights[s][b]` is the time of block b on stage s.
 
     `fits[s][a, b]` says whether stage s can have blocks a .. b - 1; it can have any where nothing is said.
     """
@@ -72,7 +73,8 @@ def balanced_cut(weights: Sequence[Floats], fits: Sequence[Bools] | None = None)
 
 @compiled
 def _balanced(before: Floats, fits: Bools) -> npt.NDArray[np.int32]:
-    """`best_cut` for the seconds before each block on each stage, [stages, blocks + 1]; empty where none is possible.
+    """Find `best_cut` for the seconds before each block on each stage, [stages, blocks + 1]; empty where none is
+    possible.
 
     `fits` [stages or 1, blocks, blocks + 1].
     """
@@ -100,7 +102,7 @@ def _balanced(before: Floats, fits: Bools) -> npt.NDArray[np.int32]:
 
 
 def even_limits(row: Floats) -> Floats:
-    """The weight of the heaviest stage in the most even cut into 1, 2, ... stages, up to one a block."""
+    """Return the weight of the heaviest stage in the most even cut into 1, 2, ... stages, up to one a block."""
     sums, blocks = span_sums(row), len(row)
     best, limits = np.append(0.0, np.full(blocks, np.inf)), []
     cost = np.where(np.arange(blocks)[:, None] < np.arange(blocks + 1), sums, np.inf)
@@ -111,18 +113,18 @@ def even_limits(row: Floats) -> Floats:
 
 
 def span_sums(row: Floats) -> Floats:
-    """[a, b]: the sum over blocks a .. b - 1."""
+    """Return a matrix whose entry [a, b] is the sum over blocks a .. b - 1."""
     sums = np.concatenate(([0.0], np.cumsum(row)))
     return np.asarray(sums[None, :] - sums[:-1, None])
 
 
 def stage_sums(row: Floats, firsts: Sequence[int]) -> Floats:
-    """The sum over the blocks of each stage."""
+    """Return the sum over the blocks of each stage."""
     return np.asarray(np.add.reduceat(row, firsts))
 
 
 class Parts(NamedTuple):
-    """Of a cut pipeline: seconds and bytes of each stage, and of what passes between it and the next."""
+    """A cut pipeline: seconds and bytes of each stage, and of what passes between it and the next."""
 
     most: Floats  # of the slowest replica, both ways
     least: Floats  # of the quickest replica, both ways
@@ -213,5 +215,15 @@ def pipeline_seconds(most: Floats, least: Floats, hops: Floats, flights: Ints, m
 
 @compiled
 def pipelines_seconds(most: Floats, least: Floats, hops: Floats, flights: Ints, micro_batches: int) -> Floats:
-    """The same of many cuts, [cuts, stages]."""
+    """Return `pipeline_seconds` of many cuts, whose stages are given as [cuts, stages]."""
     return np.array([pipeline_seconds(most[i], least[i], hops[i], flights, micro_batches) for i in range(len(most))])
+
+
+def crossing_bytes(problem: Problem) -> Floats:
+    """Return the bytes a sample that cross the border before each block forwards; no more come back."""
+    table = problem.table.tensors
+    there = np.zeros(len(problem.graph.blocks) + 1)
+    for i, source in enumerate(table.source):
+        last = int(table.target[table.first[i] : table.first[i + 1]].max(initial=source))
+        there[source + 1 : last + 1] += table.per_sample[i]
+    return there

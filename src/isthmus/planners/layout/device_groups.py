@@ -1,4 +1,4 @@
-"""What a plan is put together from: bundles of devices, and the orders in which they may follow each other.
+"""Tensor groups, bundles of devices, and the orders in which bundles may follow each other.
 
 A *bundle* is one or more replicas (tensor groups, or single devices) that always stand in the same stage. On a small
 cluster every replica is a bundle of its own; on a large one the equal replicas of a host, or of several hosts, are
@@ -9,17 +9,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import permutations
+from itertools import combinations, groupby, permutations
 from math import ceil
-from typing import NamedTuple
 
+from isthmus.cluster.spec import Cluster
+from isthmus.planners.layout.layout_types import Bundle, Groups
 from isthmus.planners.problem import Problem
-from isthmus.planners.schemes.device_sets import best_link, tensor_groups
-from isthmus.planners.schemes.grid import divides_heads
 
-__all__ = ["Bundle", "Groups", "all_bundles", "bundle_of", "orders", "tensor_degrees"]
+__all__ = [
+    "all_bundles",
+    "best_link",
+    "bundle_of",
+    "divides_heads",
+    "largest_host",
+    "orders",
+    "tensor_degrees",
+    "tensor_groups",
+]
 
-Groups = tuple[tuple[str, ...], ...]
 
 MOST_BUNDLES = 24
 _ALL_ORDERS = 3  # regions: of more, only chains along the best links
@@ -27,31 +34,15 @@ _MOST_ORDERS = 8
 _RETURNING = 3  # of them, that are also tried coming back to where they began
 
 
-class Bundle(NamedTuple):
-    """Replicas that stand in the same stage: of one kind, on one host or on equal hosts of one region."""
-
-    groups: Groups
-    kind: str
-    host: str  # of the first
-    region: str
-    hosts: int
-    speed: float  # samples a second
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """All of them."""
-        return tuple(device for group in self.groups for device in group)
-
-
 def all_bundles(problem: Problem, degree: int = 1, most: int = MOST_BUNDLES) -> tuple[Bundle, ...]:
-    """All usable devices as bundles, host by host; equal ones are taken together as far as needed to have few."""
+    """Return all usable devices as bundles, host by host; equal ones are joined as far as needed to have few."""
     single = [bundle_of(problem, (group,)) for group in tensor_groups(problem, problem.usable, degree)]
     if len(single) <= most:
         return tuple(single)
     by_host: dict[tuple[str, str], list[Bundle]] = {}
     for bundle in single:
         by_host.setdefault((bundle.host, bundle.kind), []).append(bundle)
-    whole = [_joined(problem, members) for members in by_host.values()]
+    whole = [_one_bundle(problem, members) for members in by_host.values()]
     if len(whole) <= most:
         return tuple(whole)
     by_class: dict[tuple[str, str, int], list[Bundle]] = {}
@@ -61,12 +52,12 @@ def all_bundles(problem: Problem, degree: int = 1, most: int = MOST_BUNDLES) -> 
     bundles = []
     for members in by_class.values():
         size = ceil(len(members) / parts)
-        bundles += [_joined(problem, members[i : i + size]) for i in range(0, len(members), size)]
+        bundles += [_one_bundle(problem, members[i : i + size]) for i in range(0, len(members), size)]
     return tuple(bundles)
 
 
 def bundle_of(problem: Problem, groups: Groups) -> Bundle:
-    """Replicas as one bundle."""
+    """Return replicas as one bundle."""
     lead = groups[0][0]
     hosts = {problem.cluster.devices[group[0]].host for group in groups}
     kind, host = problem.cluster.devices[lead].kind, problem.cluster.host_of(lead)
@@ -74,19 +65,21 @@ def bundle_of(problem: Problem, groups: Groups) -> Bundle:
     return Bundle(groups, kind, host.name, host.region, len(hosts), speed)
 
 
-def _joined(problem: Problem, members: Sequence[Bundle]) -> Bundle:
+def _one_bundle(problem: Problem, members: Sequence[Bundle]) -> Bundle:
     return bundle_of(problem, tuple(group for bundle in members for group in bundle.groups))
 
 
 def tensor_degrees(problem: Problem) -> list[int]:
-    """Sizes of tensor groups that the heads and the hosts allow."""
+    """Return the sizes of tensor groups that the heads and the hosts allow."""
     usable = Counter(device.rpartition("/")[0] for device in problem.usable)  # of one kind on one host
     most = max(usable.values())
     return [1, *(degree for degree in range(2, most + 1) if divides_heads(problem, degree))]
 
 
 def orders(problem: Problem, bundles: Sequence[Bundle]) -> list[tuple[Bundle, ...]]:
-    """In which order stages may have the bundles: regions along good links, in each the fastest or roomiest first."""
+    """Return the orders in which stages may have the bundles: regions along good links, in each the fastest or those
+    with most memory first.
+    """
     regions = dict.fromkeys(bundle.region for bundle in bundles)
     memory = {bundle.kind: problem.cluster.kinds[bundle.kind].memory for bundle in bundles}
     within = [
@@ -107,7 +100,8 @@ def orders(problem: Problem, bundles: Sequence[Bundle]) -> list[tuple[Bundle, ..
 
 
 def _returning(found: Sequence[tuple[Bundle, ...]], regions: int) -> Iterator[tuple[Bundle, ...]]:
-    """Orders that come back to the first region (of one region: to the first host), at the end or after the next one.
+    """Yield orders that come back to the first region (of one region: to the first host), at the end or after the next
+    one.
 
     Weights that the first block and the last share are then synced inside it; where regions are several, places in
     between can be kept.
@@ -125,7 +119,9 @@ def _returning(found: Sequence[tuple[Bundle, ...]], regions: int) -> Iterator[tu
 
 
 def _chains(problem: Problem, regions: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Orders of regions: all or, of many, from each region always on to the one with the best link, both ways round."""
+    """Yield orders of regions: all or, of many, from each region always on to the one with the best link, both ways
+    round.
+    """
     if len(regions) <= _ALL_ORDERS:
         yield from permutations(regions)
         return
@@ -137,3 +133,42 @@ def _chains(problem: Problem, regions: tuple[str, ...]) -> Iterator[tuple[str, .
             left.remove(chain[-1])
         yield tuple(chain)
         yield tuple(chain[::-1])
+
+
+def tensor_groups(problem: Problem, devices: Sequence[str], degree: int) -> list[tuple[str, ...]]:
+    """Return groups of equal devices of one host, or of several hosts if none is large enough; a rest stays idle."""
+    cluster = problem.cluster
+    wide = degree > max(Counter(device.rpartition("/")[0] for device in devices).values())
+    groups: list[tuple[str, ...]] = []
+    for _, members in groupby(devices, key=lambda d: cluster.devices[d].kind if wide else d.rpartition("/")[0]):
+        row = list(members)
+        groups.extend(tuple(row[i : i + degree]) for i in range(0, len(row) - degree + 1, degree))
+    return [group for group in groups if _joined(problem, group)] if wide else groups
+
+
+def _joined(problem: Problem, group: Sequence[str]) -> bool:
+    """Return whether all hosts of a group can talk directly."""
+    hosts = dict.fromkeys(problem.cluster.devices[device].host for device in group)
+    return all(problem.cluster.link(a, b) is not None for a, b in combinations(hosts, 2))
+
+
+def divides_heads(problem: Problem, tp: int) -> bool:
+    """Return whether some block can be split, and every block that can be split can be split `tp` ways."""
+    heads = {block.tensor.heads for block in problem.graph.blocks if block.tensor is not None}
+    return bool(heads) and all(head % tp == 0 for head in heads)
+
+
+def largest_host(problem: Problem) -> int:
+    """Count the devices of one kind on the host that has most."""
+    return max(max(host.devices.values(), default=0) for host in problem.cluster.hosts.values())
+
+
+def best_link(cluster: Cluster, a: str, b: str) -> tuple[float, float] | None:
+    """Return the largest bandwidth and, as a negative number,
+    the least latency of links between hosts of two regions.
+    """
+    where = {name: host.region for name, host in cluster.hosts.items()}
+    links = [link for link in cluster.links if sorted(where.get(end, end) for end in link.between) == sorted((a, b))]
+    if not links:
+        return None
+    return max(float(link.bandwidth) for link in links), -min(float(link.latency) for link in links)

@@ -1,4 +1,4 @@
-"""How much memory a stage needs, whatever blocks it has: what lets a cut know which stages fit where.
+"""The memory that a stage needs with any blocks, so that a cut knows which stages fit where.
 
 For blocks a .. b - 1 on a replica of a stage, on each of its devices, in bytes (`cost.memory` says why):
 
@@ -17,31 +17,12 @@ from typing import NamedTuple
 import numpy as np
 
 from isthmus.cost.memory import state_bytes
-from isthmus.plan.types import Layout
+from isthmus.planners.layout.layout_types import Need, StageOptions
 from isthmus.planners.problem import Bools, Floats, Problem
 
-__all__ = ["BUCKET", "MemoryFit", "Need", "StageOptions"]
+__all__ = ["MemoryFit"]
 
 _MOST_FLIGHT = 1000.0  # micro-batches: as good as any number
-BUCKET = 25e6  # bytes of one sync bucket: PyTorch's own default
-
-
-class StageOptions(NamedTuple):
-    """How a stage is held: what changes its memory and not its blocks."""
-
-    recompute: bool = False
-    state: Layout = "replicated"
-    spill: bool = False  # the optimizer's state is in the host's memory
-
-
-class Need(NamedTuple):
-    """One stage, as far as memory goes. `devices` are all of its devices, `degree` of them act as one replica."""
-
-    devices: tuple[str, ...]
-    degree: int
-    replicas: int
-    share: int
-    in_flight: int  # micro-batches
 
 
 class _Spans(NamedTuple):
@@ -69,7 +50,9 @@ class MemoryFit:
         self._parts: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
 
     def fits(self, need: Need, way: StageOptions) -> Bools:
-        """For which runs of blocks the stage fits on all its devices, can be split, and is where places want it."""
+        """Return for which runs of blocks the stage fits on all its devices, can be split,
+        and is where places want it.
+        """
         kinds = {self.problem.cluster.devices[device].kind for device in need.devices}
         fits = self.allowed(need.devices) & self.splits(need.degree)
         for kind in sorted(kinds):
@@ -88,7 +71,7 @@ class MemoryFit:
         return np.where(self.splits(need.degree) & (left >= 0.0), most, 0.0)
 
     def filled(self, need: Need, way: StageOptions) -> Floats:
-        """Bytes of the neediest device, as a part of its memory; infinite where a run cannot be."""
+        """Return the bytes of the device that needs most, as a part of its memory; infinite where a run cannot be."""
         kinds = {self.problem.cluster.devices[device].kind for device in need.devices}
         memory = self.problem.cluster.kinds
         parts = [self._bytes(need, way, kind) / memory[kind].memory for kind in sorted(kinds)]
@@ -121,7 +104,7 @@ class MemoryFit:
         return spans.inputs if way.recompute else spans.saved - spans.split_saved * (1.0 - 1.0 / need.degree)
 
     def _held(self, need: Need, way: StageOptions, kind: str) -> Floats:
-        """All that does not grow with the micro-batches in flight."""
+        """Return all bytes that do not grow with the micro-batches in flight."""
         problem, spans = self.problem, self._sums(kind)
         elements = spans.elements - spans.split_elements * (1.0 - 1.0 / need.degree)
         width, gradient, optimizer = state_bytes(problem.precision, problem.job.optimizer, problem.kept is not None)

@@ -1,4 +1,4 @@
-"""How samples are shared out: among replicas, and into micro-batches."""
+"""Shares of samples: among replicas, and in micro-batches."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MOST_COUNT = 4096  # micro-batches: more would cost the simulator seconds and w
 
 
 def even_shares(samples: int, replicas: int) -> list[int]:
-    """As equal as integers allow; the first get one more."""
+    """Divide samples as equally as integers allow; the first replicas get one more."""
     return [samples // replicas + (i < samples % replicas) for i in range(replicas)]
 
 
 def fair_shares(samples: int, times: Sequence[Callable[[int], float]], least: int = 1) -> list[int]:
-    """Integer shares n with sum n = samples that minimise max_i times[i](n[i]), each at least `least`.
+    """Return integer shares n with sum n = samples that minimise max_i times[i](n[i]), each at least `least`.
 
     Times grow with samples. Let n_i(T) be the most that i can do in T, or `least`. Bisection finds a T with
     sum n_i(T) <= samples that leaves no more than one sample for each i, or a T so near to the optimum that no number
@@ -34,9 +34,9 @@ def fair_shares(samples: int, times: Sequence[Callable[[int], float]], least: in
             low, shares = middle, tried
         else:
             high, most = middle, tried
-    left, room = samples - sum(shares), sum(most) - sum(shares)
+    left, spare = samples - sum(shares), sum(most) - sum(shares)
     if left > len(times):
-        shares = [share + (limit - share) * left // room for share, limit in zip(shares, most, strict=True)]
+        shares = [share + (limit - share) * left // spare for share, limit in zip(shares, most, strict=True)]
     done = [(time(shares[i] + 1), i) for i, time in enumerate(times)]
     heapq.heapify(done)
     for _ in range(samples - sum(shares)):
@@ -47,7 +47,7 @@ def fair_shares(samples: int, times: Sequence[Callable[[int], float]], least: in
 
 
 def _most_within(time: Callable[[int], float], seconds: float, samples: int) -> int:
-    """The most samples, up to all, that are done in so many seconds."""
+    """Return the most samples, up to all, that are done in so many seconds."""
     low, high = 0, samples + 1  # done in time, not done in time
     while high - low > 1:
         middle = (low + high) // 2
@@ -59,13 +59,15 @@ def _most_within(time: Callable[[int], float], seconds: float, samples: int) -> 
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, in order."""
+    """Return all divisors of a number, in order."""
     small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
 
 
 def micro_batch_counts(batch: int, least: int, most: int = 8) -> list[int]:
-    """Numbers of micro-batches that divide the batch and leave at least `least` samples in each: `most`, spread out."""
+    """Return numbers of micro-batches that divide the batch and leave at least `least` samples in each: `most`, spread
+    out.
+    """
     counts = [count for count in divisors(batch) if count <= min(batch // least, _MOST_COUNT)]
     if len(counts) <= most:
         return counts

@@ -15,79 +15,50 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
 
 from isthmus.plan.types import How, Pipeline, Plan, Replica
-from isthmus.plan.types import Layout as State
 from isthmus.plan.types import Stage as PlanStage
 from isthmus.planners.layout.build_plan import make_plan
-from isthmus.planners.layout.device_groups import Bundle, Groups, orders
-from isthmus.planners.layout.memory_fit import BUCKET, MemoryFit, StageOptions
+from isthmus.planners.layout.device_groups import orders
+from isthmus.planners.layout.layout_types import (
+    BUCKET,
+    Bundle,
+    Groups,
+    Lane,
+    LaneSettings,
+    Layout,
+    Staged,
+)
+from isthmus.planners.layout.memory_fit import MemoryFit
+from isthmus.planners.layout.pipeline_bounds import cut_times
 from isthmus.planners.layout.shares import fair_shares
 from isthmus.planners.layout.stage_dp import Arranged, Arranger
 from isthmus.planners.layout.stage_shares import Sharing
 from isthmus.planners.problem import Problem
-from isthmus.planners.schemes.pipeline_bounds import Stage, Staged, cut_times
+from isthmus.planners.search_constants import LANE_EFFORT
+from isthmus.planners.search_state import SearchState
 
-__all__ = ["BUCKETS", "Lane", "LaneMaker", "LaneSettings", "Layout", "lanes_plan", "layout_key"]
+__all__ = ["BUCKETS", "LaneMaker", "lanes_plan", "layout_key"]
 
 _TRACED = 4  # orders whose slowest stage is quickest: of each depth only these are looked at
 _SAME, _SHALLOW, _DEEP = 2, 3, 3  # pipelines of one depth, depths that are always tried, pipelines of other depths
 BUCKETS = (12, 1)  # of all gradients, at least: many are sent while the backward pass goes on, few wait less
-_TIMED = 3e-4  # seconds that timing a lane takes
 _NEAR = 0.1  # part of a lane's samples that may change without arranging its bundles anew
 
 
-class LaneSettings(NamedTuple):
-    """What all lanes have in common."""
-
-    micro_batches: int
-    ahead: int = 0
-    state: State = "replicated"
-    spill: bool = False  # the optimizer's state is in the host's memory
-
-    @property
-    def held(self) -> StageOptions:
-        """Return how a stage that does not recompute holds its state."""
-        return StageOptions(False, self.state, self.spill)
-
-
-class Lane(NamedTuple):
-    """A pipeline: replicas and shares of its stages, and where they begin."""
-
-    stages: tuple[Stage, ...]
-    firsts: tuple[int, ...]
-    recompute: tuple[bool, ...]
-    least: float = 0.0  # seconds that it needs at least
-    seconds: float = 0.0  # that it takes, about
-
-    @property
-    def samples(self) -> int:
-        """Return the number of samples in a micro-batch of this lane."""
-        return sum(share for _, share in self.stages[0])
-
-
-class Layout(NamedTuple):
-    """Lanes side by side."""
-
-    lanes: tuple[Lane, ...]
-    pace: LaneSettings
-    seconds: float  # about: what the slowest lane needs, and what of the syncs between lanes nothing hides
-
-
 class LaneMaker:
-    """Completes lanes of one problem; remembers what it has found."""
+    """Completes lanes of one problem; remembers what it has found. `state`: the search that counts its effort."""
 
-    def __init__(self, problem: Problem, room: MemoryFit) -> None:
-        self.problem, self.room = problem, room
+    def __init__(self, problem: Problem, memory: MemoryFit, state: SearchState | None = None) -> None:
+        self.problem, self.memory, self.state = problem, memory, state or SearchState(problem)
         self.sharing = Sharing(problem)
-        self.arranger = Arranger(problem, room, self.sharing)
+        self.arranger = Arranger(problem, memory, self.sharing, self.state)
         self._orders: dict[tuple[Bundle, ...], list[tuple[Bundle, ...]]] = {}
         self._best: dict[tuple[object, ...], Lane | None] = {}
         self._seconds: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def complete(self, parts: Sequence[tuple[Bundle, ...]], pace: LaneSettings) -> Layout | None:
-        """The best lanes for these parts of the cluster; None where some part cannot hold the model."""
+        """Return the best lanes for these parts of the cluster; None where some part cannot hold the model."""
         samples = self.problem.job.batch // pace.micro_batches
         if not parts or len(parts) > samples:
             return None
@@ -108,20 +79,26 @@ class LaneMaker:
         return self.layout(moved, pace)
 
     def layout(self, lanes: Sequence[Lane], pace: LaneSettings) -> Layout:
-        """Lanes with what they take together, about."""
+        """Put lanes side by side, and estimate what they take together."""
         near = sorted(lanes, key=lambda lane: _place(self.problem, lane.stages[0][0][0][0]))  # rings go round in order
         timed = tuple(self.timed(lane, pace, alone=len(near) == 1) for lane in near)
         return Layout(timed, pace, max(lane.seconds for lane in timed) + self._between(timed))
 
     def lane(self, part: tuple[Bundle, ...], samples: int, pace: LaneSettings, others: int = 0) -> Lane | None:
-        """The best pipeline of these bundles, in any of the usual orders; None where they cannot hold the model."""
+        """Return the best pipeline of these bundles, in any of the usual orders.
+
+        None where they cannot hold the model.
+        """
         key = (part, samples, pace, others if pace.state != "replicated" else min(others, 1))
         if key not in self._best:
             self._best[key] = next(iter(self.pipelines(part, samples, pace, others)), None)
         return self._best[key]
 
     def pipelines(self, part: tuple[Bundle, ...], samples: int, pace: LaneSettings, others: int = 0) -> list[Lane]:
-        """Pipelines of these bundles, of each depth one or two, with their best cuts; most promising first."""
+        """Return pipelines of these bundles, one or two of each depth, with their best cuts.
+
+        The most promising comes first.
+        """
         fixed = samples, pace.micro_batches, pace.held, pace.ahead, others
         if part not in self._orders:
             self._orders[part] = orders(self.problem, part)
@@ -136,7 +113,7 @@ class LaneMaker:
         return sorted((self._lane(cut, samples, pace, not others) for cut in cuts), key=lambda lane: lane.seconds)
 
     def settled(self, stages: tuple[Groups, ...], samples: int, pace: LaneSettings, others: int) -> Lane | None:
-        """The pipeline of these stages with its best cut; None where it cannot hold the model."""
+        """Return the pipeline of these stages with its best cut; None where it cannot hold the model."""
         found = self.arranger.cut(stages, samples, pace.micro_batches, pace.held, pace.ahead, others)
         return None if found is None else self._lane(found, samples, pace, not others)
 
@@ -145,7 +122,7 @@ class LaneMaker:
         return self.timed(Lane(stages, arranged.firsts, arranged.recompute), pace, alone=alone)
 
     def resized(self, lane: Lane, samples: int, pace: LaneSettings) -> Lane:
-        """The same pipeline with other samples, shared anew."""
+        """Return the same pipeline with other samples, shared anew."""
         if samples == lane.samples:
             return lane
         stages = tuple(self.sharing.stage([group for group, _ in stage], samples) for stage in lane.stages)
@@ -155,7 +132,7 @@ class LaneMaker:
         """Return the lane with its lower bound and its estimated time, in seconds. `alone`: there is no other lane."""
         key = (lane.stages, lane.firsts, lane.recompute, pace, alone)
         if key not in self._seconds:
-            self.problem.effort += _TIMED
+            self.state.effort += LANE_EFFORT
             staged = Staged(lane.stages, pace.micro_batches, pace.ahead)
             ways = [pace.held._replace(recompute=again) for again in lane.recompute]
             rings = alone and pace.state != "sharded-all" and len(self._regions(lane)) == 1
@@ -164,18 +141,22 @@ class LaneMaker:
         return lane._replace(least=least, seconds=seconds)
 
     def _regions(self, lane: Lane) -> set[str]:
-        """In which it has replicas: between several, gradients may be summed up along trees, which take less."""
+        """Return the regions in which a lane has replicas: between several, gradients may be summed up along trees,
+        which take less.
+        """
         return {self.problem.cluster.host_of(group[0]).region for stage in lane.stages for group, _ in stage}
 
     def fair(self, lanes: Sequence[Lane], samples: int, pace: LaneSettings) -> list[int]:
-        """Samples with which all lanes are done together; a lane may get none."""
+        """Return the samples with which all lanes are done together; a lane may get none."""
         if len(lanes) == 1:
             return [samples]
         times = {lane: partial(_along, *self._line(lane, pace)) for lane in lanes}
         return fair_shares(samples, [times[lane] for lane in lanes], least=0)
 
     def _line(self, lane: Lane, pace: LaneSettings) -> tuple[float, float]:
-        """Seconds of a lane as `a + c n` for n samples: through what it has and, about, half or twice that."""
+        """Return the seconds of a lane as `a + c n` for n samples: through what it has and, about,
+        half or twice that.
+        """
         n = lane.samples
         other = n // 2 or 2
         here, there = lane.seconds, self.resized(lane, other, pace).seconds
@@ -183,7 +164,9 @@ class LaneMaker:
         return here - slope * n, max(slope, 1e-12)
 
     def from_plan(self, plan: Plan) -> Layout | None:
-        """A plan of one pipeline, in which no device has two stages, as a lane; None where a lane cannot say it all."""
+        """Return a plan of one pipeline, in which no device has two stages, as a layout of one lane; None where a lane
+        cannot express it.
+        """
         (part,) = plan.parts
         if not isinstance(part, Pipeline) or part.schedule != "1f1b":
             return None
@@ -201,7 +184,7 @@ class LaneMaker:
         return self.layout([lane], LaneSettings(part.micro_batches, part.ahead, states.pop(), spills == {"optimizer"}))
 
     def _between(self, lanes: Sequence[Lane]) -> float:
-        """Seconds of syncs between lanes that no backward pass hides, about.
+        """Estimate the seconds of syncs between lanes that no backward pass hides.
 
         Syncs between the same hosts take turns; of others the longest counts. A lane's last backward hides some.
         """
@@ -228,7 +211,7 @@ def _seconds(arranged: Arranged) -> float:
 
 
 def _likely(made: Sequence[Arranged]) -> list[Arranged]:
-    """Shallow pipelines, whose estimates hold best, and the most promising of the others."""
+    """Return shallow pipelines, whose estimates hold best, and the most promising of the others."""
     deep = [one for one in made if len(one.stages) > _SHALLOW]
     return [one for one in made if len(one.stages) <= _SHALLOW] + heapq.nsmallest(_DEEP, deep, key=_seconds)
 
@@ -247,7 +230,7 @@ def _along(start: float, slope: float, samples: int) -> float:
 
 
 def layout_key(problem: Problem, layout: Layout, how: How, buckets: int) -> tuple[object, ...]:
-    """Equal for layouts that make the same plan, or plans that differ in nothing that is done."""
+    """Return a key that is equal for layouts that make the same plan, or plans that differ in nothing that is done."""
     lanes = tuple((lane.stages, lane.firsts, lane.recompute) for lane in layout.lanes)
     alone = len(lanes) == 1 and all(len(stage) == 1 for stage in lanes[0][0])
     waits = layout.pace.micro_batches > 1 and any(len(firsts) > 1 for _, firsts, _ in lanes)
@@ -258,12 +241,12 @@ def layout_key(problem: Problem, layout: Layout, how: How, buckets: int) -> tupl
 
 
 def _bucket(problem: Problem, buckets: int) -> float:
-    """Bytes of a bucket, if gradients are cut into so many or more."""
+    """Return the bytes of a bucket, if gradients are cut into so many or more."""
     return min(BUCKET, problem.graph.elements * problem.table.width / buckets)
 
 
 def lanes_plan(problem: Problem, layout: Layout, how: How = "ring", buckets: int = BUCKETS[0]) -> Plan:
-    """The layout as a plan: a stage ends where a stage of some lane ends, and recomputes if one of them must.
+    """Return the layout as a plan: a stage ends where a stage of some lane ends, and recomputes if one of them must.
 
     Gradients are cut into so many `buckets` or more.
     """

@@ -1,4 +1,4 @@
-"""How bundles that follow each other are made stages, and blocks given to them: exact, by dynamic programming.
+"""Stages made of bundles that follow each other, with their blocks: exact, by dynamic programming.
 
 For k bundles in a given order and m micro-batches of n samples, a stage takes some bundles in a row, which are its
 replicas and share its samples, and some blocks in a row; bundles between two stages stay idle. With V[d][i, a] the
@@ -28,11 +28,14 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.compiled import compiled
-from isthmus.planners.layout.device_groups import Bundle, Groups
-from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
+from isthmus.planners.layout.cuts import crossing_bytes
+from isthmus.planners.layout.layout_types import Bundle, Groups, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.stage_shares import Sharing
 from isthmus.planners.layout.stage_tables import Distances, Ints, Shorts, StageTables
 from isthmus.planners.problem import Floats, Problem
+from isthmus.planners.search_constants import CUT_EFFORT, PAIR_EFFORT
+from isthmus.planners.search_state import SearchState
 
 __all__ = ["Arranged", "Arranger", "Solved", "crossing_bytes"]
 
@@ -40,7 +43,6 @@ _Row = tuple[Floats, Shorts, tuple[float, float]]
 
 _DEEPEST = 64  # stages of one pipeline
 _BORDERS = 28  # at which a model is cut while stages are not settled
-_SOLVED, _CUT = 1.6e-6, 1e-4  # seconds: to arrange, for each pair of bundles; to cut settled stages
 PATIENCE = 4  # depths that are tried beyond the last that gained
 
 
@@ -54,7 +56,7 @@ class Arranged(NamedTuple):
 
 
 class Solved(NamedTuple):
-    """What the dynamic programme found for bundles in an order."""
+    """The result of the dynamic programme for bundles in an order."""
 
     bundles: Sequence[Bundle]
     table: Ints  # of `StageTables`
@@ -75,22 +77,22 @@ class Solved(NamedTuple):
 class Arranger:
     """Arranges bundles of one problem; remembers what it has looked up."""
 
-    def __init__(self, problem: Problem, room: MemoryFit, sharing: Sharing) -> None:
-        self.problem, self.room, self.sharing = problem, room, sharing
+    def __init__(self, problem: Problem, memory: MemoryFit, sharing: Sharing, state: SearchState | None = None) -> None:
+        self.problem, self.memory, self.sharing, self.state = problem, memory, sharing, state or SearchState(problem)
         table = problem.table
         width = table.width * (problem.kept or 1.0)
         self._weights = np.asarray(table.sums.elements) * width
         self._passed = crossing_bytes(problem)
         ends = {0, len(problem.graph.blocks) - 1}
         self._tied = width * sum(count for users, count in table.tied if ends <= set(users))
-        self.runs = StageTables(problem, room, sharing, _borders(problem, self._passed))
+        self.runs = StageTables(problem, memory, sharing, _borders(problem, self._passed))
         self.distances = Distances(problem)
         self._known: dict[tuple[object, ...], tuple[Ints, tuple[Floats, Floats, Floats]]] = {}
         self._rows: dict[tuple[object, ...], _Row] = {}
 
     @property
     def borders(self) -> npt.NDArray[np.int64]:
-        """At which the model is cut while stages are not settled."""
+        """Return the borders at which the model is cut while stages are not settled."""
         return self.runs.borders
 
     def arrange(
@@ -102,7 +104,9 @@ class Arranger:
         ahead: int = 0,
         others: int = 0,
     ) -> list[Arranged]:
-        """The best arrangement of each depth that is possible. `held`: how state is; `others`: replicas beside it."""
+        """Return the best arrangement of each depth that is possible. `held`: how state is; `others`: replicas beside
+        it.
+        """
         solved = self.solved(bundles, samples, micro_batches, held, ahead, others)
         return [self.traced(solved, depth) for depth in solved.depths]
 
@@ -115,12 +119,12 @@ class Arranger:
         ahead: int = 0,
         others: int = 0,
     ) -> Solved:
-        """The seconds of the slowest stage of each depth; `traced` gives the stages."""
+        """Find the seconds of the slowest stage of each depth; `traced` gives the stages."""
         others = others if held.state != "replicated" else min(others, 1)
         key = (tuple(bundles), samples, held, others)
         if key not in self._known:
             self._known[key] = self.runs.table(bundles, samples, held, others), self.distances.between(bundles)
-        self.problem.effort += _SOLVED * len(bundles) ** 2
+        self.state.effort += PAIR_EFFORT * len(bundles) ** 2
         (table, far), rows, at = self._known[key], self.runs, self.borders
         deepest = min(_DEEPEST, len(bundles), len(at) - 1)
         best, picks = solve(
@@ -131,7 +135,7 @@ class Arranger:
         return Solved(bundles, table, far, picks, starts, slowest, samples, micro_batches, ahead)
 
     def traced(self, solved: Solved, depth: int) -> Arranged:
-        """The stages behind the best value of a depth, and what they take with filling the pipeline, roughly."""
+        """Return the stages behind the best value of a depth, and roughly what they take with filling the pipeline."""
         rows, at = self.runs, self.borders
         picked, (around, busiest, synced) = walked(
             solved.picks, solved.table, int(solved.starts[depth]), depth, rows.forward, rows.backward, rows.per_byte,
@@ -152,7 +156,7 @@ class Arranger:
     def recut(
         self, arranged: Arranged, samples: int, micro_batches: int, held: StageOptions, ahead: int = 0, others: int = 0
     ) -> Arranged:
-        """The same stages with the best cut at any border (`cut`), where not all borders were looked at."""
+        """Return the same stages with the best cut at any border (`cut`), where not all borders were looked at."""
         if len(self.borders) == len(self.problem.graph.blocks) + 1 or len(arranged.stages) == 1:
             return arranged
         found = self.cut(arranged.stages, samples, micro_batches, held, ahead, others)
@@ -161,8 +165,10 @@ class Arranger:
     def cut(
         self, stages: tuple[Groups, ...], samples: int, micro_batches: int, held: StageOptions, ahead: int, others: int
     ) -> Arranged | None:
-        """Settled stages with the best cut at any border, as far as computing, syncs and memory go; None: none fits."""
-        self.problem.effort += _CUT
+        """Return settled stages with the best cut at any border, as far as computing, syncs and memory go; None: none
+        fits.
+        """
+        self.state.effort += CUT_EFFORT
         depth, rows = len(stages), [self._row(groups, samples, held, others) for groups in stages]
         flight = [min(depth - s + (ahead if s < depth - 1 else 0), micro_batches) for s in range(depth)]
         seconds, fits, rings = (np.array(column) for column in zip(*rows, strict=True))
@@ -181,18 +187,10 @@ class Arranger:
         return self._rows[key]
 
 
-def crossing_bytes(problem: Problem) -> Floats:
-    """Bytes a sample that cross the border before each block forwards; no more come back."""
-    table = problem.table.tensors
-    there = np.zeros(len(problem.graph.blocks) + 1)
-    for i, source in enumerate(table.source):
-        last = int(table.target[table.first[i] : table.first[i + 1]].max(initial=source))
-        there[source + 1 : last + 1] += table.per_sample[i]
-    return there
-
-
 def _borders(problem: Problem, passed: Floats) -> npt.NDArray[np.int64]:
-    """Borders at which the model is cut: all, or the thinnest near to each of so many equal parts of the work."""
+    """Return the borders at which the model is cut: all, or the thinnest near to each of so many equal parts of the
+    work.
+    """
     blocks = len(problem.graph.blocks)
     if blocks <= _BORDERS:
         return np.arange(blocks + 1)
@@ -206,12 +204,12 @@ def _borders(problem: Problem, passed: Floats) -> npt.NDArray[np.int64]:
 
 @compiled
 def solve(
-    run: Ints, forward: Floats, backward: Floats, flights: Shorts, room: Ints, per_byte: Floats, waits: Floats,
+    run: Ints, forward: Floats, backward: Floats, flights: Shorts, kept: Ints, per_byte: Floats, waits: Floats,
     hosts: Ints, link: Floats, trunk: Floats, weights: Floats, passed: Floats, samples: float,
     micro_batches: int, ahead: int, deepest: int,
 ) -> tuple[Floats, Ints]:  # fmt: skip
-    """V of the module's docstring, [depth, bundle, block], and what gives it: the stage's end, the next bundle and
-    block, and whether it recomputes.
+    """Compute V of the module's docstring, [depth, bundle, block], and what gives it: the stage's end, the next bundle
+    and block, and whether it recomputes.
     """
     bundles, blocks = run.shape[0], forward.shape[1] - 1
     best = np.full((deepest + 1, bundles + 1, blocks + 1), np.inf)
@@ -227,7 +225,7 @@ def solve(
                 r = run[i, j]
                 if r < 0:
                     break
-                plain, second, after = flights[room[r], 0], flights[room[r], 1], rest[hosts[r], j]
+                plain, second, after = flights[kept[r], 0], flights[kept[r], 1], rest[hosts[r], j]
                 for a in range(blocks):
                     for b in range(a + 1, blocks + 1):
                         ahead_of, behind = forward[r, b] - forward[r, a], backward[r, b] - backward[r, a]
@@ -258,8 +256,9 @@ def walked(
     picks: Ints, run: Ints, start: int, depth: int, forward: Floats, backward: Floats, per_byte: Floats, waits: Floats,
     hosts: Ints, latency: Floats, link: Floats, trunk: Floats, weights: Floats, passed: Floats, samples: float,
 ) -> tuple[Ints, tuple[float, float, float]]:  # fmt: skip
-    """The stages that `solve` picked, [depth, 4]: first bundle, the one after the last, first border, whether it
-    recomputes. And seconds: of a micro-batch all around, of the busiest stage or message, of what syncs stand out.
+    """Return the stages that `solve` picked, [depth, 4]: first bundle, the one after the last, first border, whether it
+    recomputes. Return also seconds: of a micro-batch all around, of the busiest stage or message, of the syncs that
+    nothing hides.
     """
     found = np.zeros((depth, 4), np.int32)
     around, busiest, synced = 0.0, 0.0, 0.0
@@ -283,7 +282,8 @@ def walked(
 def settled_cut(
     seconds: Floats, fits: Shorts, rings: Floats, weights: Floats, flight: Ints, micro_batches: int
 ) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """The cut of settled stages whose slowest is as fast as can be: first blocks, and who recomputes; empty: none fits.
+    """Return the cut of settled stages whose slowest is as fast as can be: first blocks, and which recompute; empty:
+    none fits.
 
     `seconds` [stages, 2, blocks + 1], `fits` [stages, 2, blocks, blocks + 1], `rings` [stages, 2], `flight` [stages].
     """

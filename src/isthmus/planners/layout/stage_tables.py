@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from isthmus.planners.layout.device_groups import Bundle, Groups
-from isthmus.planners.layout.memory_fit import MemoryFit, Need, StageOptions
+from isthmus.planners.layout.layout_types import Bundle, Groups, Need, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.stage_shares import Sharing, StageShare
 from isthmus.planners.problem import Floats, Problem
 
@@ -30,8 +30,8 @@ _REGIONS = 2  # that a stage has bundles of, at most
 class StageTables:
     """The rows of one problem, at the borders that models are cut at."""
 
-    def __init__(self, problem: Problem, room: MemoryFit, sharing: Sharing, borders: npt.NDArray[np.int64]) -> None:
-        self.problem, self.room, self.sharing, self.borders = problem, room, sharing, borders
+    def __init__(self, problem: Problem, memory: MemoryFit, sharing: Sharing, borders: npt.NDArray[np.int64]) -> None:
+        self.problem, self.memory, self.sharing, self.borders = problem, memory, sharing, borders
         count = len(borders)
         self.forward: Floats = np.zeros((64, count))  # [rows, borders] seconds of all blocks before each, a micro-batch
         self.backward: Floats = np.zeros((64, count))
@@ -40,7 +40,7 @@ class StageTables:
         self.hosts: Ints = np.zeros(64, np.int32)  # [rows] that send at a time
         self.kept: Ints = np.zeros(64, np.int32)  # [rows] the row of `flights`
         self.flights: Shorts = np.zeros((8, 2, count - 1, count), np.int16)  # that fit, plain and recomputed
-        self._rows, self._rooms = 0, dict[int, int]()  # rows in use; rows of flights by what fits
+        self._rows, self._flight_rows = 0, dict[int, int]()  # rows in use; rows of flights by what fits
         self._numbers: dict[Bundle, int] = {}  # of bundles that were met
         self._known: dict[
             tuple[int, StageOptions, int], tuple[dict[tuple[int, ...], int], dict[frozenset[int], _Stand]]
@@ -49,7 +49,7 @@ class StageTables:
         self._rings: dict[tuple[str, ...], tuple[float, float]] = {}
 
     def table(self, bundles: Sequence[Bundle], samples: int, held: StageOptions, others: int) -> Ints:
-        """[bundles, bundles + 1]: the row of bundles i .. j - 1; -1 where they are in too many regions."""
+        """Return the row of bundles i .. j - 1, [bundles, bundles + 1]; -1 where they are in too many regions."""
         count = len(bundles)
         table = np.full((count, count + 1), -1, np.int32)
         numbers = tuple(self._numbers.setdefault(bundle, len(self._numbers)) for bundle in bundles)
@@ -83,17 +83,19 @@ class StageTables:
     def _stand(self, groups: Groups, samples: int, held: StageOptions, others: int) -> _Stand:
         shared = self.sharing.of(groups, samples)
         fits = self.fitting(groups, shared, held, others)
-        if id(fits) not in self._rooms:  # it stays, and so does its id
-            if len(self._rooms) == len(self.flights):
+        if id(fits) not in self._flight_rows:  # it stays, and so does its id
+            if len(self._flight_rows) == len(self.flights):
                 self.flights = _twice(self.flights)
-            self.flights[len(self._rooms)] = fits[:, self.borders[:-1, None], self.borders]
-            self._rooms[id(fits)] = len(self._rooms)
+            self.flights[len(self._flight_rows)] = fits[:, self.borders[:-1, None], self.borders]
+            self._flight_rows[id(fits)] = len(self._flight_rows)
         hosts = len({self.problem.cluster.devices[group[0]].host for group in groups})
         forward, backward = shared.seconds[:, self.borders]
-        return forward, backward, self._rooms[id(fits)], hosts
+        return forward, backward, self._flight_rows[id(fits)], hosts
 
     def fitting(self, groups: Groups, shared: StageShare, held: StageOptions, others: int) -> Shorts:
-        """Micro-batches in flight that fit, for every run of blocks, plain and recomputed; 0 where places forbid it."""
+        """Return the micro-batches in flight that fit, for every run of blocks, plain and recomputed; 0 where places
+        forbid it.
+        """
         replicas = len(groups) + others
         places = tuple(sorted({group[0] for group in groups})) if self.problem.places else ()
         key = (shared.most, held, replicas if held.state != "replicated" else min(replicas, 2), places)
@@ -101,28 +103,28 @@ class StageTables:
             both = []
             for way in (held._replace(recompute=again) for again in (False, True)):
                 needs = [Need((kind,), group[0], replicas, share, 1) for (kind, group), share in shared.most]
-                both.append(np.min([self.room.flights(need, way) for need in needs], axis=0))
-            found = np.where(self.room.allowed(places), both, 0) if places else np.array(both)
+                both.append(np.min([self.memory.flights(need, way) for need in needs], axis=0))
+            found = np.where(self.memory.allowed(places), both, 0) if places else np.array(both)
             self._fits[key] = found.astype(np.int16)
         return self._fits[key]
 
     def ring(self, leads: tuple[str, ...]) -> tuple[float, float]:
-        """Seconds a byte and beside bytes of what makes gradients equal, at least about."""
+        """Return about the least cost of a gradient sync: seconds for each byte, and seconds beside them."""
         if leads not in self._rings:
             self._rings[leads] = sync_seconds(self.problem, leads)
         return self._rings[leads]
 
 
 class Distances:
-    """Between hosts: latency, and seconds a byte of one pair and of all pairs of their regions together."""
+    """Latency between hosts, and seconds a byte of one pair and of all pairs of their regions together."""
 
     def __init__(self, problem: Problem) -> None:
-        self.cluster = problem.roads
+        self.cluster = problem.network
         self._numbers: dict[str, int] = {}
         self._known: Floats = np.zeros((3, 0, 0))
 
     def between(self, bundles: Sequence[Bundle]) -> tuple[Floats, Floats, Floats]:
-        """[bundles, bundles] of each."""
+        """Return latency, seconds a byte of one pair, and of all pairs of the regions, each [bundles, bundles]."""
         new = dict.fromkeys(bundle.host for bundle in bundles if bundle.host not in self._numbers)
         if new:
             self._add(list(new))
@@ -154,13 +156,15 @@ class Distances:
 
 
 def _twice(array: npt.NDArray[_Number]) -> npt.NDArray[_Number]:
-    """With as many rows again."""
+    """Return an array with as many rows again."""
     return np.concatenate((array, np.zeros_like(array)))
 
 
 def sync_seconds(problem: Problem, leads: Sequence[str]) -> tuple[float, float]:
-    """Seconds for each byte of a bucket, and beside them: around a ring or, between regions, in each region first."""
-    count, cluster = len(leads), problem.roads
+    """Return the seconds of a sync for each byte of a bucket, and beside them: around a ring or, between regions, in
+    each region first.
+    """
+    count, cluster = len(leads), problem.network
     if count < 2:
         return 0.0, 0.0
     inside, across, waits, apart = np.inf, np.inf, 0.0, False

@@ -12,25 +12,26 @@ drafts that differ by a swap of equal hosts few are left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from isthmus.planners.layout.device_groups import Bundle, all_bundles, tensor_degrees
-from isthmus.planners.layout.shares import micro_batch_counts
-from isthmus.planners.layout.side_by_side import LaneSettings
-from isthmus.planners.problem import Problem
-from isthmus.planners.search.candidates import Candidates, ways
-from isthmus.planners.search.local_search import DEGREES
-from isthmus.planners.search.moves import AHEAD, COUNTS, STATES, Grouping
+import numpy as np
 
-__all__ = ["APART", "IDLE", "KINDS", "NEW", "Decision", "Draft", "Drafts", "Leaves", "Sort", "path_to"]
+from isthmus.planners.budget import Search
+from isthmus.planners.layout.device_groups import all_bundles, tensor_degrees
+from isthmus.planners.layout.layout_types import Bundle, LaneSettings
+from isthmus.planners.layout.shares import micro_batch_counts
+from isthmus.planners.problem import Floats, Problem
+from isthmus.planners.search.moves import AHEAD, COUNTS, STATES, Grouping
+from isthmus.planners.search_constants import DEGREES
+
+__all__ = ["APART", "IDLE", "KINDS", "NEW", "Asked", "Decision", "Draft", "Drafts", "Prior", "Sort", "even", "path_to"]
 
 Kind = Literal["degree", "role", "micro_batches", "ahead", "state"]
 KINDS: tuple[Kind, ...] = ("degree", "role", "micro_batches", "ahead", "state")
 Sort = tuple[Bundle, ...]
 IDLE, APART, NEW = -1, -2, -3  # roles of a sort; 0 and more: the lane that it joins
 _RANK = {APART: 1000, IDLE: 1001}
-_CLOSE = 1.25  # times the best: where other ways to sync are worth a call
 
 
 class Decision(NamedTuple):
@@ -50,7 +51,7 @@ class Draft(NamedTuple):
     state: int = -1
 
     def having(self, action: Decision) -> Draft:
-        """With one choice more."""
+        """Return the draft with one choice more."""
         kind, value = action
         if kind == "role":
             return self._replace(roles=(*self.roles, self.lanes if value == NEW else value))
@@ -72,7 +73,7 @@ class Draft(NamedTuple):
 
 
 class Drafts:
-    """What can be chosen for one problem, and what becomes of it."""
+    """The choices that one problem offers, and the settings that they lead to."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -83,7 +84,7 @@ class Drafts:
         self._equal: dict[int, list[bool]] = {}
 
     def sorts(self, degree: int) -> list[Sort]:
-        """Bundles of one kind on one host; equal ones side by side, the fastest first."""
+        """Return bundles of one kind on one host; equal ones side by side, the fastest first."""
         if degree not in self._sorts:
             found: dict[tuple[str, str], list[Bundle]] = {}
             for bundle in self.bundles[degree]:
@@ -123,7 +124,9 @@ class Drafts:
         return [Decision("state", state) for state in range(len(STATES))] if draft.state < 0 else []
 
     def _most_ahead(self, draft: Draft) -> int:
-        """More micro-batches in flight than this change nothing: no lane has several stages, or all are in flight."""
+        """Return how many more micro-batches in flight make a difference: none if no lane has several stages, or once
+        all are in flight.
+        """
         several = draft.micro_batches > 1 and any(len(part) > 1 for part in self.parts(draft))
         return next(ahead for ahead in (*AHEAD, draft.micro_batches) if ahead >= draft.micro_batches) if several else 0
 
@@ -141,7 +144,7 @@ class Drafts:
         return [role for role in roles if ranks.get(role, role) >= least]
 
     def parts(self, draft: Draft) -> tuple[Sort, ...]:
-        """The bundles of each lane."""
+        """Return the bundles of each lane."""
         joined: list[list[Bundle]] = [[] for _ in range(draft.lanes)]
         apart: list[Sort] = []
         for members, role in zip(self.sorts(draft.degree), draft.roles, strict=False):
@@ -156,7 +159,7 @@ class Drafts:
         return Grouping(self.parts(draft), LaneSettings(draft.micro_batches, draft.ahead, STATES[draft.state]))
 
     def draft_of(self, setting: Grouping) -> Draft | None:
-        """The whole draft that says a setting; None where a sort is divided in a way that no draft has."""
+        """Return the whole draft that describes a setting; None where a sort is divided in a way that no draft has."""
         lane_of = {bundle: i for i, part in enumerate(setting.parts) for bundle in part}
         pace = setting.pace
         degree = len(setting.parts[0][0].groups[0])
@@ -178,7 +181,7 @@ class Drafts:
         return draft._replace(ahead=min(pace.ahead, self._most_ahead(draft)))
 
     def _numbered(self, degree: int, roles: Sequence[int]) -> tuple[int, ...]:
-        """Lanes numbered as they are opened, roles of equal sorts in their order."""
+        """Number lanes as they are opened, with roles of equal sorts in their order."""
         equal, numbers, found = self._equal[degree], dict[int, int](), list[int]()
         at = 0
         while at < len(roles):
@@ -192,38 +195,8 @@ class Drafts:
         return tuple(found)
 
 
-class Leaves:
-    """What whole drafts take, by the exact pieces and the simulator; each is priced once."""
-
-    def __init__(self, pool: Candidates, drafts: Drafts) -> None:
-        self.pool, self.drafts = pool, drafts
-        self.seconds: dict[object, float] = {}  # by the settings' signatures; infinite where nothing fits
-
-    def price(self, draft: Draft) -> float:
-        """Seconds of the best plan that was priced for a draft."""
-        setting = self.drafts.setting(draft)
-        key = setting.signature
-        if key not in self.seconds:
-            self.seconds[key] = self._priced(setting, draft.degree)
-        return self.seconds[key]
-
-    def _priced(self, setting: Grouping, degree: int) -> float:
-        pool, best = self.pool, float("inf")
-        layout = pool.lanes.complete(setting.parts, setting.pace)
-        if layout is None:
-            return best
-        for how, buckets in ways(pool.problem, layout)[::-1]:  # few buckets first, by trees where there are any
-            if pool.search.spent() or _CLOSE * pool.limit < best < float("inf"):
-                break
-            candidate = pool.price_one(setting, self.drafts.bundles[degree], layout, how, buckets)
-            if candidate is None or not candidate.price.fits:
-                break
-            best = min(best, candidate.price.step_seconds)
-        return best
-
-
 def path_to(drafts: Drafts, target: Draft) -> Sequence[tuple[Draft, Decision]]:
-    """The choices that lead to a draft, each with the draft before it."""
+    """Return the choices that lead to a draft, each with the draft before it."""
     draft, path = Draft(), []
     while draft != target:
         for action in drafts.actions(draft):
@@ -243,3 +216,13 @@ def _leads(draft: Draft, target: Draft) -> bool:
         target.roles[: len(draft.roles)] == draft.roles if i == 1 else mine in (-1, its)
         for i, (mine, its) in enumerate(fields)
     )
+
+
+Asked = tuple[Draft, Sequence[Decision]]
+Prior = Callable[[Search, Drafts, Sequence[Asked]], list[Floats]]
+"""How likely each action is the best one, for several drafts; those of a draft add up to 1."""
+
+
+def even(search: Search, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
+    """Give every action the same chance, as somebody does who knows nothing."""
+    return [np.full(len(actions), 1.0 / len(actions)) for _, actions in asked]

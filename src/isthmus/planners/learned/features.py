@@ -1,4 +1,4 @@
-"""What the network of `learned` sees of a problem: block groups and sorts of devices, in numbers without unit.
+"""The features that the network of `learned` sees of a problem: groups of blocks and sorts of devices, without units.
 
 Times are parts of the step that all devices could do together if nothing but computing counted; bytes are times over
 the link, bus or nic that would carry them; memory is in parts of the model's state. So all sizes look alike.
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from isthmus.cluster.spec import Host
 from isthmus.cost.timeline import timeline
 from isthmus.plan.types import Pipeline
-from isthmus.planners.layout.stage_dp import crossing_bytes
+from isthmus.planners.layout.cuts import crossing_bytes
 from isthmus.planners.learned.decisions import APART, IDLE, KINDS, NEW, Decision, Draft, Drafts, Sort
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.search.moves import STATES
@@ -103,7 +103,7 @@ _FARTHEST = slice(_Choice.FARTHEST, _Choice.FARTHEST + 2)
 
 
 class Feedback(msgspec.Struct, frozen=True, array_like=True):
-    """What the simulator says of a plan."""
+    """The simulator's times and memory of a plan."""
 
     seconds: float
     micro_batches: int
@@ -115,7 +115,7 @@ class Feedback(msgspec.Struct, frozen=True, array_like=True):
 
 
 def feedback_of(problem: Problem, candidate: Candidate) -> Feedback | None:
-    """Plays the plan once more, and looks; None where it is no pipeline."""
+    """Play the plan once more, and return what the simulator says of it; None where it is no pipeline."""
     (part,) = candidate.plan.parts
     if not isinstance(part, Pipeline):
         return None
@@ -141,7 +141,7 @@ def feedback_of(problem: Problem, candidate: Candidate) -> Feedback | None:
 
 
 class Scene(NamedTuple):
-    """What does not change while a search goes on; [...] features."""
+    """The features that do not change while a search goes on."""
 
     blocks: Array  # [groups, BLOCK]
     sorts: Array  # [sorts, SORT]
@@ -168,7 +168,7 @@ class Looked(NamedTuple):
 
 
 def blinded(one: Looked, blind: str) -> Looked:
-    """As somebody sees it who does not see one part of it (feedback, devices, model), for ablations."""
+    """Hide one part of what the network sees (feedback, devices, model), for ablations."""
     sorts, links, place = one.sorts.copy(), one.links.copy(), one.place.copy()
     whole, actions, scene = one.whole.copy(), one.actions.copy(), one.scene
     if blind == "feedback":
@@ -197,13 +197,13 @@ class Look:
         self._kept: Feedback | None = None  # the last one, so that its id stays its own
 
     def scene(self, degree: int) -> Scene:
-        """The scene for tensor groups of one size."""
+        """Return the scene for tensor groups of one size."""
         if degree not in self._scenes:
             self._scenes[degree] = _scene(self.problem, self.drafts, degree)
         return self._scenes[degree]
 
     def at(self, draft: Draft, actions: Sequence[Decision], feedback: Feedback | None) -> Looked:
-        """A draft, its actions, and the best plan so far."""
+        """Return what the network sees of a draft, its actions, and the best plan so far."""
         degree = draft.degree if draft.degree > 0 else 1
         scene, told = self._told(degree, feedback)
         sorts, links, whole = scene.sorts.copy(), scene.links.copy(), scene.whole.copy()
@@ -231,7 +231,10 @@ class Look:
         return blinded(looked, self.blind) if self.blind else looked
 
     def _told(self, degree: int, feedback: Feedback | None) -> tuple[Scene, Array]:
-        """Feedback of each sort: used, busy, memory, stages; then the part of it that has each block group."""
+        """Return the feedback of each sort: used, busy, memory, stages.
+
+        Then the part of it that has each block group.
+        """
         key = (degree, id(feedback))
         if key not in self._after:
             scene = self.scene(degree)
@@ -345,7 +348,7 @@ def _logs(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _ideal(problem: Problem) -> float:
-    """Seconds of a step if nothing but computing counted."""
+    """Return the seconds of a step if nothing but computing counted."""
     return problem.job.batch / sum(problem.speed(device) for device in problem.usable)
 
 
@@ -408,7 +411,7 @@ def _whole_features(problem: Problem, hosts: Sequence[Host], state: float, thinn
 
 
 def _bounds(problem: Problem) -> list[int]:
-    """Borders of at most so many groups of about equal work."""
+    """Return the borders of at most so many groups of about equal work."""
     kind = problem.cluster.devices[problem.usable[0]].kind
     done = np.append(0.0, np.cumsum(problem.table.work(kind, problem.job.batch)))
     blocks = len(done) - 1
@@ -425,7 +428,7 @@ def _blocks(
     passed: npt.NDArray[np.float64],
     middle: float,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Features of the groups, and of each group on each sort."""
+    """Return the features of the groups, and of each group on each sort."""
     ideal, cluster, batch = _ideal(problem), problem.cluster, problem.job.batch
     elements, saved = problem.table.sums.elements, problem.table.sums.saved
     own = np.diff([float(elements[border]) for border in bounds])
@@ -452,7 +455,9 @@ def _blocks(
 def _link_features(
     problem: Problem, hosts: Sequence[Host], weights: float, passed: float, ideal: float
 ) -> npt.NDArray[np.float64]:
-    """Seconds of all weights and of all activations, latency, rate of what all pairs share; where both are."""
+    """Return the seconds of all weights and of all activations, the latency, the rate that all pairs share, and whether
+    both are in one host or region.
+    """
     found = np.zeros((len(hosts), len(hosts), EDGE["link"]))
     for i, a in enumerate(hosts):
         for j, b in enumerate(hosts):

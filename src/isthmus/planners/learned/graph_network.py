@@ -48,7 +48,7 @@ class Batch(NamedTuple):
     lanes: Tensor  # [2, n] actions and the sorts of lanes that they join
 
     def to(self, device: torch.device | str) -> Batch:
-        """On another device."""
+        """Return the batch on another device."""
         return Batch(
             {name: x.to(device) for name, x in self.nodes.items()},
             {name: x.to(device) for name, x in self.drafts.items()},
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
 
 def batch_of(looked: Sequence[Looked]) -> Batch:
-    """Drafts, of the same problem or of different ones, side by side."""
+    """Put drafts, of the same problem or of different ones, side by side."""
     blocks, sorts = [len(one.scene.blocks) for one in looked], [len(one.sorts) for one in looked]
     first_block, first_sort = np.cumsum([0, *blocks]), np.cumsum([0, *sorts])
     index: dict[str, list[np.ndarray]] = {name: [] for name in EDGE}
@@ -124,7 +124,7 @@ class EdgeAttention(nn.Module):
         self.score = nn.Parameter(torch.randn(heads, width // heads) / (width // heads) ** 0.5)
 
     def forward(self, source: Tensor, target: Tensor, index: Tensor, edges: Tensor) -> Tensor:
-        """Messages to all targets; nothing where no edge leads."""
+        """Return the messages to all targets; nothing where no edge leads."""
         shape = (-1, self.heads, source.shape[-1] // self.heads)
         there, here = index
         sent = self.source(source).view(shape)[there]
@@ -180,7 +180,7 @@ class GraphNetwork(nn.Module):
         )
 
     def forward(self, batch: Batch) -> Tensor:
-        """[actions]: the logarithm of how likely each is the best of its draft."""
+        """Return the logarithm of how likely each action is the best of its draft, [actions]."""
         whole = self.whole(batch.whole)
         nodes = {name: self.first[name](x) + whole[batch.drafts[name]] for name, x in batch.nodes.items()}
         for layer in self.layers:

@@ -23,7 +23,7 @@ _SLOPE = 0.2
 
 
 def log_likely(weights: Weights, looked: Sequence[Looked]) -> list[Array]:
-    """For each draft, the logarithm of how likely each of its actions is the best one. All are of one scene."""
+    """Return for each draft the logarithm of how likely each of its actions is the best one. All are of one scene."""
     sorts, links = np.stack([one.sorts for one in looked]), np.stack([one.links for one in looked])
     place, whole = np.stack([one.place for one in looked]), np.stack([one.whole for one in looked])
     scene, count = looked[0].scene, len(looked)
@@ -97,7 +97,7 @@ def _attend(
 
 
 def _apart(score: Array) -> Array:
-    """[width, heads]: what each head makes of its own part of the width, and nothing of the others'."""
+    """Return a matrix, [width, heads], in which each head has its own part of the width, and nothing of the others'."""
     heads, part = score.shape
     matrix = np.zeros((heads, part, heads), np.float32)
     matrix[np.arange(heads), :, np.arange(heads)] = score
@@ -109,7 +109,7 @@ def _linear(weights: Weights, at: str, x: Array) -> Array:
 
 
 def _times(x: Array, matrix: Array) -> Array:
-    """In one go: numpy multiplies arrays of more than two axes matrix by matrix."""
+    """Multiply in one go: numpy multiplies arrays of more than two axes matrix by matrix."""
     return (x.reshape(-1, x.shape[-1]) @ matrix).reshape(*x.shape[:-1], -1)
 
 

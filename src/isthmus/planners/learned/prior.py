@@ -15,12 +15,12 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from isthmus.cost.version import COST_MODEL
-from isthmus.planners.learned.decisions import Drafts
+from isthmus.planners.budget import Search
+from isthmus.planners.learned.decisions import Asked, Drafts, Prior, even
 from isthmus.planners.learned.features import ACTION, BLOCK, EDGE, SCENE, SORT, WHOLE, Feedback, Look, feedback_of
 from isthmus.planners.learned.network_numpy import Weights, log_likely
-from isthmus.planners.learned.tree_search import Asked, Prior, even
 from isthmus.planners.problem import Candidate, Floats
-from isthmus.planners.search.candidates import Candidates
+from isthmus.planners.search_constants import DRAFT_EFFORT, EVEN_PART, NETWORK_EFFORT
 
 if TYPE_CHECKING:
     from isthmus.planners.learned.graph_network import GraphNetwork
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["NetworkPrior", "load_network", "save_network", "shipped_prior"]
 
 _FILE = "planner.safetensors"
-_ASKED, _DRAFT = 3e-3, 3e-4  # seconds that asking the network takes, and each draft
-_EVEN = 0.1  # part of the prior that is even: what the network thinks impossible is tried in the end
 
 
 def shipped_prior() -> Prior:
-    """The prior of the network in the package; an even one, with a warning, where it is of another cost model."""
+    """Return the prior of the network in the package.
+
+    An even one, with a warning, where it is of another cost model.
+    """
     weights = _shipped()
     return NetworkPrior(weights) if weights is not None else even
 
@@ -55,7 +56,7 @@ def _stamp() -> dict[str, str]:
 
 
 def save_network(network: GraphNetwork, file: Path) -> None:
-    """Writes the weights and what they were trained for."""
+    """Write the weights and what they were trained for."""
     tensors = {name: tensor.detach().cpu().numpy() for name, tensor in network.state_dict().items()}
     part = file.with_suffix(".part")
     save_file(tensors, part, metadata=_stamp())
@@ -63,7 +64,9 @@ def save_network(network: GraphNetwork, file: Path) -> None:
 
 
 def load_network(file: Path) -> Weights | None:
-    """The weights of a file; None, with a warning, where they were trained for another cost model or other features."""
+    """Read the weights of a file; None, with a warning, where they were trained for another cost model or other
+    features.
+    """
     with safe_open(file, framework="numpy") as opened:
         stamp = opened.metadata() or {}
         other = [name for name, text in _stamp().items() if stamp.get(name) != text]
@@ -82,17 +85,18 @@ class NetworkPrior:
         self._look: Look | None = None
         self._told: tuple[Candidate | None, Feedback | None] = (None, None)
 
-    def __call__(self, pool: Candidates, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
+    def __call__(self, search: Search, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
         """Return for each draft how likely each of its actions is the best one."""
         if self._look is None or self._look.drafts is not drafts:
-            self._look = Look(pool.problem, drafts, self.blind)
-        if pool.best is not self._told[0]:
-            self._told = pool.best, None if pool.best is None else feedback_of(pool.problem, pool.best)
-        pool.problem.effort += _ASKED + _DRAFT * len(asked)
+            self._look = Look(search.problem, drafts, self.blind)
+        if search.best is not self._told[0]:
+            best = search.best
+            self._told = best, None if best is None else feedback_of(search.problem, best)
+        search.state.effort += NETWORK_EFFORT + DRAFT_EFFORT * len(asked)
         looked = [self._look.at(draft, actions, self._told[1]) for draft, actions in asked]
         likely: dict[int, Floats] = {}
         for scene in {id(one.scene) for one in looked}:
             same = [i for i, one in enumerate(looked) if id(one.scene) == scene]
             found = log_likely(self.weights, [looked[i] for i in same])
             likely |= {i: np.exp(part.astype(np.float64)) for i, part in zip(same, found, strict=True)}
-        return [(1 - _EVEN) * likely[i] / likely[i].sum() + _EVEN / len(likely[i]) for i in range(len(looked))]
+        return [(1 - EVEN_PART) * likely[i] / likely[i].sum() + EVEN_PART / len(likely[i]) for i in range(len(looked))]

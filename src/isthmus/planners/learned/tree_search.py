@@ -17,55 +17,32 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from isthmus.planners.budget import Search
-from isthmus.planners.layout.side_by_side import LaneMaker
-from isthmus.planners.learned.decisions import Decision, Draft, Drafts, Leaves
-from isthmus.planners.problem import Candidate, Floats, Problem
-from isthmus.planners.search.candidates import Candidates
-from isthmus.planners.search.finishing import finish
-from isthmus.planners.search.local_search import polish
+from isthmus.planners.learned.decisions import Asked, Decision, Draft, Drafts, Prior
+from isthmus.planners.problem import Floats
+from isthmus.planners.search.candidates import Candidates, ways
+from isthmus.planners.search.moves import Grouping
+from isthmus.planners.search_constants import (
+    TREE_CLOSE,
+    TREE_DESCENTS,
+    TREE_DOUBTED,
+    TREE_DOUBTING,
+    TREE_EXPLORE,
+    TREE_FEW,
+    TREE_FREE,
+    TREE_KNOWN,
+    TREE_TRUSTED,
+)
 
-__all__ = ["Asked", "Prior", "SearchTree", "even", "propose", "tree_search"]
+__all__ = ["Leaves", "SearchTree", "propose"]
 
-Asked = tuple[Draft, Sequence[Decision]]
 
-_EXPLORE, _DOUBTED = 0.7, 2.0  # c; how much more of it where all is doubted
-_TRUSTED, _DOUBTING = 2, 0.02  # rounds in a row that bring nothing better before the prior is doubted; more with each
 _NOISE = 1e-3  # part of a prior
-_BATCH = 8  # descents side by side
-_MOST_KNOWN = 40  # rounds in a row that bring nothing new: then all that the tree likes is known
-_MOST_FREE = 200  # rounds in a row that price nothing: all they lead to is known, or cannot hold the model
-_FEW = 2  # rounds in a row that bring nothing better, where the tree only proposes
-_TREE_PART, _POLISH_PART = 0.7, 0.6  # of what is left of the budget then
-
-
-Prior = Callable[[Candidates, Drafts, Sequence[Asked]], list[Floats]]
-"""How likely each action is the best one, for several drafts; those of a draft add up to 1."""
-
-
-def even(pool: Candidates, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
-    """The prior of somebody who knows nothing."""
-    return [np.full(len(actions), 1.0 / len(actions)) for _, actions in asked]
-
-
-def tree_search(
-    problem: Problem, lanes: LaneMaker, search: Search, given: Sequence[Candidate], prior: Prior = even
-) -> Candidate | None:
-    """The best plan so far, or a faster one that the tree leads to."""
-    pool = Candidates(problem, lanes, search, given[0] if given else None)
-    with search.within(_TREE_PART):
-        SearchTree(pool, prior).grow()
-    pool.rank()
-    with search.within(_POLISH_PART):
-        polish(pool)
-    finish(pool)
-    return pool.best
 
 
 def propose(prior: Prior, pool: Candidates) -> None:
-    """Prices what a prior likes best, for others to go on from: until some rounds in a row find nothing better."""
+    """Price what a prior likes best, for others to go on from, until some rounds in a row find nothing better."""
     tree = SearchTree(pool, prior)
-    while not pool.search.spent() and tree.same < _FEW:
+    while not pool.search.spent() and tree.same < TREE_FEW:
         tree.round()
 
 
@@ -77,11 +54,11 @@ class _Node:
         self.taken, self.total, self.most = np.zeros((3, len(actions)))
 
     def pick(self, doubt: float) -> int:
-        """The action to take; it counts as taken from now on."""
+        """Return the action to take; it counts as taken from now on."""
         seen = self.taken > 0
         prior = (1.0 - doubt) * self.prior + doubt / len(self.prior)
         worth = np.where(seen, (self.total / np.maximum(self.taken, 1.0) + self.most) / 2, self._unknown())
-        explore = _EXPLORE * (1.0 + _DOUBTED * doubt)
+        explore = TREE_EXPLORE * (1.0 + TREE_DOUBTED * doubt)
         scores = worth + explore * prior * np.sqrt(self.taken.sum() + 1.0) / (1.0 + self.taken)
         action = int(np.argmax(scores))
         self.taken[action] += 1
@@ -93,9 +70,40 @@ class _Node:
         return float(self.total.sum()) / taken if taken else 0.0
 
     def learn(self, action: int, worth: float) -> None:
-        """A leaf below the action was worth so much."""
+        """Note that a leaf below the action was worth so much."""
         self.total[action] += worth
         self.most[action] = max(self.most[action], worth)
+
+
+class Leaves:
+    """The seconds of whole drafts, by the exact pieces and the simulator; each is priced once."""
+
+    def __init__(self, pool: Candidates, drafts: Drafts) -> None:
+        self.pool, self.drafts = pool, drafts
+        self.seconds: dict[object, float] = {}  # by the settings' signatures; infinite where nothing fits
+
+    def price(self, draft: Draft) -> float:
+        """Return the seconds of the best plan that was priced for a draft."""
+        setting = self.drafts.setting(draft)
+        key = setting.signature
+        if key not in self.seconds:
+            self.seconds[key] = self._priced(setting, draft.degree)
+        return self.seconds[key]
+
+    def _priced(self, setting: Grouping, degree: int) -> float:
+        pool, best = self.pool, float("inf")
+        layout = pool.lanes.complete(setting.parts, setting.pace)
+        if layout is None:
+            return best
+        hows = ways(pool.problem, layout, copied=pool.search.state.copied)
+        for how, buckets in hows[::-1]:  # few buckets first, by trees where there are any
+            if pool.search.spent() or TREE_CLOSE * pool.limit < best < float("inf"):
+                break
+            candidate = pool.price_one(setting, self.drafts.bundles[degree], layout, how, buckets)
+            if candidate is None or not candidate.price.fits:
+                break
+            best = min(best, candidate.price.step_seconds)
+        return best
 
 
 class SearchTree:
@@ -115,9 +123,9 @@ class SearchTree:
         self._nodes: dict[Draft, _Node] = {}
 
     def grow(self) -> None:
-        """Goes down to leaves again and again, until the budget ends or nothing new is found."""
+        """Go down to leaves again and again, until the budget ends or nothing new is found."""
         known = free = 0
-        while not self.pool.search.spent() and known < _MOST_KNOWN and free < _MOST_FREE:
+        while not self.pool.search.spent() and known < TREE_KNOWN and free < TREE_FREE:
             before, made = len(self.leaves.seconds), self.pool.search.made
             self.round()
             known = 0 if len(self.leaves.seconds) > before else known + 1
@@ -125,11 +133,11 @@ class SearchTree:
             self.pool.search.tell("search")
 
     def round(self) -> None:
-        """Some descents side by side."""
-        doubt, before = min(1.0, _DOUBTING * max(0, self.same - _TRUSTED)), self.best
-        paths: list[list[tuple[_Node, int]]] = [[] for _ in range(_BATCH)]
-        ends = [Draft()] * _BATCH
-        going = list(range(_BATCH))
+        """Make some descents side by side."""
+        doubt, before = min(1.0, TREE_DOUBTING * max(0, self.same - TREE_TRUSTED)), self.best
+        paths: list[list[tuple[_Node, int]]] = [[] for _ in range(TREE_DESCENTS)]
+        ends = [Draft()] * TREE_DESCENTS
+        going = list(range(TREE_DESCENTS))
         while going:
             asked = {ends[i]: self.drafts.actions(ends[i]) for i in going if ends[i] not in self._nodes}
             self._expand([(draft, actions) for draft, actions in asked.items() if actions])
@@ -147,7 +155,7 @@ class SearchTree:
 
     def _expand(self, asked: Sequence[Asked]) -> None:
         choices = [one for one in asked if len(one[1]) > 1]
-        priors = self.prior(self.pool, self.drafts, choices) if choices else []
+        priors = self.prior(self.pool.search, self.drafts, choices) if choices else []
         known = {draft: prior for (draft, _), prior in zip(choices, priors, strict=True)}
         for draft, actions in asked:
             prior = known.get(draft, np.ones(1))

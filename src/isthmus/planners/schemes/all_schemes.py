@@ -14,115 +14,36 @@ Each tries the device sets of `devices` or parts of its own, several micro-batch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator
 
-from isthmus.cost.tables import ALONE
-from isthmus.plan.types import How, Plan
-from isthmus.planners.layout.build_plan import RingBound, build_stages, last_bucket, least_ring, least_update, make_plan
-from isthmus.planners.layout.memory_fit import MemoryFit, Need, StageOptions
-from isthmus.planners.layout.shares import even_shares, fair_shares, micro_batch_counts
-from isthmus.planners.problem import Floats, Problem
-from isthmus.planners.proposal import Idea, Version
+from isthmus.planners.layout.layout_types import Staged, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
+from isthmus.planners.layout.shares import micro_batch_counts
+from isthmus.planners.problem import Problem
+from isthmus.planners.proposal import Idea
 from isthmus.planners.schemes.classes import classes
+from isthmus.planners.schemes.data_parallel import data, data_even
 from isthmus.planners.schemes.device_sets import device_sets, fastest
+from isthmus.planners.schemes.fix import Fix
 from isthmus.planners.schemes.fsdp import fsdp
-from isthmus.planners.schemes.grid import Fix, grid, tensor
-from isthmus.planners.schemes.pipeline_bounds import Staged, own_times, staged_ideas, way_seconds
+from isthmus.planners.schemes.grid import grid, tensor
 from isthmus.planners.schemes.region import region
+from isthmus.planners.schemes.staged_ideas import own_times, staged_ideas
 
-__all__ = ["SCHEMES", "Scheme", "data", "data_even", "pipeline", "replicated"]
+__all__ = ["SCHEMES", "Scheme", "pipeline"]
 
 Scheme = Callable[[Problem, MemoryFit, Fix], Iterator[Idea]]
 _WAYS = (StageOptions(), StageOptions(recompute=True))
 
 
-def data_even(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """Equal shares on every device that holds the model."""
-    for devices in _holders(problem, room):
-        for count in micro_batch_counts(problem.job.batch, len(devices)):
-            shares = even_shares(problem.job.batch // count, len(devices))
-            yield replicated(problem, room, devices, shares, count, "ring")
-
-
-def data(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """Shares by speed on every device that holds the model; a device with nothing to do is left out."""
-    times = cache(partial(_whole_seconds, problem))
-    per_kind = {kind: partial(times, kind) for kind in problem.cluster.kinds}
-    for devices in _holders(problem, room):
-        kinds = [problem.cluster.devices[device].kind for device in devices]
-        for count in micro_batch_counts(problem.job.batch, len(devices)):
-            shares = fair_shares(problem.job.batch // count, [per_kind[kind] for kind in kinds], least=0)
-            busy = [(device, share) for device, share in zip(devices, shares, strict=True) if share]
-            used, taken = tuple(device for device, _ in busy), [share for _, share in busy]
-            yield replicated(problem, room, used, taken, count, "ring")
-            if len({problem.cluster.host_of(device).region for device in used}) > 1:
-                yield replicated(problem, room, used, taken, count, "tree")
-
-
-def _whole_seconds(problem: Problem, kind: str, samples: int) -> float:
-    """Return the seconds of the whole model on one device."""
-    return float(problem.table.seconds(kind, ALONE, samples)[:, -1].sum()) if samples else 0.0
-
-
-def _holders(problem: Problem, room: MemoryFit) -> list[tuple[str, ...]]:
-    """Device sets without devices that cannot hold the model and one sample, or may not; no larger than the batch.
-
-    All devices that may hold it, if none can.
-    """
-    may = [device for device in problem.usable if problem.allowed(device).all()]
-    needs = {device: Need((device,), 1, 1, 1, 1) for device in may}
-    able = {device for device in may if room.fits(needs[device], StageOptions(recompute=True))[0, -1]} or set(may)
-    sets = [[device for device in devices if device in able] for devices in device_sets(problem)]
-    return list(dict.fromkeys(fastest(problem, members, problem.job.batch) for members in sets if members))
-
-
-def replicated(
-    problem: Problem, room: MemoryFit, devices: tuple[str, ...], shares: Sequence[int], count: int, how: How
-) -> Idea:
-    """The whole model on every device."""
-    kinds = [problem.cluster.devices[device].kind for device in devices]
-    most: dict[str, tuple[int, str]] = {}
-    for kind, share, device in zip(kinds, shares, devices, strict=True):
-        most[kind] = max(most.get(kind, (0, "")), (share, device))
-    rows = {kind: problem.block_seconds(kind, ALONE, share).sum(axis=1) for kind, (share, _) in most.items()}
-    pairs = dict.fromkeys(zip(kinds, shares, strict=True))
-    every = [problem.block_seconds(kind, ALONE, share).sum(axis=1) for kind, share in pairs]
-    elements = problem.table.span(0, len(problem.graph.blocks) - 1).elements
-    last = last_bucket(problem, 0, len(problem.graph.blocks))
-    synced = elements * (problem.kept or 1.0)
-    ring = least_ring(problem, devices, synced, last=last) if how == "ring" else RingBound(0.0, 0.0)
-    update = min(least_update(problem, kind, elements) for kind in rows)
-    seconds = {way: _least(every, count, way, ring) + update for way in _WAYS}
-    members = [[((device,), share) for device, share in zip(devices, shares, strict=True)]]
-
-    def make(way: StageOptions) -> Plan:
-        return make_plan(problem, build_stages(problem, [0], members, way), count, how=how)
-
-    def versions() -> list[Version]:
-        needs = [Need((device,), 1, len(devices), share, 1) for share, device in most.values()]
-        ways = [way for way in _WAYS if all(room.fits(need, way)[0, -1] for need in needs)]
-        return [Version(seconds[way], partial(make, way)) for way in ways]
-
-    memory = sum(problem.cluster.kinds[kind].memory for kind in kinds)
-    return Idea(seconds[_WAYS[0]], memory, max(shares), versions, partial(make, _WAYS[-1]))
-
-
-def _least(rows: Sequence[Floats], count: int, way: StageOptions, ring: RingBound) -> float:
-    """Return the replicas' least seconds: the slowest computes, or the quickest syncs after its last gradients."""
-    both = [float(way_seconds(row, way)) for row in rows]
-    first = min((count - 1) * whole + float(row[0]) for whole, row in zip(both, rows, strict=True))
-    return max(count * max(both), first + ring.sending, count * min(both) + ring.travel)
-
-
-def pipeline(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """One stage a device, in the order of the cluster file."""
+def pipeline(problem: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
+    """Propose one stage a device, in the order of the cluster file."""
     chains = [fastest(problem, devices, len(problem.graph.blocks)) for devices in device_sets(problem)]
     for chain in dict.fromkeys(chains):
         for count in micro_batch_counts(problem.job.batch, 1):
             staged = Staged(tuple((((device,), problem.job.batch // count),) for device in chain), count)
             cuts = [own_times(problem, staged.stages)]
-            yield from staged_ideas(problem, room, staged, cuts, _WAYS, range(len(chain) - 1))
+            yield from staged_ideas(problem, memory, staged, cuts, _WAYS, range(len(chain) - 1))
 
 
 SCHEMES: dict[str, Scheme] = {

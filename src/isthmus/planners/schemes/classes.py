@@ -20,13 +20,14 @@ from typing import NamedTuple
 import numpy as np
 
 from isthmus.planners.layout.cuts import even_limits, span_sums
+from isthmus.planners.layout.device_groups import best_link, divides_heads, tensor_groups
+from isthmus.planners.layout.layout_types import Stage, Staged
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.shares import divisors
 from isthmus.planners.problem import Bools, Floats, Problem
 from isthmus.planners.proposal import Idea
-from isthmus.planners.schemes.device_sets import best_link, tensor_groups
-from isthmus.planners.schemes.grid import Fix, divides_heads, even_layers, micro_sizes, ways_of
-from isthmus.planners.schemes.pipeline_bounds import Stage, Staged, staged_ideas, versions
+from isthmus.planners.schemes.fix import Fix
+from isthmus.planners.schemes.staged_ideas import even_layers, micro_sizes, staged_ideas, versions, ways_of
 
 __all__ = ["classes"]
 
@@ -45,12 +46,12 @@ class _Class(NamedTuple):
 
     @property
     def lead(self) -> str:
-        """Its first device."""
+        """Return the first device of the class."""
         return self.groups[1][0][0]
 
 
 class _Mix(NamedTuple):
-    """How many stages of each class of a subset, with which replicas."""
+    """A number of stages for each class of a subset, with their replicas."""
 
     seconds: float  # no plan of it is faster
     subset: tuple[_Class, ...]
@@ -60,8 +61,8 @@ class _Mix(NamedTuple):
     micro: int  # samples of a micro-batch on one replica
 
 
-def classes(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """For all classes that may work together, the mixes with the best bounds, in every order."""
+def classes(problem: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
+    """Propose, for all classes that may work together, the mixes with the best bounds, in every order."""
     layers = _layers(problem)
     limits, sums = even_limits(layers), span_sums(layers)
     for subset in _subsets(_classes(problem)):
@@ -69,16 +70,16 @@ def classes(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
         most = max(1, _MOST_IDEAS // len(orders))
         for mix in heapq.nsmallest(most, _mixes(problem, subset, layers, limits), key=lambda mix: mix.seconds):
             allowed = sums <= limits[sum(mix.stages) - 1] * (1 + 1e-9)
-            yield from (_idea(problem, room, mix, order, layers, allowed) for order in orders)
+            yield from (_idea(problem, memory, mix, order, layers, allowed) for order in orders)
 
 
-def _idea(problem: Problem, room: MemoryFit, mix: _Mix, order: Sequence[int], layers: Floats, allowed: Bools) -> Idea:
+def _idea(problem: Problem, memory: MemoryFit, mix: _Mix, order: Sequence[int], layers: Floats, allowed: Bools) -> Idea:
     stages = [stage for c in order for stage in _stages(mix, c)]
     staged = Staged(tuple(stages), problem.job.batch // (mix.replicas * mix.micro))
     borders = [end - 1 for end in accumulate(mix.stages[c] for c in order)][:-1]
     ways, cuts = ways_of(mix.replicas), [partial(_even, [layers] * len(stages))]
-    (idea,) = staged_ideas(problem, room, staged, cuts, ways, borders)
-    made = partial(versions, problem, room, staged, cuts, ways, allowed)
+    (idea,) = staged_ideas(problem, memory, staged, cuts, ways, borders)
+    made = partial(versions, problem, memory, staged, cuts, ways, allowed)
     return idea._replace(seconds=max(idea.seconds, mix.seconds), versions=made)
 
 
@@ -93,7 +94,7 @@ def _layers(problem: Problem) -> Floats:
 
 
 def _classes(problem: Problem) -> list[_Class]:
-    """The strongest first."""
+    """Return the classes of the cluster, the strongest first."""
     members: dict[tuple[str, str], list[str]] = {}
     for device in problem.usable:
         key = problem.cluster.host_of(device).region, problem.cluster.devices[device].kind
@@ -107,7 +108,7 @@ def _classes(problem: Problem) -> list[_Class]:
 
 
 def _subsets(found: Sequence[_Class]) -> Iterator[tuple[_Class, ...]]:
-    """Classes that work together: any, or each alone and the strongest."""
+    """Yield classes that work together: any, or each alone and the strongest."""
     if len(found) <= _ALL_SUBSETS:
         for size in range(1, len(found) + 1):
             yield from combinations(found, size)
@@ -117,7 +118,7 @@ def _subsets(found: Sequence[_Class]) -> Iterator[tuple[_Class, ...]]:
 
 
 def _tensor_degrees(subset: Sequence[_Class]) -> list[tuple[int, ...]]:
-    """A degree for each class: any, or the same for all as far as they have it."""
+    """Return a degree for each class: any, or the same for all as far as they have it."""
     own = [sorted(member.groups) for member in subset]
     if prod(len(degrees) for degrees in own) <= _ALL_DEGREES:
         return list(product(*own))
@@ -126,7 +127,7 @@ def _tensor_degrees(subset: Sequence[_Class]) -> list[tuple[int, ...]]:
 
 
 def _mixes(problem: Problem, subset: tuple[_Class, ...], layers: Floats, limits: Floats) -> Iterator[_Mix]:
-    """All tensor degrees, replicas, depths and micro-batches, with their bounds."""
+    """Yield all tensor degrees, replicas, depths and micro-batches, with their bounds."""
     most, blocks = max(len(member.groups[1]) for member in subset), len(layers)
     replicas = _thinned([d for d in divisors(problem.job.batch) if d <= most], _DEGREES)
     gap, counted = _gap(problem, subset), layers > 0.0
@@ -134,10 +135,10 @@ def _mixes(problem: Problem, subset: tuple[_Class, ...], layers: Floats, limits:
         caps = [len(member.groups[t]) // count for member, t in zip(subset, degrees, strict=True)]
         if not all(caps):
             continue
-        facts = [problem.fact(member.groups[t][0]) for member, t in zip(subset, degrees, strict=True)]
+        kinds = [problem.replica_kind(member.groups[t][0]) for member, t in zip(subset, degrees, strict=True)]
         spreads = list(_spreads(problem, subset, caps, blocks))
         for micro in micro_sizes(problem, count):
-            rows = [problem.block_seconds(*fact, micro).sum(axis=0) for fact in facts]
+            rows = [problem.block_seconds(*kind, micro).sum(axis=0) for kind in kinds]
             per_weight = [float((row[counted] / layers[counted]).min()) for row in rows]
             around = float(np.min(rows, axis=0).sum()) + gap.travel if problem.serial else 0.0
             micro_batches = problem.job.batch // (count * micro)
@@ -149,7 +150,7 @@ def _mixes(problem: Problem, subset: tuple[_Class, ...], layers: Floats, limits:
 
 
 class _Gap(NamedTuple):
-    """What must pass between the regions of a subset at least, in seconds."""
+    """The least seconds of messages between the regions of a subset."""
 
     travel: float  # of one micro-batch, to the last region and back
     single: float  # of all samples, between two hosts
@@ -157,7 +158,9 @@ class _Gap(NamedTuple):
 
 
 def _gap(problem: Problem, subset: Sequence[_Class]) -> _Gap:
-    """Each region is next to another one: to its best neighbour at least all samples pass."""
+    """Return what passes between regions. Each region is next to another one: at least all samples pass to its best
+    neighbour.
+    """
     cluster, size = problem.cluster, problem.job.batch * problem.thinnest
     regions = list(dict.fromkeys(cluster.host_of(member.lead).region for member in subset))
     if len(regions) < 2:
@@ -175,7 +178,7 @@ def _gap(problem: Problem, subset: Sequence[_Class]) -> _Gap:
 
 
 def _thinned(numbers: Sequence[int], most: int) -> list[int]:
-    """So many of the numbers at most, spread out, the first and the last among them."""
+    """Return so many of the numbers at most, spread out, the first and the last among them."""
     if len(numbers) <= most:
         return list(numbers)
     step = (len(numbers) - 1) / (most - 1)
@@ -183,29 +186,31 @@ def _thinned(numbers: Sequence[int], most: int) -> list[int]:
 
 
 def _busiest(per_weight: Sequence[float], weight: float, stages: Sequence[int], limit: float) -> float:
-    """Seconds that the busiest stage of some class computes a micro-batch at least."""
+    """Return the least seconds that the busiest stage of some class computes a micro-batch."""
     depth = sum(stages)
     pairs = zip(per_weight, stages, strict=True)
     return max(seconds * max(0.0, weight - limit * (depth - own)) / own for seconds, own in pairs)
 
 
 def _spreads(problem: Problem, subset: Sequence[_Class], caps: Sequence[int], blocks: int) -> Iterator[tuple[int, ...]]:
-    """Yield how many stages each class has: all ways or, for usual depths, most for the quickest or the roomiest."""
+    """Yield how many stages each class has: all ways or, for usual depths, most for the fastest,
+    or for those with most memory.
+    """
     ways = prod(caps)
     if ways <= _ALL_SPREADS:
         yield from (way for way in product(*(range(1, cap + 1) for cap in caps)) if sum(way) <= blocks)
         return
     first = range(len(subset))
     quick = sorted(first, key=lambda i: -problem.speed(subset[i].lead))
-    roomy = sorted(first, key=lambda i: -problem.cluster.kind_of(subset[i].lead).memory)
+    large = sorted(first, key=lambda i: -problem.cluster.kind_of(subset[i].lead).memory)
     most = min(sum(caps), blocks)
     usual = {most, *range(1, 9), *(d for d in divisors(blocks)), *(2**i for i in range(most.bit_length()))}
     for depth in sorted(d for d in usual if len(subset) <= d <= most):
-        yield from dict.fromkeys(_filled(depth, caps, order) for order in (quick, roomy))
+        yield from dict.fromkeys(_filled(depth, caps, order) for order in (quick, large))
 
 
 def _filled(depth: int, caps: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """One stage for each class, the rest to the first of the order that have room."""
+    """Give each class one stage, and the rest to the first of the order that can take more."""
     stages, left = [1] * len(caps), depth - len(caps)
     for i in order:
         more = min(left, caps[i] - 1)
@@ -214,7 +219,7 @@ def _filled(depth: int, caps: Sequence[int], order: Sequence[int]) -> tuple[int,
 
 
 def _orders(problem: Problem, subset: Sequence[_Class]) -> Iterator[tuple[int, ...]]:
-    """Every order or, of many classes, the chains along the best links."""
+    """Yield every order or, of many classes, the chains along the best links."""
     if len(subset) <= _ALL_ORDERS:
         yield from permutations(range(len(subset)))
         return
@@ -228,11 +233,11 @@ def _orders(problem: Problem, subset: Sequence[_Class]) -> Iterator[tuple[int, .
 
 
 def _nearness(problem: Problem, a: _Class, b: _Class) -> float:
-    """Bytes a second between the first devices of two classes."""
+    """Return the bytes a second between the first devices of two classes."""
     hosts = problem.cluster.host_of(a.lead), problem.cluster.host_of(b.lead)
     if hosts[0].name == hosts[1].name:
         return float("inf")
-    link = problem.roads.link(hosts[0].name, hosts[1].name)
+    link = problem.network.link(hosts[0].name, hosts[1].name)
     return 0.0 if link is None else float(link.bandwidth)
 
 

@@ -1,15 +1,12 @@
-"""Which devices a plan may use: the sets that a user would try, and the tensor groups among them."""
+"""The sets of devices that a user would try."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from itertools import combinations, groupby
 
-from isthmus.cluster.spec import Cluster
 from isthmus.planners.problem import Problem
 
-__all__ = ["best_link", "device_sets", "fastest", "largest_host", "tensor_groups"]
+__all__ = ["device_sets", "fastest"]
 
 
 def device_sets(problem: Problem) -> list[tuple[str, ...]]:
@@ -42,39 +39,8 @@ def _shape(problem: Problem, host: str) -> tuple[object, ...]:
 
 
 def fastest(problem: Problem, devices: Sequence[str], count: int) -> tuple[str, ...]:
-    """So many of the devices, the fastest, in the order in which they are given."""
+    """Return so many of the devices, the fastest, in the order in which they are given."""
     if len(devices) <= count:
         return tuple(devices)
     chosen = set(sorted(devices, key=lambda device: -problem.speed(device))[:count])
     return tuple(device for device in devices if device in chosen)
-
-
-def largest_host(problem: Problem) -> int:
-    """Devices of one kind on the host that has most."""
-    return max(max(host.devices.values(), default=0) for host in problem.cluster.hosts.values())
-
-
-def best_link(cluster: Cluster, a: str, b: str) -> tuple[float, float] | None:
-    """The largest bandwidth and, as a negative number, the least latency of links between hosts of two regions."""
-    where = {name: host.region for name, host in cluster.hosts.items()}
-    links = [link for link in cluster.links if sorted(where.get(end, end) for end in link.between) == sorted((a, b))]
-    if not links:
-        return None
-    return max(float(link.bandwidth) for link in links), -min(float(link.latency) for link in links)
-
-
-def tensor_groups(problem: Problem, devices: Sequence[str], degree: int) -> list[tuple[str, ...]]:
-    """Groups of equal devices of one host, or of several hosts if none is large enough; a rest stays idle."""
-    cluster = problem.cluster
-    wide = degree > max(Counter(device.rpartition("/")[0] for device in devices).values())
-    groups: list[tuple[str, ...]] = []
-    for _, members in groupby(devices, key=lambda d: cluster.devices[d].kind if wide else d.rpartition("/")[0]):
-        row = list(members)
-        groups.extend(tuple(row[i : i + degree]) for i in range(0, len(row) - degree + 1, degree))
-    return [group for group in groups if _joined(problem, group)] if wide else groups
-
-
-def _joined(problem: Problem, group: Sequence[str]) -> bool:
-    """Return whether all hosts of a group can talk directly."""
-    hosts = dict.fromkeys(problem.cluster.devices[device].host for device in group)
-    return all(problem.cluster.link(a, b) is not None for a, b in combinations(hosts, 2))

@@ -17,32 +17,33 @@ from isthmus.cluster.spec import Cluster
 from isthmus.cost.tables import ALONE
 from isthmus.plan.types import Layout, Plan
 from isthmus.planners.layout.build_plan import build_stages, least_ring, least_update, make_plan, unit_bytes
-from isthmus.planners.layout.memory_fit import BUCKET, MemoryFit, Need, StageOptions
+from isthmus.planners.layout.layout_types import BUCKET, Need, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
+from isthmus.planners.layout.pipeline_bounds import way_seconds
 from isthmus.planners.layout.shares import even_shares, micro_batch_counts
 from isthmus.planners.problem import Problem
 from isthmus.planners.proposal import Idea, Version
 from isthmus.planners.schemes.device_sets import device_sets, fastest
-from isthmus.planners.schemes.grid import Fix
-from isthmus.planners.schemes.pipeline_bounds import way_seconds
+from isthmus.planners.schemes.fix import Fix
 
 __all__ = ["fsdp"]
 
 _PARTS = (32, 8)  # units of the whole model, beside units as large as other schemes' buckets
 
 
-def fsdp(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """Every device set, as far as its devices have room for their part, and every size of units."""
+def fsdp(problem: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
+    """Propose every device set whose devices have memory for their part, with every size of units."""
     whole = problem.graph.elements * problem.table.width
     units = [BUCKET, *(whole / parts for parts in _PARTS)]  # bytes
-    for devices in _holders(problem, room):
+    for devices in _holders(problem, memory):
         for count in micro_batch_counts(problem.job.batch, len(devices)):
             for unit in units:
-                yield _sharded(problem, room, devices, count, "sharded-all", unit)
-            yield _sharded(problem, room, devices, count, "sharded-optimizer", BUCKET)
+                yield _sharded(problem, memory, devices, count, "sharded-all", unit)
+            yield _sharded(problem, memory, devices, count, "sharded-optimizer", BUCKET)
 
 
-def _holders(problem: Problem, room: MemoryFit) -> list[tuple[str, ...]]:
-    """Device sets of two or more, without devices that cannot hold their part and one sample, or may not.
+def _holders(problem: Problem, memory: MemoryFit) -> list[tuple[str, ...]]:
+    """Return device sets of two or more, without devices that cannot hold their part and one sample, or may not.
 
     Those that leave make the others' parts larger, so it is asked again. All that may hold it, if none can.
     """
@@ -57,16 +58,18 @@ def _holders(problem: Problem, room: MemoryFit) -> list[tuple[str, ...]]:
         before: tuple[str, ...] = ()
         while len(able) > 1 and able != before:
             kinds = {problem.cluster.devices[device].kind: device for device in able}
-            fits = {k: room.fits(Need((d,), 1, len(able), 1, 1), way)[0, -1] for k, d in kinds.items()}
+            fits = {k: memory.fits(Need((d,), 1, len(able), 1, 1), way)[0, -1] for k, d in kinds.items()}
             able, before = tuple(d for d in able if fits[problem.cluster.devices[d].kind]), able
         found.append(able if len(able) > 1 else members)
     return list(dict.fromkeys(members for members in found if len(members) > 1))
 
 
 def _sharded(
-    problem: Problem, room: MemoryFit, devices: tuple[str, ...], count: int, state: Layout, unit: float
+    problem: Problem, memory: MemoryFit, devices: tuple[str, ...], count: int, state: Layout, unit: float
 ) -> Idea:
-    """One device set; nothing is faster than its slowest device, or than the bytes that must pass its slowest link."""
+    """Propose one device set; nothing is faster than its slowest device, or than the bytes that must pass its slowest
+    link.
+    """
     shares = even_shares(problem.job.batch // count, len(devices))
     kinds = {problem.cluster.devices[device].kind: device for device in reversed(devices)}  # first: the larger share
     share = dict(zip(devices, shares, strict=True))
@@ -82,7 +85,7 @@ def _sharded(
 
     def versions() -> list[Version]:
         needs = [Need((device,), 1, len(devices), share[device], 1) for device in kinds.values()]
-        fitting = [way for way in ways if all(room.fits(need, way)[0, -1] for need in needs)]
+        fitting = [way for way in ways if all(memory.fits(need, way)[0, -1] for need in needs)]
         return [Version(seconds[way], partial(_plan, problem, devices, shares, count, way, unit)) for way in fitting]
 
     return Idea(
@@ -95,13 +98,13 @@ def _sharded(
 
 
 def _exchange(problem: Problem, devices: Sequence[str], count: int, unit: float) -> float:
-    """Seconds in which the busiest of what messages pass at least carries all gathers and sums of a step.
+    """Return the least seconds in which the busiest of what messages pass carries all gathers and sums of a step.
 
     Of n devices each sends every other its n-th of the weights, for each forward and each backward, and the next one
     n - 1 such parts of each micro-batch's gradients. A unit that two turns in a row use is sent once: the last one's
     backward follows its forward, the first one's forward its backward of the micro-batch before.
     """
-    table, n, cluster = problem.table, len(devices), problem.roads
+    table, n, cluster = problem.table, len(devices), problem.network
     blocks = len(problem.graph.blocks)
     tied = sum(elements for _, elements in table.tied)
     own = unit_bytes(table.span(0, blocks - 1).elements * table.width, unit, count, n) / table.width

@@ -14,48 +14,30 @@ from typing import NamedTuple
 
 import numpy as np
 
-from isthmus.errors import NoPlanError, UsageError
+from isthmus.errors import NoPlanError
 from isthmus.plan.types import Plan
 from isthmus.planners.layout.build_plan import least_ring
 from isthmus.planners.layout.cuts import balanced_cut
-from isthmus.planners.layout.memory_fit import MemoryFit, StageOptions
-from isthmus.planners.layout.shares import divisors, micro_batch_counts
-from isthmus.planners.problem import Fact, Floats, Problem
+from isthmus.planners.layout.device_groups import divides_heads, largest_host, tensor_groups
+from isthmus.planners.layout.layout_types import Staged, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
+from isthmus.planners.layout.pipeline_bounds import least_seconds
+from isthmus.planners.layout.shares import divisors
+from isthmus.planners.problem import Floats, Problem, ReplicaKind
 from isthmus.planners.proposal import Idea, Version
-from isthmus.planners.schemes.device_sets import device_sets, largest_host, tensor_groups
-from isthmus.planners.schemes.pipeline_bounds import Staged, least_seconds, nearest, staged_plan, versions
+from isthmus.planners.schemes.device_sets import device_sets
+from isthmus.planners.schemes.fix import Fix
+from isthmus.planners.schemes.staged_ideas import even_layers, micro_sizes, nearest, staged_plan, versions, ways_of
+from isthmus.planners.search_constants import VERSIONS_EFFORT
 
-__all__ = [
-    "Fix",
-    "cannot_have",
-    "divides_heads",
-    "even_layers",
-    "grid",
-    "megatron_plan",
-    "micro_sizes",
-    "parse_fix",
-    "tensor",
-    "ways_of",
-]
-
-
-class Fix(NamedTuple):
-    """Degrees that `grid` must use; None is free. `micro` counts samples per replica, as in Megatron."""
-
-    tp: int | None = None
-    pp: int | None = None
-    dp: int | None = None
-    micro: int | None = None
-
-    def __str__(self) -> str:
-        return ",".join(f"{name}={value}" for name, value in self._asdict().items() if value is not None)
+__all__ = ["cannot_have", "grid", "megatron_plan", "tensor"]
 
 
 class _Layout(NamedTuple):
     """Degrees with the groups that fill them, stage by stage."""
 
     groups: tuple[tuple[str, ...], ...]
-    facts: tuple[Fact, ...]  # kind and links of each group
+    kinds: tuple[ReplicaKind, ...]  # kind and links of each group
     tp: int
     pp: int
     dp: int
@@ -63,39 +45,29 @@ class _Layout(NamedTuple):
     micro_batches: int
 
 
-def parse_fix(text: str) -> Fix:
-    """`tp=2,pp=4,dp=2,micro=4`, any of them."""
-    values: dict[str, int] = {}
-    for word in text.split(","):
-        name, _, number = word.strip().partition("=")
-        if name not in Fix._fields or name in values or not number.isdecimal() or not 1 <= len(number) <= 9:
-            number = "0"
-        if int(number) < 1:
-            raise UsageError(
-                "--fix cannot be read", found=word, expected="degrees like tp=2,pp=4,dp=2,micro=4, each 1 or more, once"
-            )
-        values[name] = int(number)
-    return Fix(**values)
+def grid(problem: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
+    """Propose every layout that the devices, the heads and the batch allow."""
+    return (_idea(problem, memory, layout, fix) for layout in _layouts(problem, fix, _tensor_degrees(problem, fix)))
 
 
-def grid(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """Every layout that the devices, the heads and the batch allow."""
-    return (_idea(problem, room, layout, fix) for layout in _layouts(problem, fix, _tensor_degrees(problem, fix)))
+def tensor(problem: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
+    """Propose the model as one stage of tensor groups of any size, which may span hosts.
 
-
-def tensor(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """The model as one stage of tensor groups of any size, which may span hosts; data parallel over the rest."""
+    Data parallel over the rest.
+    """
     one = Fix(pp=1)
     most = max(Counter(problem.cluster.devices[device].kind for device in problem.usable).values())
     degrees = [tp for tp in range(2, most + 1) if divides_heads(problem, tp)]
-    return (_idea(problem, room, layout, one) for layout in _layouts(problem, one, degrees))
+    return (_idea(problem, memory, layout, one) for layout in _layouts(problem, one, degrees))
 
 
 def megatron_plan(problem: Problem, fix: Fix) -> Plan:
-    """The plain layout of pinned degrees, whether it fits or not: even layers, replicated, nothing recomputed."""
+    """Return the plain layout of pinned degrees, whether it fits or not: even layers, replicated,
+    nothing recomputed.
+    """
     layout = next(_layouts(problem, fix, _tensor_degrees(problem, fix)))
-    weights, room = _weights(problem, layout, fix)[0], MemoryFit(problem)
-    firsts = balanced_cut([weights] * layout.pp, [room.splits(layout.tp)] * layout.pp)
+    weights, memory = _weights(problem, layout, fix)[0], MemoryFit(problem)
+    firsts = balanced_cut([weights] * layout.pp, [memory.splits(layout.tp)] * layout.pp)
     if firsts is None:
         raise cannot_have(problem, fix)
     return staged_plan(problem, _staged(layout), firsts, StageOptions())
@@ -106,9 +78,9 @@ def _layouts(problem: Problem, fix: Fix, degrees: Sequence[int]) -> Iterator[_La
     for devices in device_sets(problem):
         for tp in degrees:
             groups = tensor_groups(problem, devices, tp)
-            facts = [problem.fact(group) for group in groups]
+            kinds = [problem.replica_kind(group) for group in groups]
             for pp, dp in _degrees(problem, len(groups), tp, fix):
-                used, known = tuple(groups[: pp * dp]), tuple(facts[: pp * dp])
+                used, known = tuple(groups[: pp * dp]), tuple(kinds[: pp * dp])
                 if (used, pp) in seen:
                     continue
                 seen.add((used, pp))
@@ -117,20 +89,14 @@ def _layouts(problem: Problem, fix: Fix, degrees: Sequence[int]) -> Iterator[_La
 
 
 def _tensor_degrees(problem: Problem, fix: Fix) -> list[int]:
-    """Degrees that the model's heads and the largest host allow; a pinned one may span hosts."""
+    """Return the degrees that the model's heads and the largest host allow; a pinned one may span hosts."""
     if fix.tp is not None:
         return [fix.tp] if fix.tp == 1 or divides_heads(problem, fix.tp) else []
     return [tp for tp in range(1, largest_host(problem) + 1) if tp == 1 or divides_heads(problem, tp)]
 
 
-def divides_heads(problem: Problem, tp: int) -> bool:
-    """Return whether some block can be split, and every block that can be split can be split `tp` ways."""
-    heads = {block.tensor.heads for block in problem.graph.blocks if block.tensor is not None}
-    return bool(heads) and all(head % tp == 0 for head in heads)
-
-
 def _degrees(problem: Problem, groups: int, tp: int, fix: Fix) -> Iterator[tuple[int, int]]:
-    """(pp, dp) for so many tensor groups; free data degrees fill them, half of them, ... or whole hosts."""
+    """Yield (pp, dp) for so many tensor groups; free data degrees fill them, half of them, ... or whole hosts."""
     batch, host = problem.job.batch, largest_host(problem)
     ways = divisors(batch)
     depths = {d for d in range(1, groups + 1) if groups % d == 0 or d & (d - 1) == 0}
@@ -145,34 +111,27 @@ def _degrees(problem: Problem, groups: int, tp: int, fix: Fix) -> Iterator[tuple
                 yield pp, dp
 
 
-def micro_sizes(problem: Problem, dp: int, pinned: int | None = None) -> list[int]:
-    """Samples of a micro-batch on one of so many equal replicas."""
-    share = problem.job.batch // dp
-    if pinned is not None:
-        return [pinned] if share % pinned == 0 else []
-    return [share // count for count in micro_batch_counts(share, 1, most=5)]
-
-
-def _idea(problem: Problem, room: MemoryFit, layout: _Layout, fix: Fix) -> Idea:
-    """A layout; no cut of it is faster than one whose stages grow so that all are busy to the end.
+def _idea(problem: Problem, memory: MemoryFit, layout: _Layout, fix: Fix) -> Idea:
+    """Return the idea of a layout; no cut of it is faster than one whose stages grow so that all are busy to the end.
 
     With T seconds for the whole model, m micro-batches and p stages that is T / (1 - (1 - 1 / m)^p), or m T / p where
     stages need not wait for each other.
     """
-    blocks = [problem.block_seconds(*fact, layout.micro).sum(axis=0) for fact in dict.fromkeys(layout.facts)]
+    blocks = [problem.block_seconds(*kind, layout.micro).sum(axis=0) for kind in dict.fromkeys(layout.kinds)]
     whole = float(np.min(blocks, axis=0).sum())  # each block where it is quickest
     busy = 1.0 - (1.0 - 1.0 / layout.micro_batches) ** layout.pp if problem.serial else layout.pp / layout.micro_batches
     return Idea(
         seconds=max(whole / busy, _slow_links(problem, layout)),
-        memory=sum(problem.cluster.kinds[kind].memory for kind, _ in layout.facts) * layout.tp,
+        memory=sum(problem.cluster.kinds[kind].memory for kind, _ in layout.kinds) * layout.tp,
         samples=layout.micro,
-        versions=partial(_versions, problem, room, layout, fix),
-        nearest=lambda: nearest(problem, room, _staged(layout), ways_of(layout.dp)[-1]),
+        versions=partial(_versions, problem, memory, layout, fix),
+        nearest=lambda: nearest(problem, memory, _staged(layout), ways_of(layout.dp)[-1]),
+        versions_effort=VERSIONS_EFFORT,
     )
 
 
 def _slow_links(problem: Problem, layout: _Layout) -> float:
-    """Seconds that a layout over several regions, or of one stage, needs at least for its messages."""
+    """Return the least seconds of the messages of a layout over several regions, or of one stage."""
     regions = [problem.cluster.host_of(group[0]).region for group in layout.groups]
     borders = [s for s in range(layout.pp - 1) if regions[s * layout.dp] != regions[(s + 1) * layout.dp]]
     if layout.pp == 1:
@@ -181,40 +140,23 @@ def _slow_links(problem: Problem, layout: _Layout) -> float:
     return least_seconds(problem, _staged(layout), borders) if borders else 0.0
 
 
-def ways_of(dp: int) -> list[StageOptions]:
-    """Return the ways in which so many equal replicas may hold their state."""
-    ways = [StageOptions(recompute=recompute) for recompute in (False, True)]
-    sharded = [StageOptions(way.recompute, "sharded-optimizer") for way in ways] if dp > 1 else []
-    return [*ways, *sharded]
-
-
 def _staged(layout: _Layout) -> Staged:
     members = [(group, layout.micro) for group in layout.groups]
     stages = tuple(tuple(members[s * layout.dp : (s + 1) * layout.dp]) for s in range(layout.pp))
     return Staged(stages, layout.micro_batches)
 
 
-def _versions(problem: Problem, room: MemoryFit, layout: _Layout, fix: Fix) -> list[Version]:
-    """Each way to hold the state, with each cut that fits so."""
+def _versions(problem: Problem, memory: MemoryFit, layout: _Layout, fix: Fix) -> list[Version]:
+    """Return each way to hold the state, with each cut that fits so."""
     rows = [[weights] * layout.pp for weights in _weights(problem, layout, fix)]
     cuts = [lambda _, row=row: row for row in rows]
-    return versions(problem, room, _staged(layout), cuts, ways_of(layout.dp))
-
-
-def even_layers(problem: Problem) -> Floats:
-    """Return the forward FLOPs of blocks whose work recurs, as Megatron counts layers; 0 for all other blocks.
-
-    By FLOPs, not by digest: the last layer has the model's last norm in it and is a layer all the same.
-    """
-    work = [block.forward_flops for block in problem.graph.blocks]
-    often = Counter(work)
-    return np.array([flops if often[flops] > 1 else 0.0 for flops in work])
+    return versions(problem, memory, _staged(layout), cuts, ways_of(layout.dp))
 
 
 def _weights(problem: Problem, layout: _Layout, fix: Fix) -> list[Floats]:
     """Return what stages should share evenly: layers, if there are any, as Megatron cuts; times too if all is free."""
     layers = even_layers(problem)
-    times = problem.block_seconds(*layout.facts[0], 1).sum(axis=0)
+    times = problem.block_seconds(*layout.kinds[0], 1).sum(axis=0)
     if not layers.any():
         return [times]
     return [layers] if fix != Fix() else [layers, times]

@@ -15,7 +15,7 @@ from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.shares import even_shares, micro_batch_counts
 from isthmus.planners.problem import LARGE, Problem
 from isthmus.planners.proposal import Idea
-from isthmus.planners.schemes.all_schemes import replicated
+from isthmus.planners.schemes.data_parallel import replicated
 from isthmus.units import format_bytes
 
 __all__ = ["everywhere"]
@@ -49,10 +49,10 @@ def everywhere(problem: Problem) -> Outcome | None:
 
 
 def _ideas(problem: Problem, devices: tuple[str, ...]) -> Iterator[Idea]:
-    room = MemoryFit(problem)
+    memory = MemoryFit(problem)
     for count in micro_batch_counts(problem.job.batch, len(devices)):
         shares = even_shares(problem.job.batch // count, len(devices))
-        yield replicated(problem, room, devices, shares, count, "ring")
+        yield replicated(problem, memory, devices, shares, count, "ring")
 
 
 def _plans(ideas: list[Idea]) -> Iterator[tuple[Plan, float]]:

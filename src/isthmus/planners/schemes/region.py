@@ -13,13 +13,14 @@ from functools import cache, partial
 from itertools import accumulate, product
 from typing import NamedTuple
 
+from isthmus.planners.layout.device_groups import best_link, divides_heads, tensor_groups
+from isthmus.planners.layout.layout_types import Stage, Staged
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.shares import even_shares, fair_shares, micro_batch_counts
 from isthmus.planners.problem import Problem
 from isthmus.planners.proposal import Idea
-from isthmus.planners.schemes.device_sets import best_link, tensor_groups
-from isthmus.planners.schemes.grid import Fix, divides_heads, ways_of
-from isthmus.planners.schemes.pipeline_bounds import Stage, Staged, own_times, staged_ideas
+from isthmus.planners.schemes.fix import Fix
+from isthmus.planners.schemes.staged_ideas import own_times, staged_ideas, ways_of
 
 __all__ = ["region"]
 
@@ -30,15 +31,17 @@ _MOST_MIXES = 64  # ways to give each region of a chain rows of its own
 
 
 class _Rows(NamedTuple):
-    """How the devices of a region stand: tensor groups of a degree, in so many stages."""
+    """The layout of a region: tensor groups of a degree, in so many stages."""
 
     strongest: bool  # only devices of the kind that computes most
     degree: int
     stages: int  # 0: one a host; -1: one a group
 
 
-def region(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
-    """Every chain of regions with every way to stand that all of them share, or, if there are few, each has its own."""
+def region(problem: Problem, memory: MemoryFit, fix: Fix) -> Iterator[Idea]:
+    """Propose every chain of regions with every way to stand that all of them share, or, if there are few, each with
+    its own.
+    """
     if len({problem.cluster.host_of(device).region for device in problem.usable}) < 2:
         return
     stand = cache(partial(_stand, problem))
@@ -51,11 +54,13 @@ def region(problem: Problem, room: MemoryFit, fix: Fix) -> Iterator[Idea]:
                 continue
             seen.add(rows)
             ends = list(accumulate(len(stages) for stages in stands))
-            yield from _ideas(problem, room, rows, [end - 1 for end in ends[:-1]])
+            yield from _ideas(problem, memory, rows, [end - 1 for end in ends[:-1]])
 
 
 def _chains(problem: Problem) -> Iterator[tuple[str, ...]]:
-    """Each region alone; the greedy chain from the strongest one, ended after each region, both ways round."""
+    """Yield each region alone, and the greedy chain from the strongest one, ended after each region,
+    both ways round.
+    """
     power: dict[str, float] = {}
     for device in problem.usable:
         name = problem.cluster.host_of(device).region
@@ -85,7 +90,7 @@ def _mixes(problem: Problem, regions: int) -> Iterator[tuple[_Rows, ...]]:
 
 
 def _stand(problem: Problem, name: str, how: _Rows) -> tuple[Groups, ...]:
-    """The stages of one region; none where it has no such groups."""
+    """Return the stages of one region; none where it has no such groups."""
     devices = [device for device in problem.usable if problem.cluster.host_of(device).region == name]
     if how.strongest:
         kinds: dict[str, float] = {}
@@ -105,21 +110,21 @@ def _stand(problem: Problem, name: str, how: _Rows) -> tuple[Groups, ...]:
     return tuple(tuple(groups[end - size : end]) for size, end in zip(sizes, ends, strict=True))
 
 
-def _ideas(problem: Problem, room: MemoryFit, rows: Sequence[Groups], borders: Sequence[int]) -> Iterator[Idea]:
-    """Several numbers of micro-batches, and of those that are let in to keep far regions busy."""
+def _ideas(problem: Problem, memory: MemoryFit, rows: Sequence[Groups], borders: Sequence[int]) -> Iterator[Idea]:
+    """Yield ideas with several numbers of micro-batches, and of those that are let in to keep far regions busy."""
     for count in micro_batch_counts(problem.job.batch, 1):
         stages = tuple(_shared(problem, groups, problem.job.batch // count) for groups in rows)
         ways = ways_of(max(len(stage) for stage in stages))
         staged, cuts = Staged(stages, count), [own_times(problem, stages)]
-        yield from staged_ideas(problem, room, staged, cuts, ways, borders, _AHEAD if borders else (0,))
+        yield from staged_ideas(problem, memory, staged, cuts, ways, borders, _AHEAD if borders else (0,))
 
 
 def _shared(problem: Problem, groups: Groups, samples: int) -> Stage:
-    """Shares that make all groups finish together; a group with nothing to do is left out."""
-    facts = [problem.fact(group) for group in groups]
-    if len(set(facts)) == 1:
+    """Return shares that make all groups finish together; a group with nothing to do is left out."""
+    kinds = [problem.replica_kind(group) for group in groups]
+    if len(set(kinds)) == 1:
         shares = even_shares(samples, len(groups))
     else:
-        times = {fact: partial(problem.whole_seconds, *fact) for fact in dict.fromkeys(facts)}
-        shares = fair_shares(samples, [times[fact] for fact in facts], least=0)
+        times = {kind: partial(problem.whole_seconds, *kind) for kind in dict.fromkeys(kinds)}
+        shares = fair_shares(samples, [times[kind] for kind in kinds], least=0)
     return tuple((group, share) for group, share in zip(groups, shares, strict=True) if share)

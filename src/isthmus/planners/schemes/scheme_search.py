@@ -1,31 +1,29 @@
 """The search for a scheme's best plan, which can be left and taken up again.
 
 A scheme's ideas are tried in the order of their bounds. The search is at its end when no idea that is left can be
-faster than the best plan found, or when as many ideas were tried as a scheme may have (`MOST_IDEAS`, those with the
+faster than the best plan found, or when as many ideas were tried as a scheme may have (`SCHEME_IDEAS`, those with the
 best bounds: that is part of what a scheme is). Until then the scheme is unfinished: the clock, the effort or the number
 of messages ended it, and a faster plan of it may exist.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from isthmus.plan.types import Outcome
-from isthmus.planners.budget import Search, flaw
+from isthmus.planners.budget import Limits, Search, flaw
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.notes import why_not
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.proposal import Idea, Version
 from isthmus.planners.schemes.all_schemes import SCHEMES
-from isthmus.planners.schemes.grid import Fix
+from isthmus.planners.schemes.fix import Fix
 from isthmus.planners.search.large_clusters import treed
+from isthmus.planners.search_constants import IDEA_EFFORT, IDEAS_PART, SCHEME_IDEAS, VERSIONS_NEAR
+from isthmus.planners.search_state import SearchState
 
-__all__ = ["MOST_IDEAS", "SchemeSearch"]
-
-MOST_IDEAS = 400  # of one scheme
-_NEAR = 1.05  # times the best plan so far: how far apart an idea's versions are taken to be
-_IDEAS_PART = 0.5  # of what a scheme may spend, to make its ideas
-_MADE = 1e-5  # effort of making an idea, at least
+__all__ = ["SchemeSearch", "advance_all", "scheme_plans"]
 
 
 class SchemeSearch:
@@ -35,12 +33,13 @@ class SchemeSearch:
     """
 
     def __init__(
-        self, problem: Problem, room: MemoryFit, name: str, fix: Fix | None, before: SchemeSearch | None = None
+        self, state: SearchState, memory: MemoryFit, name: str, fix: Fix | None, before: SchemeSearch | None = None
     ) -> None:
-        self.problem, self.name, self.before = problem, name, before
+        self.state, self.problem, self.name, self.before = state, state.problem, name, before
         self.ideas: list[Idea] = []  # all that were made
         self.best: Candidate | None = None
-        self._coming: Iterator[Idea] | None = SCHEMES[name](problem, room, fix if fix and name == "grid" else Fix())
+        fixed = fix if fix and name == "grid" else Fix()
+        self._coming: Iterator[Idea] | None = SCHEMES[name](self.problem, memory, fixed)
         self._left: list[Idea] = []  # the best bound first
         self._passed: list[Version] = []  # too many messages for what was left then
         self._tried = 0
@@ -51,8 +50,8 @@ class SchemeSearch:
     @property
     def ended(self) -> bool:
         """Return whether no plan of the scheme that it may still try can be faster than its best."""
-        waiting = self._tried < MOST_IDEAS and any(self._promises(idea) for idea in self._left)
-        twin = self.problem.copied and self.best is not self._treed
+        waiting = self._tried < SCHEME_IDEAS and any(self._promises(idea) for idea in self._left)
+        twin = self.state.copied and self.best is not self._treed
         return self._coming is None and not waiting and not twin and not any(map(self._promises, self._passed))
 
     @property
@@ -69,7 +68,7 @@ class SchemeSearch:
         seconds, devices = (found.price.step_seconds, len(found.price.memory)) if found is not None else (None, None)
         if not self.ended:
             many = self._coming is None and not self._left
-            reason = "its plans have too many messages to play" if many else "the budget ran out"
+            reason = "its plans have too many messages to simulate" if many else "the budget ran out"
             return Outcome(state="unfinished", best_so_far=seconds, reason=reason, devices=devices)
         if seconds is not None:
             return Outcome(state="found", seconds=seconds, devices=devices)
@@ -81,12 +80,12 @@ class SchemeSearch:
         search.best, search.played = self.best, 0
         self._make(search)
         self._try_passed(search)
-        while self._left and self._tried < MOST_IDEAS and self._promises(self._left[0]) and not search.spent():
+        while self._left and self._tried < SCHEME_IDEAS and self._promises(self._left[0]) and not search.spent():
             if self._try(search, self._left[0]):
                 self._tried += 1
                 del self._left[0]
             search.tell(self.name)
-        if self.problem.copied and self.best is not None and self.best is not self._treed and not search.spent():
+        if self.state.copied and self.best is not None and self.best is not self._treed and not search.spent():
             before = self.best
             if (plan := treed(self.problem, before.plan)) is not None:
                 self._keep(search, search.price(plan))
@@ -100,9 +99,10 @@ class SchemeSearch:
         """Make ideas, with a part of what may be spent."""
         if self._coming is None:
             return
-        with search.within(_IDEAS_PART):
+        with search.within(IDEAS_PART):
             for idea in self._coming:
-                self.problem.effort += _MADE
+                self.state.effort += idea.effort
+                self.state.effort += IDEA_EFFORT
                 self.ideas.append(idea)
                 self._left.append(idea)
                 if search.spent():
@@ -126,6 +126,7 @@ class SchemeSearch:
 
         Versions differ little: where the first that fits is not near to the best so far, the others are left out.
         """
+        self.state.effort += idea.versions_effort
         for version in idea.versions():
             if not self._promises(version):
                 return True
@@ -134,7 +135,7 @@ class SchemeSearch:
             before, candidate = self.best, self._price(search, version)
             if candidate is None or not candidate.price.fits or before is None:
                 continue
-            if candidate.price.step_seconds > _NEAR * before.price.step_seconds:
+            if candidate.price.step_seconds > VERSIONS_NEAR * before.price.step_seconds:
                 return True
         return True
 
@@ -157,3 +158,21 @@ class SchemeSearch:
                 self.best = search.best = candidate
             else:
                 self._flaw = wrong
+
+
+def advance_all(schemes: Sequence[SchemeSearch], search: Search) -> None:
+    """Go on with every scheme, each with an equal part of what is left."""
+    for i, scheme in enumerate(schemes):
+        with search.within(1 / (len(schemes) - i)):
+            search.ended(partial(scheme.advance, search))
+        if search.stopped or search.interrupted:
+            break
+
+
+def scheme_plans(problem: Problem, limits: Limits) -> list[Candidate]:
+    """Return the best plan of each scheme that has one, the best first."""
+    state, memory = SearchState(problem), MemoryFit(problem)
+    schemes = [SchemeSearch(state, memory, name, None) for name in SCHEMES]
+    advance_all(schemes, Search(state, limits, None))
+    found = [scheme.best for scheme in schemes if scheme.best is not None]
+    return sorted(found, key=lambda candidate: candidate.price.step_seconds)

@@ -1,4 +1,4 @@
-"""What a search has tried, and the best of it."""
+"""The plans that a search has tried, and the best of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,23 @@ from typing import NamedTuple
 from isthmus.plan.types import How
 from isthmus.planners.budget import Search, sound
 from isthmus.planners.layout.build_plan import only_pipeline
-from isthmus.planners.layout.device_groups import Bundle, all_bundles, bundle_of
-from isthmus.planners.layout.side_by_side import BUCKETS, LaneMaker, Layout, lanes_plan, layout_key
+from isthmus.planners.layout.device_groups import all_bundles, bundle_of
+from isthmus.planners.layout.layout_types import Bundle, Layout
+from isthmus.planners.layout.side_by_side import BUCKETS, LaneMaker, lanes_plan, layout_key
 from isthmus.planners.problem import Candidate, Problem
 from isthmus.planners.search.moves import Grouping
+from isthmus.planners.search_constants import KEPT, SYNC_CALLS, SYNC_GAIN, SYNCED
+from isthmus.planners.syncs.sync_ilp import best_syncs
 
-__all__ = ["KEPT", "WORTH", "Candidates", "Tried", "distinct", "replicated", "ways"]
-
-KEPT = 1000  # plans that are remembered
-WORTH = 0.999  # times the best: what counts as a gain
+__all__ = [
+    "Candidates",
+    "Tried",
+    "distinct",
+    "replicated",
+    "resync",
+    "sync_anew",
+    "ways",
+]
 
 
 class Tried(NamedTuple):
@@ -37,7 +45,7 @@ class Tried(NamedTuple):
 
 
 class Candidates:
-    """What was tried, and the best of it."""
+    """The plans that were tried, and the best of them."""
 
     def __init__(self, problem: Problem, lanes: LaneMaker, search: Search, best: Candidate | None) -> None:
         self.problem, self.lanes, self.search, self.best = problem, lanes, search, best
@@ -49,15 +57,15 @@ class Candidates:
         self.rest: list[tuple[Grouping, tuple[Bundle, ...], Layout]] = []  # what promised too little to be priced
         self.width = 1  # times _POOL: settings whose changes are tried
         self._seen: set[object] = set()
-        self._direct = problem.roads is problem.simulator.priced  # over relays the same layout is another plan
+        self._direct = problem.network is problem.simulator.priced  # over relays the same layout is another plan
 
     @property
     def limit(self) -> float:
-        """Seconds of the best plan."""
+        """Return the seconds of the best plan."""
         return self.best.price.step_seconds if self.best is not None else float("inf")
 
     def completed(self, settings: Iterable[Grouping]) -> list[tuple[Grouping, Layout]]:
-        """New settings with what they become, the most promising first."""
+        """Complete new settings, and return them with their layouts, the most promising first."""
         made = []
         for setting in settings:
             if self.search.spent():
@@ -71,9 +79,11 @@ class Candidates:
         return sorted(made, key=lambda pair: pair[1].seconds)
 
     def price(self, setting: Grouping, bundles: tuple[Bundle, ...], layout: Layout) -> frozenset[str]:
-        """Keeps what fits and keeps every rule; devices that always fall short of memory, none where something fits."""
+        """Keep what fits and keeps every rule; return the devices that always fall short of memory, none where
+        something fits.
+        """
         short: frozenset[str] | None = None
-        for how, buckets in ways(self.problem, layout):
+        for how, buckets in ways(self.problem, layout, copied=self.search.state.copied):
             if self.search.spent():
                 break
             candidate = self.price_one(setting, bundles, layout, how, buckets)
@@ -86,14 +96,16 @@ class Candidates:
     def price_one(
         self, setting: Grouping, bundles: tuple[Bundle, ...], layout: Layout, how: How, buckets: int
     ) -> Candidate | None:
-        """The same, of one way to sync; None where playing it would take more than is left."""
+        """Price a layout with one way to sync, and keep it if it fits; None where playing it would take more than is
+        left.
+        """
         candidate = self.priced(layout, how, buckets)
         if candidate is not None and self.keep(candidate):
             self.found.append(Tried(setting, bundles, layout, how, buckets, candidate))
         return candidate
 
     def priced(self, layout: Layout, how: How, buckets: int) -> Candidate | None:
-        """A layout as a plan with its price; each is priced once."""
+        """Return a layout as a plan with its price; each is priced once."""
         key, known = (self._direct, layout_key(self.problem, layout, how, buckets)), self.search.known
         if key not in known:
             candidate = self.search.price(lanes_plan(self.problem, layout, how, buckets))
@@ -103,11 +115,11 @@ class Candidates:
         return known[key]
 
     def rank(self) -> None:
-        """The best first, and no more than can be of use."""
+        """Sort what was found, the best first, and keep no more than can be of use."""
         self.found = sorted(self.found, key=lambda found: found.seconds)[:KEPT]
 
     def take(self, candidate: Candidate) -> None:
-        """Keeps a plan that somebody else made, where it has the form of a lane, to go on from it."""
+        """Add a plan that somebody else made, where it has the form of a lane, to go on from it."""
         layout = self.lanes.from_plan(candidate.plan)
         if layout is None or len({len(group) for stage in layout.lanes[0].stages for group, _ in stage}) > 1:
             return
@@ -130,14 +142,14 @@ class Candidates:
 
 
 def distinct(found: Sequence[Tried], most: int) -> list[Tried]:
-    """The best few, each setting once, as good as its best plan."""
+    """Return the best few, each setting once, as good as its best plan."""
     first: dict[object, Tried] = {}
     for one in found:
         first.setdefault(one.setting.signature, one)
     return list(first.values())[:most]
 
 
-def ways(problem: Problem, layout: Layout) -> list[tuple[How, int]]:
+def ways(problem: Problem, layout: Layout, *, copied: bool = False) -> list[tuple[How, int]]:
     """Return the first ways to sync gradients and their buckets: rings; where regions share gradients, trees too."""
     regions = {
         problem.cluster.host_of(group[0]).region for lane in layout.lanes for stage in lane.stages for group, _ in stage
@@ -145,9 +157,37 @@ def ways(problem: Problem, layout: Layout) -> list[tuple[How, int]]:
     several = replicated(layout)
     trees = len(regions) > 1 and several and layout.pace.state != "sharded-all"
     hows: tuple[How, ...] = ("ring", "tree") if trees else ("ring",)
-    return list(product(hows, BUCKETS if several and not problem.copied else BUCKETS[:1]))
+    return list(product(hows, BUCKETS if several and not copied else BUCKETS[:1]))
 
 
 def replicated(layout: Layout) -> bool:
     """Return whether any block is on several replicas."""
     return len(layout.lanes) > 1 or any(len(stage) > 1 for stage in layout.lanes[0].stages)
+
+
+def resync(pool: Candidates, count: int = SYNCED) -> None:
+    """Choose by an integer programme how the best few plans sync each bucket. Copies are left, as they sync all alike.
+
+    Plans that gather sharded state leave little to choose, so that the best ones with whole state are looked at too.
+    """
+    if pool.search.state.copied:
+        return
+    whole = [found for found in pool.found if found.layout.pace.state == "replicated" and replicated(found.layout)]
+    likely = [*distinct(pool.found, count), *distinct(whole, count)]
+    near = [found.candidate for found in likely if found.seconds < SYNC_GAIN * pool.limit]
+    starts = list({id(candidate): candidate for candidate in (pool.best, *near) if candidate is not None}.values())
+    for start in starts:
+        sync_anew(pool, start)
+
+
+def sync_anew(pool: Candidates, start: Candidate) -> Candidate | None:
+    """Choose the syncs of a plan, and keep the result; None where too little is left for that."""
+    pool.search.tell("syncs")
+    calls = pool.search.calls_left()
+    if pool.search.spent() or (calls is not None and calls < SYNC_CALLS):
+        return None
+    left = pool.search.left()
+    seconds = min(0.5, left) if calls is None else left
+    choice = best_syncs(pool.search.state, start.plan, seconds=seconds, calls=calls)
+    found = Candidate(choice.plan, choice.price)
+    return found if pool.keep(found) else None

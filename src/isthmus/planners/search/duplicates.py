@@ -30,7 +30,7 @@ _MOST_BLOCKS = 3  # at one end of a stage
 
 
 def with_duplicates(problem: Problem, plan: Plan) -> Iterator[Plan]:
-    """The plan with one end of a stage duplicated, in every way that could pay, the most bytes saved first."""
+    """Yield the plan with one end of a stage duplicated, in every way that could pay, the most bytes saved first."""
     part, number, found = only_pipeline(plan), problem.graph.by_name, []
     samples = problem.job.batch // part.micro_batches
     for s, stage in enumerate(part.stages):
@@ -49,7 +49,9 @@ def could_duplicate(problem: Problem) -> bool:
 
 
 def _ends(problem: Problem, low: int, high: int) -> Iterator[tuple[float, int, int]]:
-    """Bytes saved, first block and the one after the last, of ends of blocks low .. high - 1 that could pay."""
+    """Yield the bytes saved, the first block and the one after the last, of ends of blocks low .. high - 1 that could
+    pay.
+    """
     for blocks in range(1, min(_MOST_BLOCKS, high - low) + 1):
         for first, end in {(low, low + blocks), (high - blocks, high)}:
             if (saved := _saved(problem, first, end)) > 0.0:
@@ -57,7 +59,7 @@ def _ends(problem: Problem, low: int, high: int) -> Iterator[tuple[float, int, i
 
 
 def duplicated(problem: Problem, plan: Plan, number: int, first: int, end: int) -> Plan:
-    """The plan with blocks first .. end - 1 of a stage on all samples in all its replicas."""
+    """Return the plan with blocks first .. end - 1 of a stage on all samples in all its replicas."""
     part = only_pipeline(plan)
     stages = list(part.stages)
     stages[number : number + 1] = _cut(problem, part.stages[number], first, end)
@@ -70,7 +72,9 @@ def _parameters(problem: Problem, first: int, end: int) -> list[str]:
 
 
 def _saved(problem: Problem, first: int, end: int) -> float:
-    """Bytes of weights less those that cross the border of these blocks; 0 where other blocks use some of them."""
+    """Return the bytes of weights less those that cross the border of these blocks; 0 where other blocks use some of
+    them.
+    """
     names, table = _parameters(problem, first, end), problem.table.tensors
     if any(not first <= user < end for name in names for user in problem.table.users[name]):
         return 0.0
@@ -83,7 +87,7 @@ def _saved(problem: Problem, first: int, end: int) -> float:
 
 
 def _cut(problem: Problem, stage: Stage, first: int, end: int) -> Iterator[Stage]:
-    """A stage as two or three: what is before these blocks, they themselves, what is after them."""
+    """Yield a stage as two or three: what is before these blocks, they themselves, what is after them."""
     number, names = problem.graph.by_name, [block.name for block in problem.graph.blocks]
     low, high = number[stage.first], number[stage.last] + 1
     whole = sum(replica.share for replica in stage.replicas)
@@ -95,7 +99,7 @@ def _cut(problem: Problem, stage: Stage, first: int, end: int) -> Iterator[Stage
 
 
 def _split(problem: Problem, plan: Plan, names: frozenset[str]) -> Iterator[Sync]:
-    """The syncs, without these parameters; those of each bucket become one that sends nothing."""
+    """Yield the syncs without these parameters; those of each bucket become one that sends nothing."""
     (resolved,) = resolve(plan, problem.cluster, {problem.job.name: problem.graph}).pipelines
     taken = {sync.bucket for sync in only_pipeline(plan).syncs}
     for sync, run in zip(only_pipeline(plan).syncs, resolved.syncs, strict=True):

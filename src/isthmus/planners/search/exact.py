@@ -24,53 +24,30 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from isthmus.planners.budget import Search
 from isthmus.planners.layout.build_plan import only_pipeline
-from isthmus.planners.layout.device_groups import Bundle, all_bundles, tensor_degrees
+from isthmus.planners.layout.device_groups import all_bundles, tensor_degrees
+from isthmus.planners.layout.layout_types import Bundle, Lane, LaneSettings, Layout, Stage, Staged
+from isthmus.planners.layout.pipeline_bounds import cut_bounds, flights
 from isthmus.planners.layout.shares import divisors, fair_shares
-from isthmus.planners.layout.side_by_side import Lane, LaneMaker, LaneSettings, Layout, lanes_plan
+from isthmus.planners.layout.side_by_side import lanes_plan
 from isthmus.planners.lower_bound import Borders
-from isthmus.planners.problem import Bools, Candidate, Floats, Problem
-from isthmus.planners.schemes.pipeline_bounds import Stage, Staged, cut_bounds, flights
+from isthmus.planners.problem import Bools, Floats
 from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search.exact_enumeration import LayoutForm, Shape, Sorts, forms
-from isthmus.planners.search.finishing import finish
-from isthmus.planners.search.local_search import Proposals, explore, polish
 from isthmus.planners.search.moves import AHEAD, STATES, Grouping
+from isthmus.planners.search_constants import FORMS
 
-__all__ = ["exact"]
+__all__ = ["open_forms"]
 
-_AUTO_PART = 0.1  # of the budget, for `auto`
-_END_PART = 0.1  # of the budget, for what is moved and synced in the end
-_MOST_FORMS = 1_000_000  # of one size of tensor groups; more are not listed, and nothing is proven
 Part = Sequence[tuple[Bundle, ...]]  # a lane: the bundles of each of its stages
 
 
-def exact(
-    problem: Problem,
-    lanes: LaneMaker,
-    search: Search,
-    given: Sequence[Candidate],
-    propose: Proposals | None = None,
-) -> Candidate | None:
-    """The fastest plan of all layouts; `search.cut_short` says that the budget ended before that was proven."""
-    first = Candidates(problem, lanes, search, given[0] if given else None)
-    with search.within(_AUTO_PART):
-        explore(first, given, propose)
-    search.cut_short = False  # what `auto` left out is looked at here
-    pool = Candidates(problem, lanes, search, first.best)
-    with search.within(1.0 - _END_PART):
-        for degree in tensor_degrees(problem):
-            bundles = all_bundles(problem, degree, most=len(problem.usable))
-            if bundles:
-                _Branches(Sorts(problem, bundles), pool).open_all()
-    proven = not search.cut_short
-    with search.within(0.5):
-        polish(pool)
-    finish(pool)
-    finish(first, synced=True)  # it may gain more by that
-    search.cut_short = not proven
-    return first.best if first.limit < pool.limit else pool.best
+def open_forms(pool: Candidates) -> None:
+    """Price every layout that could be faster than the best plan; `cut_short` of the search says if any is left."""
+    for degree in tensor_degrees(pool.problem):
+        bundles = all_bundles(pool.problem, degree, most=len(pool.problem.usable))
+        if bundles:
+            _Branches(Sorts(pool.problem, bundles), pool).open_all()
 
 
 class _Cuts(NamedTuple):
@@ -83,7 +60,7 @@ class _Cuts(NamedTuple):
     quickest: Floats  # seconds of a micro-batch on the quickest stage
 
     def lane(self, cut: int) -> Lane:
-        """The lane cut so."""
+        """Return the lane with one of the cuts."""
         return Lane(self.stages, tuple(map(int, self.firsts[cut])), tuple(map(bool, self.again[cut])))
 
 
@@ -97,7 +74,7 @@ class _Branches:
         self._bounds: dict[tuple[Shape, int, LaneSettings], _Cuts] = {}
 
     def open_all(self) -> None:
-        """Prices all forms that could be faster than the best plan, most promising first."""
+        """Price all forms that could be faster than the best plan, the most promising first."""
         for form in sorted(self._listed(), key=lambda form: form.seconds):
             if self.search.spent() or form.seconds >= self.pool.limit:
                 return
@@ -105,19 +82,19 @@ class _Branches:
             self.search.tell("exact")
 
     def _listed(self) -> list[LayoutForm]:
-        """All forms, or as many as there was room and time for."""
+        """Return all forms, or as many as there was memory and time for."""
         listed = []
         try:
             for form in forms(self.sorts, self.pool.limit):
                 listed.append(form)
-                if len(listed) >= _MOST_FORMS or self.search.spent():
+                if len(listed) >= FORMS or self.search.spent():
                     raise OverflowError
         except OverflowError:
             self.search.cut_short = True
         return listed
 
     def _open(self, shapes: tuple[Shape, ...]) -> None:
-        """Prices a form in every pace."""
+        """Price a form in every pace."""
         parts, batch = self.sorts.parts(shapes), self.problem.job.batch
         widest = max(len(stage) for part in parts for stage in part)
         states = STATES if len(parts) > 1 or widest > 1 else STATES[:1]
@@ -140,7 +117,7 @@ class _Branches:
         return [ahead for ahead in AHEAD if ahead == 0 or (far and ahead < count)]
 
     def _price(self, shapes: Sequence[Shape], parts: Sequence[Part], pace: LaneSettings) -> None:
-        """Prices lanes in this pace, with samples that let them be done together, and all cuts that could be faster."""
+        """Price lanes in this pace, with samples that let them be done together, and all cuts that could be faster."""
         pool, given = self.pool, self._samples(shapes, parts, pace)
         found = [self._cuts(*one, pace) for one in zip(shapes, parts, given, strict=False)]
         cuts = [one for one in found if one is not None and one.seconds[0] < pool.limit]
@@ -160,7 +137,7 @@ class _Branches:
                 self._fit(setting, pool.lanes.layout(made, pace))
 
     def _fit(self, setting: Grouping, layout: Layout) -> None:
-        """Prices a layout; stages on devices that fall short of memory recompute, until it fits or none is left."""
+        """Price a layout; let stages on devices that fall short of memory recompute, until it fits or none is left."""
         limit = self.pool.limit
         while max(lane.least for lane in layout.lanes) < limit and self._bare(layout) < limit:
             short = self.pool.price(setting, self.sorts.bundles, layout)
@@ -170,7 +147,7 @@ class _Branches:
             layout = self.pool.lanes.layout(changed, layout.pace)
 
     def _bare(self, layout: Layout) -> float:
-        """Seconds without any sync: however gradients are synced, it takes no less."""
+        """Return the seconds without any sync: however gradients are synced, it takes no less."""
         plan = lanes_plan(self.problem, layout)
         bare = self.search.price(replace(plan, parts=(replace(only_pipeline(plan), syncs=()),)))
         return 0.0 if bare is None else bare.price.step_seconds
@@ -187,7 +164,7 @@ class _Branches:
         return fair_shares(samples, [partial(_along, *line) for line in known]) if len(known) == len(parts) else []
 
     def _line(self, shape: Shape, part: Part, samples: int, pace: LaneSettings) -> tuple[float, float] | None:
-        """Seconds of a lane as `a + c n` for n samples, through all of them and half of them."""
+        """Return the seconds of a lane as `a + c n` for n samples, through all of them and half of them."""
         counts = dict.fromkeys((samples, max(samples // 2, *map(len, part))))
         known = [(n, cuts.seconds[0]) for n in counts if (cuts := self._cuts(shape, part, n, pace)) is not None]
         least = [(n, seconds) for n, seconds in known if seconds < np.inf]
@@ -198,7 +175,7 @@ class _Branches:
         return max(here - slope * n, 0.0), slope
 
     def _cuts(self, shape: Shape, part: Part, samples: int, pace: LaneSettings) -> _Cuts | None:
-        """None where some replica would have nothing to do: that is another form."""
+        """Return all cuts of a lane; None where some replica would have nothing to do: that is another form."""
         lanes = self.pool.lanes
         stages = tuple(lanes.sharing.stage([b.groups[0] for b in stage], samples) for stage in part)
         if any(len(stage) < len(members) for stage, members in zip(stages, part, strict=True)):
@@ -208,7 +185,7 @@ class _Branches:
             inner = list(combinations(range(1, len(self.problem.graph.blocks)), len(part) - 1))
             firsts = np.column_stack((np.zeros(len(inner), np.intp), np.array(inner, np.intp).reshape(len(inner), -1)))
             staged = Staged(stages, pace.micro_batches, pace.ahead)
-            seconds, again, quickest = cut_bounds(self.problem, lanes.room, staged, pace.held, firsts)
+            seconds, again, quickest = cut_bounds(self.problem, lanes.memory, staged, pace.held, firsts)
             order = np.argsort(seconds, kind="stable")
             self._bounds[key] = _Cuts((), firsts[order], again[order], seconds[order], quickest[order])
         return self._bounds[key]._replace(stages=stages)

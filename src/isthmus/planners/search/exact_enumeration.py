@@ -19,15 +19,15 @@ from typing import NamedTuple
 import numpy as np
 
 from isthmus.planners.layout.cuts import span_sums
-from isthmus.planners.layout.device_groups import Bundle
+from isthmus.planners.layout.layout_types import Bundle
 from isthmus.planners.lower_bound import passing_seconds, worth_of
 from isthmus.planners.problem import Floats, Problem
+from isthmus.planners.search_constants import SHAPES
 
 __all__ = ["LayoutForm", "Shape", "Sorts", "forms"]
 
 Counts = tuple[int, ...]  # how many bundles of each sort
 Shape = tuple[Counts, ...]  # of a lane: those of each of its stages
-_MOST_SHAPES = 100_000
 
 
 class LayoutForm(NamedTuple):
@@ -55,13 +55,13 @@ class Sorts:
         """Return for each sort the most samples a second on blocks a .. b - 1, indexed [a, b]."""
         batch, found = self.problem.job.batch, []
         for members in self.sorts:
-            fact = self.problem.fact(members[0].groups[0])
-            seconds = span_sums(self.problem.block_seconds(*fact, batch).sum(axis=0) / batch)
+            kind = self.problem.replica_kind(members[0].groups[0])
+            seconds = span_sums(self.problem.block_seconds(*kind, batch).sum(axis=0) / batch)
             found.append(np.where(seconds > 0.0, 1.0 / np.maximum(seconds, 1e-30), np.inf))
         return found
 
     def speed(self, shape: Shape) -> float:
-        """Samples a second of a lane, at most: with its best cut, all replicas of a stage busy all the time."""
+        """Return the most samples a second of a lane: with its best cut, all replicas of a stage busy all the time."""
         if shape not in self._speeds:
             blocks = len(self.problem.graph.blocks)
             ordered = np.arange(blocks)[:, None] < np.arange(blocks + 1)
@@ -73,7 +73,7 @@ class Sorts:
         return self._speeds[shape]
 
     def shapes(self, counts: Counts) -> Iterator[Shape]:
-        """All rows of stages that use no more than these, not more stages than blocks."""
+        """Yield all rows of stages that use no more than these, not more stages than blocks."""
         yield from self._rows(counts, len(self.problem.graph.blocks))
 
     def _rows(self, counts: Counts, depth: int) -> Iterator[Shape]:
@@ -85,7 +85,7 @@ class Sorts:
                     yield from ((stage, *rest) for rest in self._rows(left, depth - 1))
 
     def parts(self, shapes: Sequence[Shape]) -> list[list[tuple[Bundle, ...]]]:
-        """Bundles for the stages of every lane."""
+        """Return the bundles for the stages of every lane."""
         left = [iter(members) for members in self.sorts]
         return [
             [tuple(next(left[sort]) for sort, n in enumerate(stage) for _ in range(n)) for stage in shape]
@@ -94,14 +94,14 @@ class Sorts:
 
     @cached_property
     def most(self) -> list[float]:
-        """Samples a second that a bundle of each sort adds at most, whoever it works with."""
+        """Return the most samples a second that a bundle of each sort adds, whoever it works with."""
         worth = worth_of(self.problem)
         if worth is None:
             return [float("inf")] * len(self.sorts)
         return [len(members[0].devices) * worth.kinds[members[0].kind] / worth.sample for members in self.sorts]
 
     def gradients(self, shapes: Sequence[Shape]) -> float:
-        """Seconds in which gradients at least pass the borders of lanes that share no host with others."""
+        """Return the least seconds in which gradients pass the borders of lanes that share no host with others."""
         hosts, seconds = [self.hosts(shape) for shape in shapes], 0.0
         for i, own in enumerate(hosts):
             others = frozenset().union(*hosts[:i], *hosts[i + 1 :])
@@ -118,10 +118,13 @@ class Sorts:
 
 
 def forms(sorts: Sorts, limit: float) -> Iterator[LayoutForm]:
-    """All sets of lanes whose bound is below the limit. Raises OverflowError where shapes are too many to list."""
+    """Yield all sets of lanes whose bound is below the limit.
+
+    Raises OverflowError where shapes are too many to list.
+    """
     batch = sorts.problem.job.batch
-    listed = list(islice(sorts.shapes(sorts.counts), _MOST_SHAPES + 1))
-    if len(listed) > _MOST_SHAPES:
+    listed = list(islice(sorts.shapes(sorts.counts), SHAPES + 1))
+    if len(listed) > SHAPES:
         raise OverflowError
     shapes = [(shape, sorts.speed(shape), _used(shape)) for shape in listed]
 
@@ -133,8 +136,8 @@ def forms(sorts: Sorts, limit: float) -> Iterator[LayoutForm]:
             return
         for i in range(start, len(shapes)):
             shape, own, used = shapes[i]
-            if all(n <= room for n, room in zip(used, left, strict=True)):
-                rest = tuple(room - n for n, room in zip(used, left, strict=True))
+            if all(n <= free for n, free in zip(used, left, strict=True)):
+                rest = tuple(free - n for n, free in zip(used, left, strict=True))
                 yield from more(i, (*chosen, shape), speed + own, rest)
 
     yield from more(0, (), 0.0, sorts.counts)

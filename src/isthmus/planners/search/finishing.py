@@ -1,4 +1,4 @@
-"""What a layout leaves open: how each bucket is synced, what all replicas compute alike, and slices.
+"""Settle the details that a layout leaves open: syncs, blocks that all replicas compute alike, and slices.
 
 Duplicates and slices come when the search has ended: bounds of layouts know nothing of them, so that a plan which has
 them would rule out too much.
@@ -11,69 +11,35 @@ from itertools import chain, islice
 
 from isthmus.plan.types import Plan
 from isthmus.planners.layout.build_plan import more_slices, only_pipeline
-from isthmus.planners.problem import Candidate
-from isthmus.planners.schemes.all_schemes import data
-from isthmus.planners.schemes.grid import Fix
-from isthmus.planners.search.candidates import WORTH, Candidates, distinct, replicated
+from isthmus.planners.schemes.data_parallel import data
+from isthmus.planners.schemes.fix import Fix
+from isthmus.planners.search.candidates import Candidates, distinct, replicated, resync, sync_anew
 from isthmus.planners.search.duplicates import could_duplicate, with_duplicates
-from isthmus.planners.syncs.sync_ilp import best_syncs
+from isthmus.planners.search_constants import DUPLICATED_ENDS, DUPLICATES_NEAR, DUPLICATES_PART, SYNC_GAIN, SYNCED
+from isthmus.planners.search_constants import GAIN as WORTH
 
-__all__ = ["finish", "resync"]
-
-_SYNCED, _SYNC_GAIN = 3, 1.5  # settings whose syncs are chosen; how far from the best they may be before
-_SYNC_CALLS = 12  # that choosing syncs takes at least, about
-_DUPLICATE_PART = 0.4  # of what is left in the end; the rest is for slices
-_ENDS = 4  # of stages that may be duplicated, tried for one plan
-_NEAR = 1.1  # times the best: plans with duplicates whose syncs are chosen
-
-
-def resync(pool: Candidates, count: int = _SYNCED) -> None:
-    """Choose by an integer programme how the best few plans sync each bucket. Copies are left, as they sync all alike.
-
-    Plans that gather sharded state leave little to choose, so that the best ones with whole state are looked at too.
-    """
-    if pool.problem.copied:
-        return
-    whole = [found for found in pool.found if found.layout.pace.state == "replicated" and replicated(found.layout)]
-    likely = [*distinct(pool.found, count), *distinct(whole, count)]
-    near = [found.candidate for found in likely if found.seconds < _SYNC_GAIN * pool.limit]
-    starts = list({id(candidate): candidate for candidate in (pool.best, *near) if candidate is not None}.values())
-    for start in starts:
-        _synced(pool, start)
-
-
-def _synced(pool: Candidates, start: Candidate) -> Candidate | None:
-    """The plan with its syncs chosen, which is kept; None where too little is left for that."""
-    pool.search.tell("syncs")
-    calls = pool.search.calls_left()
-    if pool.search.spent() or (calls is not None and calls < _SYNC_CALLS):
-        return None
-    left = pool.search.left()
-    seconds = min(0.5, left) if calls is None else left
-    choice = best_syncs(pool.problem, start.plan, seconds=seconds, calls=calls)
-    found = Candidate(choice.plan, choice.price)
-    return found if pool.keep(found) else None
+__all__ = ["finish"]
 
 
 def finish(pool: Candidates, *, synced: bool = False) -> None:
-    """Settles all that a layout leaves open; nothing is searched after that. `synced`: syncs were chosen already."""
+    """Settle all that a layout leaves open; nothing is searched after that. `synced`: syncs were chosen already."""
     if not synced:
         resync(pool)
-    with pool.search.within(_DUPLICATE_PART):
+    with pool.search.within(DUPLICATES_PART):
         duplicate_blocks(pool)
     slice_stages(pool)
 
 
 def duplicate_blocks(pool: Candidates) -> None:
-    """Ends of stages are computed by all replicas on all samples, as long as that gains: in the best plans, and in the
-    whole model on each set of devices, which the search passes over where its gradients are many.
+    """Let ends of stages be computed by all replicas on all samples, as long as that gains: in the best plans, and in
+    the whole model on each set of devices, which the search passes over where its gradients are many.
 
     Plans of copies are left alone.
     """
-    if pool.problem.copied:
+    if pool.search.state.copied:
         return
     whole = [found for found in pool.found if replicated(found.layout) and found.layout.pace.state != "sharded-all"]
-    near = [found.candidate.plan for found in distinct(whole, _SYNCED) if found.seconds < _SYNC_GAIN * pool.limit]
+    near = [found.candidate.plan for found in distinct(whole, SYNCED) if found.seconds < SYNC_GAIN * pool.limit]
     best = [pool.best.plan] if pool.best is not None else []
     for start in chain(best, near, _side_by_side(pool)):
         current: Plan | None = start
@@ -82,9 +48,9 @@ def duplicate_blocks(pool: Candidates) -> None:
 
 
 def _side_by_side(pool: Candidates) -> Iterator[Plan]:
-    """The whole model on every device, for each set of devices in the fewest micro-batches that may fit."""
+    """Yield the whole model on every device, for each set of devices in the fewest micro-batches that may fit."""
     seen = set[frozenset[str]]()
-    for idea in data(pool.problem, pool.lanes.room, Fix()) if could_duplicate(pool.problem) else ():
+    for idea in data(pool.problem, pool.lanes.memory, Fix()) if could_duplicate(pool.problem) else ():
         if pool.search.spent():
             return
         version = next(iter(idea.versions()), None)
@@ -99,21 +65,21 @@ def _side_by_side(pool: Candidates) -> Iterator[Plan]:
 
 
 def _duplicated(pool: Candidates, start: Plan) -> Plan | None:
-    """A plan with one more end of a stage duplicated, and its syncs chosen anew, if it is the best so far."""
-    for plan in islice(with_duplicates(pool.problem, start), _ENDS):
+    """Return a plan with one more end of a stage duplicated, and its syncs chosen anew, if it is the best so far."""
+    for plan in islice(with_duplicates(pool.problem, start), DUPLICATED_ENDS):
         candidate = None if pool.search.spent() else pool.search.price(plan)
         pool.search.tell("duplicates")
-        near = candidate is not None and candidate.price.step_seconds < _NEAR * pool.limit
+        near = candidate is not None and candidate.price.step_seconds < DUPLICATES_NEAR * pool.limit
         if candidate is not None and near and pool.keep(candidate):
             before = pool.limit
-            found = _synced(pool, candidate)
+            found = sync_anew(pool, candidate)
             if found is not None and found.price.step_seconds <= before:
                 return found.plan
     return None
 
 
 def slice_stages(pool: Candidates) -> None:
-    """Stages of the best plan run their shares in more slices, one stage at a time, as long as that gains.
+    """Let stages of the best plan run their shares in more slices, one stage at a time, as long as that gains.
 
     A slice's messages leave before the next one is computed; work on few samples is less efficient. Where there is one
     stage nothing is sent.

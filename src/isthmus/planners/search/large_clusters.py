@@ -21,15 +21,14 @@ from isthmus.cost.simulate import Price
 from isthmus.plan.types import How, Pipeline, Plan, Replica, Stage
 from isthmus.planners.layout.build_plan import make_plan, only_pipeline
 from isthmus.planners.layout.shares import divisors
-from isthmus.planners.problem import LARGE, Candidate, Problem
+from isthmus.planners.problem import LARGE, Candidate, Problem, make_problem
+from isthmus.planners.search_constants import COPIES_PRICE_EFFORT, COPY_TOO_LARGE, COPY_WORTH
+from isthmus.planners.search_state import SearchState
 from isthmus.units import BytesPerSecond
 
-__all__ = ["COPIED", "Copies", "copied_plan", "small_problem", "treed", "whole_plan"]
+__all__ = ["COPIED", "Copies", "CopiesState", "copied_plan", "small_problem", "treed", "whole_plan"]
 
 COPIED: tuple[How, ...] = ("ring", "tree")  # how gradients of copies may become equal
-_WORTH = 0.02  # part of the cluster's speed that may stay idle for each halving of the small problem
-_PRICE = 3e-3  # seconds to price a plan of many copies
-_SLOW = 0.1  # the same, for each `LARGE` devices too many
 
 
 class Copies(NamedTuple):
@@ -41,7 +40,10 @@ class Copies(NamedTuple):
 
 
 def small_problem(problem: Problem) -> Copies | None:
-    """The problem of one copy; None where the cluster is small, or has no equal hosts, or its batch no divisor."""
+    """Return the problem of one copy.
+
+    None where the cluster is small, or has no equal hosts, or its batch no divisor.
+    """
     if len(problem.usable) <= LARGE:
         return None
     classes = _classes(problem)
@@ -54,27 +56,30 @@ def small_problem(problem: Problem) -> Copies | None:
     regions = {problem.cluster.hosts[host].region for host in hosts}
     if count == 1 or any(target not in hosts and target not in regions for _, target, _ in problem.places):
         return None
-    return _Copied(problem, hosts, count).copies
+    job = replace(problem.job, batch=problem.job.batch // count)
+    cluster = _cluster(problem.cluster, hosts, count)
+    small = make_problem(
+        cluster, job, problem.graph, problem.precision, problem.seed, problem.profile, relays_allowed=False
+    )
+    return Copies(small, count, hosts)
 
 
-class _Copied(Problem):
-    """The problem of one copy. Its plans are priced as all copies side by side: with the syncs between them."""
+class CopiesState(SearchState):
+    """The state of a search for the plan of one copy, whose plans are priced as all copies side by side."""
 
     copied = True
 
-    def __init__(self, problem: Problem, hosts: Mapping[str, tuple[str, ...]], count: int) -> None:
-        job = replace(problem.job, batch=problem.job.batch // count)
-        small = _cluster(problem.cluster, hosts, count)
-        super().__init__(small, job, problem.graph, problem.precision, problem.seed, problem.profile)
-        self.whole, self.copies = problem, Copies(self, count, hosts)
+    def __init__(self, whole: Problem, copies: Copies) -> None:
+        super().__init__(copies.problem)
+        self.whole, self.copies = whole, copies
 
     @property
     def price_effort(self) -> float:
         """Return the seconds to price one plan, besides what its tasks take."""
-        return _PRICE
+        return COPIES_PRICE_EFFORT
 
     def price(self, plan: Plan) -> Candidate:
-        """The plan of one copy with the price of all."""
+        """Return the plan of one copy with the price of all copies, with the syncs between them."""
         return Candidate(plan, min(self._prices(plan), key=lambda price: (not price.fits, price.step_seconds)))
 
     def _prices(self, plan: Plan) -> list[Price]:
@@ -91,7 +96,7 @@ def _hows(plan: Plan) -> tuple[How, ...]:
 
 
 def treed(problem: Problem, plan: Plan) -> Plan | None:
-    """The small plan with its gradients summed up along trees; None where they are, or it has none to sum up."""
+    """Return the small plan with its gradients summed up along trees; None where they are, or it has none to sum up."""
     part = only_pipeline(plan)
     if any(sync.how == "tree" for sync in part.syncs):
         return None
@@ -99,14 +104,14 @@ def treed(problem: Problem, plan: Plan) -> Plan | None:
     return made if any(sync.how == "tree" for sync in only_pipeline(made).syncs) else None
 
 
-def whole_plan(problem: Problem, copies: Copies, plan: Plan) -> Candidate:
-    """The plan of the whole cluster that has this plan in every copy; its price is that of the small plan."""
-    made = [problem.price(copied_plan(problem, copies, plan, how)) for how in _hows(plan)]
+def whole_plan(state: SearchState, copies: Copies, plan: Plan) -> Candidate:
+    """Return the plan of the whole cluster that has this plan in every copy; its price is that of the small plan."""
+    made = [state.price(copied_plan(state.problem, copies, plan, how)) for how in _hows(plan)]
     return min(made, key=lambda one: (not one.price.fits, one.price.step_seconds))
 
 
 def _classes(problem: Problem) -> list[list[str]]:
-    """Hosts that may stand for each other."""
+    """Return groups of hosts that may stand for each other."""
     cluster = problem.cluster
     own = {end for link in cluster.links for end in link.between if end in cluster.hosts}
     placed = {target for _, target, _ in problem.places}
@@ -123,16 +128,16 @@ def _rating(problem: Problem, classes: list[list[str]], count: int) -> float:
     for members in classes:
         kinds = problem.cluster.hosts[members[0]].devices
         mine = {kind: number for kind, number in kinds.items() if kind not in problem.left_out}
-        speed = sum(number * problem.kind_speed(kind) for kind, number in mine.items())
+        speed = sum(number * problem.kind_speeds[kind] for kind, number in mine.items())
         used += speed * (len(members) // count) * count
         whole += speed * len(members)
         devices += sum(mine.values()) * (len(members) // count)
     too_large = max(1.0, devices / LARGE)
-    return used / whole - _WORTH * max(0, devices.bit_length() - 5) - _SLOW * (too_large - 1.0)
+    return used / whole - COPY_WORTH * max(0, devices.bit_length() - 5) - COPY_TOO_LARGE * (too_large - 1.0)
 
 
 def _cluster(cluster: Cluster, hosts: Collection[str], count: int) -> Cluster:
-    """Some of the hosts, with trunks as narrow as one copy finds them."""
+    """Return some of the hosts, with trunks as narrow as one copy finds them."""
     regions = {cluster.hosts[name].region for name in hosts}
     links = tuple(
         link if link.trunk is None else replace(link, trunk=BytesPerSecond(link.trunk / count))
@@ -143,7 +148,9 @@ def _cluster(cluster: Cluster, hosts: Collection[str], count: int) -> Cluster:
 
 
 def copied_plan(problem: Problem, copies: Copies, plan: Plan, how: How) -> Plan:
-    """The small plan as often as there are copies, for the whole problem; rings go from copy to copy of each device."""
+    """Return the small plan as often as there are copies, for the whole problem; rings go from copy to copy of each
+    device.
+    """
     part = only_pipeline(plan)
     stages = [_copied_stage(copies, stage) for stage in part.stages]
     made = make_plan(problem, stages, part.micro_batches, schedule=part.schedule, how=how, ahead=part.ahead)
@@ -154,7 +161,7 @@ def copied_plan(problem: Problem, copies: Copies, plan: Plan, how: How) -> Plan:
 
 
 def _places(copies: Copies, part: Pipeline) -> Iterator[tuple[int, int, str]]:
-    """Every first device of a replica, with its place in the small plan and its copy; regions stand together."""
+    """Yield every first device of a replica, with its place in the small plan and its copy; regions stand together."""
     leads = dict.fromkeys(replica.devices[0] for stage in part.stages for replica in stage.replicas)
     cluster = copies.problem.cluster
     near = sorted(leads, key=lambda device: (cluster.host_of(device).region, cluster.devices[device].host))

@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from isthmus.planners.budget import Search
-from isthmus.planners.layout.device_groups import Bundle, all_bundles, bundle_of, tensor_degrees
+from isthmus.planners.layout.device_groups import all_bundles, bundle_of, tensor_degrees
+from isthmus.planners.layout.layout_types import Bundle, Lane, LaneSettings, Layout
 from isthmus.planners.layout.shares import micro_batch_counts
-from isthmus.planners.layout.side_by_side import Lane, LaneMaker, LaneSettings, Layout
-from isthmus.planners.problem import Candidate, Problem
-from isthmus.planners.search.candidates import KEPT, WORTH, Candidates, Tried, distinct
-from isthmus.planners.search.finishing import finish, resync
+from isthmus.planners.problem import Candidate
+from isthmus.planners.search.candidates import Candidates, Tried, distinct, resync
 from isthmus.planners.search.moves import (
     FIRST_AHEAD,
     Grouping,
@@ -28,43 +26,50 @@ from isthmus.planners.search.moves import (
     setting_moves,
     stage_moves,
 )
+from isthmus.planners.search_constants import (
+    CHANGED_PRICED,
+    CLIMB_PART,
+    DEGREES,
+    FIRST_PART,
+    FIRST_PRICED,
+    KEPT,
+    MAKE_PART,
+    ONE_LANE_PART,
+    OWN_PART,
+    POLISH_PART,
+    POOL,
+    PROPOSE_PART,
+    SHAPE_PART,
+    SHAPED,
+    WIDER_PRICED,
+)
+from isthmus.planners.search_constants import GAIN as WORTH
 
-__all__ = ["DEGREES", "Proposals", "explore", "one_lane", "polish"]
-
-_FIRST = 6  # first settings of one way to form lanes that are priced
-_STEP = 24  # changed settings that are priced, of one setting
-_SHAPED = 4  # layouts whose replicas change places, and that are polished
-_WIDER = 48  # settings that promised too little at first, priced before all is refined again
-_POOL = 10  # settings whose changes are tried before the search gives up
-DEGREES = 3  # sizes of tensor groups that are tried
-_FIRST_PART, _OWN_PART, _PROPOSE_PART = 0.3, 0.6, 0.4  # of what is left of the budget then
-_CLIMB_PART, _SHAPE_PART, _POLISH_PART = 0.4, 0.5, 0.6
-_LANE_PART = 0.8  # the same, of `split`
-_MADE_PART = 0.5  # the same, to make layouts before any of them is priced
+__all__ = ["Proposals", "explore", "one_lane", "polish"]
 
 
 Proposals = Callable[[Candidates], None]  # adds settings to the pool that others think of
 
 
 def explore(pool: Candidates, given: Sequence[Candidate], propose: Proposals | None = None) -> Candidate | None:
-    """The best plan so far, or a faster one; all that was found is in the pool.
+    """Return the best plan so far, or a faster one; all that was found is in the pool.
 
     Nothing is sliced: bounds of layouts know nothing of slices, so that a sliced plan would rule out too much.
     """
     problem, search = pool.problem, pool.search
     for candidate in given:
         pool.take(candidate)
-    proposals = None if problem.copied else propose
+    proposals = None if search.state.copied else propose
     if proposals is not None and search.hasty:
         _proposed(pool, proposals)
-    with search.within(_FIRST_PART):
+    with search.within(FIRST_PART):
         for degree in tensor_degrees(problem)[:DEGREES]:
             _first(pool, all_bundles(problem, degree))
     pool.rank()
-    with search.within(_FIRST_PART):
+    with search.within(FIRST_PART):
         resync(pool, count=1)
     if proposals is not None and not search.hasty:  # a good one at once would end the search around lesser plans
-        with search.within(_OWN_PART):
+        with search.within(OWN_PART):
             _refine(pool)
         _proposed(pool, proposals)
     _refine(pool)
@@ -80,34 +85,34 @@ def explore(pool: Candidates, given: Sequence[Candidate], propose: Proposals | N
 
 
 def _proposed(pool: Candidates, propose: Proposals) -> None:
-    with pool.search.within(_PROPOSE_PART):
+    with pool.search.within(PROPOSE_PART):
         propose(pool)
     pool.rank()
 
 
 def _refine(pool: Candidates) -> None:
-    """Climbs, reshapes and polishes in turns, until none of them gains."""
+    """Climb, reshape and polish in turns, until none of them gains."""
     before = float("inf")
     while pool.limit < WORTH * before and not pool.search.spent():
         before = pool.limit
-        with pool.search.within(_CLIMB_PART):
+        with pool.search.within(CLIMB_PART):
             _climb(pool)
-        with pool.search.within(_SHAPE_PART):
+        with pool.search.within(SHAPE_PART):
             _reshape(pool)
-        with pool.search.within(_POLISH_PART):
+        with pool.search.within(POLISH_PART):
             polish(pool)
 
 
 def _widen(pool: Candidates) -> bool:
-    """Prices the most promising settings that were passed over; from then on changes of more settings are tried.
+    """Price the most promising settings that were passed over; from then on changes of more settings are tried.
 
-    Whether anything is left to be tried.
+    Return whether anything is left to be tried.
     """
-    if not pool.rest and len(distinct(pool.found, KEPT)) <= _SHAPED * pool.width:
+    if not pool.rest and len(distinct(pool.found, KEPT)) <= SHAPED * pool.width:
         return False
     pool.width += 1
     pool.rest.sort(key=lambda one: one[2].seconds)
-    now, pool.rest = pool.rest[:_WIDER], pool.rest[_WIDER:]
+    now, pool.rest = pool.rest[:WIDER_PRICED], pool.rest[WIDER_PRICED:]
     for setting, bundles, layout in now:
         if pool.search.spent():
             break
@@ -118,31 +123,28 @@ def _widen(pool: Candidates) -> bool:
 
 
 def _first(pool: Candidates, bundles: tuple[Bundle, ...]) -> None:
-    """Prices pipelines of everything, and the usual ways to form lanes."""
+    """Price pipelines of everything, and the usual ways to form lanes."""
     _one_lane(pool, bundles)
     for settings in first_settings(pool.problem, bundles) if bundles else ():
         if pool.search.spent():
             return
-        _price_first(pool, bundles, _made(pool, settings), _FIRST)
+        _price_first(pool, bundles, _made(pool, settings), FIRST_PRICED)
 
 
-def one_lane(problem: Problem, lanes: LaneMaker, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """The best plan so far, or a faster one that is one pipeline of all devices (some may stay idle)."""
-    pool = Candidates(problem, lanes, search, given[0] if given else None)
-    with search.within(_LANE_PART):
-        for degree in tensor_degrees(problem)[:DEGREES]:
-            _one_lane(pool, all_bundles(problem, degree))
-    finish(pool)
-    return pool.best
+def one_lane(pool: Candidates) -> None:
+    """Price pipelines of all devices, of which some may stay idle."""
+    with pool.search.within(ONE_LANE_PART):
+        for degree in tensor_degrees(pool.problem)[:DEGREES]:
+            _one_lane(pool, all_bundles(pool.problem, degree))
 
 
 def _one_lane(pool: Candidates, bundles: tuple[Bundle, ...]) -> None:
-    """Prices pipelines of all bundles, those of the most promising paces first."""
-    with pool.search.within(_MADE_PART):
+    """Price pipelines of all bundles, those of the most promising paces first."""
+    with pool.search.within(MAKE_PART):
         made, late = _pipelines(pool, bundles, spill=False), pool.search.spent()
     if not made and pool.best is None and not late:
         made = _pipelines(pool, bundles, spill=True)
-    for lane, pace in sorted(made, key=lambda pair: pair[0].seconds)[:_STEP]:
+    for lane, pace in sorted(made, key=lambda pair: pair[0].seconds)[:CHANGED_PRICED]:
         if pool.search.spent():
             return
         if lane.least < pool.limit:
@@ -151,7 +153,7 @@ def _one_lane(pool: Candidates, bundles: tuple[Bundle, ...]) -> None:
 
 
 def _pipelines(pool: Candidates, bundles: tuple[Bundle, ...], *, spill: bool) -> list[tuple[Lane, LaneSettings]]:
-    """Pipelines of all bundles in the usual paces. `spill`: the optimizer's state is in the hosts' memory."""
+    """Return pipelines of all bundles in the usual paces. `spill`: the optimizer's state is in the hosts' memory."""
     batch = pool.problem.job.batch
     made: list[tuple[Lane, LaneSettings]] = []
     for count in micro_batch_counts(batch, 1) if bundles else ():
@@ -165,26 +167,28 @@ def _pipelines(pool: Candidates, bundles: tuple[Bundle, ...], *, spill: bool) ->
 
 
 def _climb(pool: Candidates) -> None:
-    """Tries changes of the best settings, best first, until those of the whole pool have been tried."""
+    """Try changes of the best settings, best first, until those of the whole pool have been tried."""
     while not pool.search.spent():
-        best = distinct(pool.found, _POOL * pool.width)
+        best = distinct(pool.found, POOL * pool.width)
         start = next((found for found in best if found.setting.signature not in pool.climbed), None)
         if start is None:
             return
         pool.climbed.add(start.setting.signature)
-        _price_first(pool, start.bundles, _made(pool, setting_moves(pool.problem, start.setting, start.bundles)), _STEP)
+        _price_first(
+            pool, start.bundles, _made(pool, setting_moves(pool.problem, start.setting, start.bundles)), CHANGED_PRICED
+        )
 
 
 def _made(pool: Candidates, settings: Iterable[Grouping]) -> list[tuple[Grouping, Layout]]:
     """Return settings with the layouts that they become, as far as there is time for it."""
-    with pool.search.within(_MADE_PART):
+    with pool.search.within(MAKE_PART):
         return pool.completed(settings)
 
 
 def _price_first(
     pool: Candidates, bundles: tuple[Bundle, ...], made: Sequence[tuple[Grouping, Layout]], count: int
 ) -> None:
-    """Prices so many of these settings; the rest waits."""
+    """Price so many of these settings; the rest waits."""
     pool.rest += [(setting, bundles, layout) for setting, layout in made[count:]]
     for setting, layout in made[:count]:
         if pool.search.spent():
@@ -194,18 +198,18 @@ def _price_first(
 
 
 def _reshape(pool: Candidates) -> None:
-    """Replicas change places in the best few layouts, each cut anew, as long as that gains."""
-    for start in distinct(pool.found, _SHAPED * pool.width):
+    """Let replicas change places in the best few layouts, each cut anew, as long as that gains."""
+    for start in distinct(pool.found, SHAPED * pool.width):
         found: Tried | None = start
         while found is not None and not pool.search.spent():
             found = _reshaped(pool, found)
 
 
 def _reshaped(pool: Candidates, found: Tried) -> Tried | None:
-    """The first layout that gains of all that differ in where one or two replicas stand, or in their pace."""
-    with pool.search.within(_MADE_PART):
+    """Return the first layout that gains of all that differ in where one or two replicas stand, or in their pace."""
+    with pool.search.within(MAKE_PART):
         made = [layout for layout in _shapes(pool, found) if max(lane.least for lane in layout.lanes) < found.seconds]
-    for layout in sorted(made, key=lambda layout: layout.seconds)[:_STEP]:
+    for layout in sorted(made, key=lambda layout: layout.seconds)[:CHANGED_PRICED]:
         if pool.search.spent():
             return None
         candidate = pool.priced(layout, found.how, found.buckets)
@@ -223,7 +227,7 @@ def _reshaped(pool: Candidates, found: Tried) -> Tried | None:
 
 
 def _shapes(pool: Candidates, found: Tried) -> Iterator[Layout]:
-    """Layouts one step away that nobody has looked at."""
+    """Yield layouts one step away that nobody has looked at."""
     lanes, pace = found.layout.lanes, found.layout.pace
     staged = [tuple(tuple(group for group, _ in stage) for stage in lane.stages) for lane in lanes]
     used = {group for stages in staged for stage in stages for group in stage}
@@ -257,7 +261,7 @@ def _fresh(seen: set[object], staged: Sequence[Stages], pace: LaneSettings) -> b
 
 
 def _settled(pool: Candidates, found: Tried, i: int, stages: Stages, pace: LaneSettings) -> Iterator[Layout]:
-    """The layout with lane i made of these stages, if it can hold the model."""
+    """Yield the layout with lane i made of these stages, if it can hold the model."""
     lanes = found.layout.lanes
     samples = lanes[i].samples if len(lanes) > 1 else pool.problem.job.batch // pace.micro_batches
     lane = pool.lanes.settled(stages, samples, pace, len(lanes) - 1)
@@ -266,8 +270,8 @@ def _settled(pool: Candidates, found: Tried, i: int, stages: Stages, pace: LaneS
 
 
 def polish(pool: Candidates) -> None:
-    """One change of a finished layout at a time, as long as one gains."""
-    for start in distinct(pool.found, _SHAPED * pool.width):
+    """Make one change of a finished layout at a time, as long as one gains."""
+    for start in distinct(pool.found, SHAPED * pool.width):
         if start.layout in pool.polished or pool.search.spent():
             continue
         pool.polished.add(start.layout)

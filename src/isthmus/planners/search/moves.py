@@ -12,9 +12,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 from isthmus.plan.types import Layout as State
-from isthmus.planners.layout.device_groups import Bundle, Groups
+from isthmus.planners.layout.layout_types import Bundle, Groups, Lane, LaneSettings, Layout
 from isthmus.planners.layout.shares import micro_batch_counts
-from isthmus.planners.layout.side_by_side import Lane, LaneSettings, Layout
 from isthmus.planners.problem import Problem
 
 __all__ = [
@@ -40,14 +39,14 @@ _MOST_MERGES = 40  # pairs of lanes
 
 
 class Grouping(NamedTuple):
-    """Which bundles form which lane. A bundle in none stays idle."""
+    """A setting: the bundles of each lane, and the pace. A bundle in no lane stays idle."""
 
     parts: tuple[Part, ...]
     pace: LaneSettings
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """The same for settings that differ in nothing that matters."""
+        """Return a key that is the same for settings that differ in nothing that matters."""
         lanes = Counter(tuple(sorted(Counter(_sort(bundle) for bundle in part).items())) for part in self.parts)
         return frozenset(lanes.items()), self.pace
 
@@ -57,8 +56,8 @@ def _sort(bundle: Bundle) -> tuple[str, str, int, int]:
 
 
 def first_settings(problem: Problem, bundles: Sequence[Bundle]) -> Iterator[list[Grouping]]:
-    """Ways to form lanes, each with several paces: the strongest host or region alone, single bundles, hosts, kinds,
-    regions, everything in one.
+    """Yield ways to form lanes, each with several paces: the strongest host or region alone, single bundles, hosts,
+    kinds, regions, everything in one.
     """
     regions, hosts = (_grouped(bundles, key) for key in (lambda bundle: bundle.region, lambda bundle: bundle.host))
     ways: list[list[Part]] = [[(bundle,) for bundle in bundles], hosts, regions]
@@ -87,14 +86,14 @@ def _grouped(bundles: Sequence[Bundle], key: Callable[[Bundle], object]) -> list
 
 
 def setting_moves(problem: Problem, setting: Grouping, bundles: Sequence[Bundle]) -> Iterator[Grouping]:
-    """All settings one step away; a step between lanes that are alike may lead nowhere, and is left out."""
+    """Yield all settings one step away; a step between lanes that are alike may lead nowhere, and is left out."""
     yield from (Grouping(setting.parts, pace) for pace in paces(problem, setting.pace))
     moved = (Grouping(parts, setting.pace) for parts in _regrouped(setting.parts, bundles))
     yield from (other for other in moved if other.signature != setting.signature)
 
 
 def paces(problem: Problem, pace: LaneSettings) -> Iterator[LaneSettings]:
-    """One more or fewer micro-batches of the usual numbers, more of them in flight, state held otherwise."""
+    """Yield one more or fewer micro-batches of the usual numbers, more of them in flight, state held otherwise."""
     counts = micro_batch_counts(problem.job.batch, 1, most=COUNTS)
     near = sorted(counts, key=lambda count: abs(count - pace.micro_batches))
     for count in near[:5]:
@@ -139,7 +138,7 @@ def _regrouped(parts: tuple[Part, ...], bundles: Sequence[Bundle]) -> Iterator[t
 
 
 def _splits(part: Part) -> Iterator[tuple[Part, ...]]:
-    """A lane taken apart: by regions, hosts or kinds, into equal halves, into single bundles."""
+    """Yield a lane taken apart: by regions, hosts or kinds, into equal halves, into single bundles."""
     for key in (lambda bundle: bundle.region, lambda bundle: bundle.host, lambda bundle: bundle.kind):
         found = _grouped(part, key)
         if len(found) > 1:
@@ -157,7 +156,8 @@ def _one_of_each(part: Sequence[Bundle]) -> list[Bundle]:
 
 
 def stage_moves(stages: Stages, idle: Sequence[tuple[str, ...]]) -> Iterator[Stages]:
-    """Pipelines that differ in where one or two replicas stand; of replicas of one host and kind only one is moved.
+    """Yield pipelines that differ in where one or two replicas stand; of replicas of one host and kind only one is
+    moved.
 
     Two change places, or two stages do; one goes to another stage, to a stage of its own, or stays idle; an idle one
     takes its place, or joins.
@@ -181,7 +181,7 @@ def stage_moves(stages: Stages, idle: Sequence[tuple[str, ...]]) -> Iterator[Sta
 
 
 def _joins(stages: Stages, group: tuple[str, ...]) -> Iterator[Stages]:
-    """With one replica more, in any stage or in one of its own."""
+    """Yield the stages with one replica more, in any stage or in one of its own."""
     for s in range(len(stages)):
         yield (*stages[:s], (*stages[s], group), *stages[s + 1 :])
     for s in range(len(stages) + 1):
@@ -189,7 +189,7 @@ def _joins(stages: Stages, group: tuple[str, ...]) -> Iterator[Stages]:
 
 
 def _put(stages: Stages, s: int, group: tuple[str, ...], *others: tuple[str, ...]) -> Stages:
-    """With others, or nobody, where a replica stood; a stage that nobody is left in is none."""
+    """Return the stages with others, or nobody, where a replica stood; a stage that nobody is left in is none."""
     changed = (*(member for member in stages[s] if member != group), *others)
     return tuple(stage for stage in (*stages[:s], changed, *stages[s + 1 :]) if stage)
 
@@ -203,7 +203,7 @@ def _different(groups: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def layout_moves(layout: Layout, blocks: int) -> Iterator[Layout]:
-    """Layouts that differ in one cut, in a few samples of two lanes or replicas, or in what is recomputed."""
+    """Yield layouts that differ in one cut, in a few samples of two lanes or replicas, or in what is recomputed."""
     lanes = layout.lanes
     for i, lane in enumerate(lanes):
         for changed in _lane_moves(lane, blocks):
@@ -235,7 +235,7 @@ def _lane_moves(lane: Lane, blocks: int) -> Iterator[Lane]:
 
 
 def _unequal(stage: Sequence[tuple[tuple[str, ...], int]]) -> list[tuple[int, int]]:
-    """Pairs of replicas of different sorts, one of each pair of sorts."""
+    """Return pairs of replicas of different sorts, one of each pair of sorts."""
     found = {}
     for i, (group, share) in enumerate(stage):
         for j, (other, more) in enumerate(stage):
@@ -246,7 +246,7 @@ def _unequal(stage: Sequence[tuple[tuple[str, ...], int]]) -> list[tuple[int, in
 
 
 def _grown(lane: Lane, by: int) -> Lane:
-    """With one sample of a micro-batch more or less: in each stage on whoever has most."""
+    """Return the lane with one sample of a micro-batch more or less: in each stage on whoever has most."""
     stages = []
     for stage in lane.stages:
         most = max(range(len(stage)), key=lambda i: stage[i][1])

@@ -1,4 +1,4 @@
-"""In which order a ring of devices crosses slow links least."""
+"""The order in which a ring of devices crosses slow links least."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_HOPS = 20_000  # of all orders that are looked at for one ring
 
 
 def ring_order(net: Fabric, members: Sequence[str], size: float) -> tuple[str, ...]:
-    """Members in an order in which `size` bytes go around fastest, as far as it was looked for.
+    """Return the members in the fastest order found for `size` bytes to go around.
 
     With a ring of hops h over resources r, each hop passing the same bytes, that is the order with the least
 
@@ -44,7 +44,7 @@ def ring_order(net: Fabric, members: Sequence[str], size: float) -> tuple[str, .
 
 
 def _turned(tour: list[int], seconds: Callable[[list[int]], float], tries: int) -> list[int]:
-    """The tour with pieces of it turned around as long as that helps; so many are tried at most."""
+    """Turn pieces of the tour around as long as that helps; so many are tried at most."""
     least, since = seconds(tour), 0  # turns without success
     turns = [(i, j) for i in range(1, len(tour) - 1) for j in range(i + 1, len(tour))]
     for i, j in islice(cycle(turns), tries):
@@ -58,7 +58,7 @@ def _turned(tour: list[int], seconds: Callable[[list[int]], float], tries: int) 
 
 
 def _nearest_tour(net: Fabric, hosts: Mapping[int, Sequence[str]]) -> list[int]:
-    """From each host to the nearest that is left."""
+    """Return the tour that goes from each host to the nearest that is left."""
     wires, lead = net.wires, {host: net.number[members[0]] for host, members in hosts.items()}
     tour = [next(iter(hosts))]
     left = set(hosts) - set(tour)
@@ -78,7 +78,9 @@ def _nearest_tour(net: Fabric, hosts: Mapping[int, Sequence[str]]) -> list[int]:
 
 
 def pass_seconds(net: Fabric, hops: Iterable[tuple[str, str]], size: float) -> float:
-    """Seconds in which every hop passes `size` bytes twice at once, and then one message passes all hops twice."""
+    """Return the seconds in which every hop passes `size` bytes twice at once, and then one message passes all hops
+    twice.
+    """
     loads: dict[int, float] = {}
     latency = 0.0
     for a, b in hops:

@@ -1,4 +1,4 @@
-"""Which bucket is synced in which way: an integer programme, judged by the simulator.
+"""The choice of how each bucket is synced: an integer programme, judged by the simulator.
 
 x[b, o] = 1 if bucket b is synced in way o (`sync_options`); load[b, o, r] are the seconds that this takes of resource r
 (a nic, a pair of hosts, a trunk, each way; the way out of or into a device; a device's sending, its computing), and
@@ -36,6 +36,8 @@ from isthmus.plan.types import How, Plan
 from isthmus.planners.budget import sound
 from isthmus.planners.layout.build_plan import make_syncs, only_pipeline
 from isthmus.planners.problem import Bools, Candidate, Problem
+from isthmus.planners.search_constants import PROGRAMME_EFFORT
+from isthmus.planners.search_state import SearchState
 from isthmus.planners.stop import SearchEnded
 from isthmus.planners.syncs.sync_loads import Programme, make_programme
 from isthmus.planners.syncs.sync_options import Offers, make_offers
@@ -48,12 +50,11 @@ _NODES = 500  # of the search tree: an end that does not depend on the machine
 _POLISHED, _TRIED = 48, 4  # buckets that are changed one by one, and the ways that each is tried in
 _LEAST_SECONDS = 0.05  # for a programme
 _SIZES = (100e6, 5e6, 25e6, float("inf"))  # bytes of a bucket that are tried; infinite: one a stage
-_LOOK = 0.05  # seconds that a programme takes, about
 _PARTS = (8, 32)  # of all gradients, as large as a bucket: where a model is small, so are its buckets
 
 
 class Solution(NamedTuple):
-    """What a programme gives: a choice for each bucket."""
+    """The solution of a programme: a choice for each bucket."""
 
     chosen: tuple[int, ...]
     finish: float  # T
@@ -71,16 +72,16 @@ class SyncChoice(NamedTuple):
     stopped: bool  # a limit ended the search, or left some bucket sizes out
 
 
-def best_syncs(problem: Problem, plan: Plan, *, seconds: float = 0.5, calls: int | None = None) -> SyncChoice:
-    """The plan with the syncs that make it fastest, for a plan of one pipeline; never slower than it was.
+def best_syncs(state: SearchState, plan: Plan, *, seconds: float = 0.5, calls: int | None = None) -> SyncChoice:
+    """Return the plan with the syncs that make it fastest, for a plan of one pipeline; never slower than it was.
 
     Looks at the buckets that it has and at other sizes; then changes what was chosen bucket by bucket, as long as the
     simulator likes that better. It ends after about so many seconds or calls of the simulator, but not before it has
     looked at the plan's own buckets. With `seconds` infinite the same plan is found on every machine.
     """
-    search = _Search(problem, plan, seconds, calls)
+    search = _Search(state, plan, seconds, calls)
     try:
-        for bucketed in _bucketings(problem, plan):
+        for bucketed in _bucketings(state.problem, plan):
             if search.finish is not None and search.left() <= 0.0:
                 search.stopped = True
                 break
@@ -94,10 +95,11 @@ def best_syncs(problem: Problem, plan: Plan, *, seconds: float = 0.5, calls: int
 class _Search:
     """The best plan so far, and how it was chosen."""
 
-    def __init__(self, problem: Problem, plan: Plan, seconds: float, calls: int | None) -> None:
-        self.problem, self.seconds, self.deadline = problem, seconds, time.monotonic() + seconds
-        self.last_call = None if calls is None else problem.calls + calls
-        self.best = problem.price(plan)
+    def __init__(self, state: SearchState, plan: Plan, seconds: float, calls: int | None) -> None:
+        self.state, self.problem = state, state.problem
+        self.seconds, self.deadline = seconds, time.monotonic() + seconds
+        self.last_call = None if calls is None else state.calls + calls
+        self.best = state.price(plan)
         self.finish: float | None = None
         self.gap, self.stopped = 0.0, False
         self.offers: Offers | None = None
@@ -105,15 +107,15 @@ class _Search:
         self.ways: list[str] = []
 
     def left(self) -> float:
-        """Seconds; none once all calls are spent."""
-        spent = self.last_call is not None and self.problem.calls >= self.last_call
+        """Return the seconds that are left; none once all calls are spent."""
+        spent = self.last_call is not None and self.state.calls >= self.last_call
         return 0.0 if spent else self.deadline - time.monotonic()
 
     def look_at(self, plan: Plan) -> None:
-        """Prices what the programme chooses, each bucket's own fastest way, and the better ones of one way for all."""
-        self.problem.effort += _LOOK
+        """Price what the programme chooses, each bucket's own fastest way, and the better ones of one way for all."""
+        self.state.effort += PROGRAMME_EFFORT
         offers = make_offers(self.problem, plan)
-        programme = make_programme(self.problem, offers)
+        programme = make_programme(self.state, offers)
         if programme is None:
             return
         first = self.seconds / 2 if self.finish is None else _LEAST_SECONDS
@@ -129,14 +131,17 @@ class _Search:
 
     def price(self, offers: Offers, programme: Programme, ways: list[str]) -> bool:
         """Return whether these ways are better than the best so far, and keep them as the best if they are."""
-        candidate = self.problem.price(offers.planned(ways))
+        candidate = self.state.price(offers.planned(ways))
         better = _rank(candidate) < _rank(self.best) and sound(self.problem, candidate.plan)
         if better:
             self.best, self.offers, self.programme, self.ways = candidate, offers, programme, ways
         return better
 
     def polish(self) -> None:
-        """Other ways for one bucket at a time, those that take long first; each has the few that are fastest alone."""
+        """Try other ways for one bucket at a time, those that take long first.
+
+        Each has the few that are fastest alone.
+        """
         offers, programme = self.offers, self.programme
         if offers is None or programme is None:
             return
@@ -153,7 +158,7 @@ class _Search:
 
 
 def _bucketings(problem: Problem, plan: Plan) -> Iterator[Plan]:
-    """The plan, then with buckets of other sizes."""
+    """Yield the plan, then the plan with buckets of other sizes."""
     yield plan
     part = only_pipeline(plan)
     gathered = any(stage.state == "sharded-all" for stage in part.stages)
@@ -184,7 +189,7 @@ def objective(programme: Programme, chosen: Sequence[int]) -> float:
 
 
 def greedy(programme: Programme) -> tuple[int, ...]:
-    """Each bucket in the way that takes the least alone."""
+    """Choose for each bucket the way that takes the least alone."""
     best: dict[int, int] = {}
     for c, b in enumerate(programme.bucket.tolist()):
         if b not in best or programme.alone[c] < programme.alone[best[b]]:
@@ -193,12 +198,14 @@ def greedy(programme: Programme) -> tuple[int, ...]:
 
 
 def load_solver() -> None:
-    """Imports HiGHS: before the clock of a search starts."""
+    """Import HiGHS before the clock of a search starts."""
     import scipy.optimize  # noqa: F401
 
 
 def solve(programme: Programme, seconds: float = 0.5) -> Solution:
-    """The programme's best choice, or the best that was found in time: each bucket's own fastest way at least."""
+    """Return the programme's best choice, or the best that was found in time:
+    each bucket's own fastest way at least.
+    """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     start = greedy(programme)
@@ -233,7 +240,7 @@ def solve(programme: Programme, seconds: float = 0.5) -> Solution:
 
 
 def _open(programme: Programme, limit: float) -> Bools:
-    """The choices that do not by themselves, with the least of all other buckets, take longer than the limit."""
+    """Return the choices that do not by themselves, with the least of all other buckets, take longer than the limit."""
     starts = np.flatnonzero(np.diff(programme.bucket, prepend=-1))
     least = np.minimum.reduceat(programme.needs, starts, axis=1)
     others = programme.base + least.sum(axis=1)

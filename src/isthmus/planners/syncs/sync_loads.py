@@ -1,4 +1,4 @@
-"""What every way to sync a bucket asks of links and devices, and when: read off plays of the plan.
+"""The loads of every way to sync a bucket on links and devices, and when: read off simulated steps.
 
 The simulator writes each sync as the messages that the runtime sends. So the plan is played once for each way, with all
 buckets that have it synced that way, and the tasks of each bucket are added up: bytes over capacity for everything that
@@ -20,7 +20,7 @@ from isthmus.cost.event_engine import Tasks, run
 from isthmus.cost.simulate import Played
 from isthmus.cost.task_list import GATE, HOST_UPDATE, LOADING, REBUILD, SYNCING, TOTALS, UPDATE
 from isthmus.errors import PlanError
-from isthmus.planners.problem import Problem
+from isthmus.planners.search_state import SearchState
 from isthmus.planners.syncs.sync_options import GIVEN, Offers
 
 __all__ = ["Programme", "make_programme"]
@@ -48,7 +48,7 @@ class Programme(NamedTuple):
     plays: tuple[tuple[str, float], ...]  # ways, and seconds per step with all buckets synced so
 
     def finish(self, chosen: Sequence[int]) -> float:
-        """When all is done at the earliest: the largest of all constraints."""
+        """Return when all is done at the earliest: the largest of all constraints."""
         columns = list(chosen)
         rows = self.base + self.needs[:, columns].sum(axis=1)
         return float(max(rows.max(initial=0.0), self.tail[columns].max(initial=0.0)))
@@ -66,13 +66,13 @@ class _Read(NamedTuple):
     alone: Floats  # [buckets] seconds in all, alone
 
 
-def make_programme(problem: Problem, offers: Offers) -> Programme | None:
-    """The programme of a plan; None where it cannot be played or there is nothing to choose."""
+def make_programme(state: SearchState, offers: Offers) -> Programme | None:
+    """Write the programme of a plan; None where it cannot be played or there is nothing to choose."""
     plays: dict[str, Played] = {}
     for way in offers.ways:
-        problem.count_call()
+        state.count_call()
         try:
-            plays[way] = problem.simulator.play(offers.planned([way] * len(offers.offers), joined=False))
+            plays[way] = state.problem.simulator.play(offers.planned([way] * len(offers.offers), joined=False))
         except PlanError:
             if way == GIVEN:
                 return None
@@ -111,7 +111,7 @@ def _constraints(
 
 
 def _columns(read: _Read, way: str, column: dict[tuple[int, str], int]) -> tuple[Ints, Ints, Floats, Floats]:
-    """Choice, resource, seconds and release of each load."""
+    """Return choice, resource, seconds and release of each load."""
     number = np.full(len(read.final), -1)
     for (b, other), c in column.items():
         if other == way:
@@ -121,7 +121,7 @@ def _columns(read: _Read, way: str, column: dict[tuple[int, str], int]) -> tuple
 
 
 def _moments(reads: dict[str, _Read]) -> Floats:
-    """Times from which on work is counted: when buckets are final, and some when factors are."""
+    """Return the times from which on work is counted: when buckets are final, and some when factors are."""
     final = np.unique(np.concatenate([read.final[np.isfinite(read.final)] for read in reads.values()]))
     early = np.unique(np.concatenate([read.release for read in reads.values()]))
     return np.unique(np.concatenate((_thinned(final, _MOST_TIMES), _thinned(early, _MOST_TIMES // 2))))
@@ -134,7 +134,7 @@ def _thinned(values: Floats, most: int) -> Floats:
 
 
 def _binding(needs: Floats, base: Floats, tail: Floats, bucket: Ints) -> tuple[Floats, Floats]:
-    """The constraints that can decide: none that stays below what any choice takes, no two alike."""
+    """Return the constraints that can decide: none that stays below what any choice takes, no two alike."""
     starts = np.flatnonzero(np.diff(bucket, prepend=-1))
     least = max(
         float((base + np.minimum.reduceat(needs, starts, axis=1).sum(axis=1)).max(initial=0.0)),
@@ -148,7 +148,7 @@ def _binding(needs: Floats, base: Floats, tail: Floats, bucket: Ints) -> tuple[F
 
 
 def _undominated(rows: Floats) -> Ints:
-    """Rows that no other exceeds, or equals, everywhere."""
+    """Return the rows that no other exceeds, or equals, everywhere."""
     kept: list[int] = []
     for i in np.argsort(-rows.sum(axis=1), kind="stable").tolist():
         if not (rows[kept] >= rows[i] - 1e-9 * np.abs(rows[i])).all(axis=1).any():
@@ -193,7 +193,9 @@ def _read(
 
 
 def _releases(played: Played, base: Played, labels: Ints) -> Floats:
-    """When the gradients that a task sends are final: of a bucket's tasks all at once, but of factors one by one."""
+    """Return when the gradients that a task sends are final: of a bucket's tasks all at once, but of factors one by
+    one.
+    """
     tasks, kind = played.tasks.tasks(), played.tasks.kind
     before, after = tasks.before, tasks.after
     into = (labels[after] != -1) & (labels[before] == -1)
@@ -214,7 +216,7 @@ def _releases(played: Played, base: Played, labels: Ints) -> Floats:
 
 
 def _uses(played: Played, task: Ints) -> tuple[Ints, Ints, Floats]:
-    """Loads of tasks: position in `task`, resource (links, then lanes), seconds."""
+    """Return the loads of tasks: position in `task`, resource (links, then lanes), seconds."""
     tasks, net = played.tasks.tasks(), played.fabric
     route, lane, size = tasks.route[task], tasks.lane[task], tasks.bytes[task]
     sent = route >= 0
@@ -231,7 +233,7 @@ def _uses(played: Played, task: Ints) -> tuple[Ints, Ints, Floats]:
 
 
 def _groups(labels: Ints, task: Ints) -> Iterator[tuple[int, Ints]]:
-    """Each bucket with its tasks."""
+    """Yield each bucket with its tasks."""
     order = task[np.argsort(labels[task], kind="stable")]
     for tasks in np.split(order, np.flatnonzero(np.diff(labels[order])) + 1):
         if len(tasks):
@@ -239,7 +241,7 @@ def _groups(labels: Ints, task: Ints) -> Iterator[tuple[int, Ints]]:
 
 
 def _alone(played: Played, task: Ints, known: dict[tuple[bytes, ...], float]) -> tuple[float, float]:
-    """Seconds of a bucket's sync from its release on, and in all, with the network to itself.
+    """Return the seconds of a bucket's sync from its release on, and in all, with the network to itself.
 
     By factors only the last micro-batch's message and product are left at the release; in all it takes as long as what
     it uses most.
@@ -282,7 +284,7 @@ def _others(played: Played, names: dict[str, int], loaded: Ints) -> tuple[Ints, 
 
 
 def _after(others: tuple[Ints, Floats, Floats, Floats], moment: float, count: int) -> Floats:
-    """Seconds of them that are left at a moment, by resource."""
+    """Return the seconds of other tasks that are left at a moment, by resource."""
     resource, seconds, start, sent = others
     left = np.clip((sent - moment) / (sent - start), 0.0, 1.0)
     return np.asarray(np.bincount(resource, seconds * left, count), np.float64)

@@ -39,7 +39,7 @@ class Offer(NamedTuple):
 
     @property
     def bucket(self) -> str:
-        """Its name."""
+        """Return the bucket's name."""
         return self.ways[GIVEN].bucket
 
 
@@ -52,11 +52,11 @@ class Offers(NamedTuple):
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """All ways that some bucket has."""
+        """Return all ways that some bucket has."""
         return tuple(dict.fromkeys(way for offer in self.offers for way in offer.ways))
 
     def planned(self, ways: Sequence[str], *, joined: bool = True) -> Plan:
-        """The plan with each bucket synced in the given way, or as it was where it lacks that.
+        """Return the plan with each bucket synced in the given way, or as it was where it lacks that.
 
         `joined`: weights taken out of a bucket go back into it if both are synced alike after all.
         """
@@ -67,7 +67,7 @@ class Offers(NamedTuple):
 
 
 def make_offers(problem: Problem, plan: Plan) -> Offers:
-    """Each bucket with its ways. Syncs of state that is sharded whole and of duplicates are left alone."""
+    """Return each bucket with its ways. Syncs of state that is sharded whole and of duplicates are left alone."""
     part, net = only_pipeline(plan), problem.simulator.fabric(plan)
     whole = {replica.devices[0] for s in part.stages if s.state == "sharded-all" for replica in s.replicas}
     fixed = [sync for sync in part.syncs if sync.how == "duplicate" or not whole.isdisjoint(sync.participants)]
@@ -84,7 +84,7 @@ def make_offers(problem: Problem, plan: Plan) -> Offers:
 
 
 def _sizes(problem: Problem, syncs: Sequence[Sync]) -> list[float]:
-    """Bytes of each."""
+    """Return the bytes of each sync."""
     named = frozenset(name for sync in syncs for name in sync.parameters if name[0] != "[")
     return [problem.table.bucket(sync.parameters, named).elements * problem.table.width for sync in syncs]
 
@@ -93,7 +93,7 @@ def _sizes(problem: Problem, syncs: Sequence[Sync]) -> list[float]:
 
 
 def _merged(syncs: list[Sync]) -> list[Sync]:
-    """Neighbours alike are joined two by two while there are too many."""
+    """Join neighbours that are alike two by two while there are too many."""
     while len(syncs) > _MOST_BUCKETS:
         found: list[Sync] = []
         single = False  # whether the last is still one
@@ -113,7 +113,7 @@ def _merged(syncs: list[Sync]) -> list[Sync]:
 def _parted(
     problem: Problem, part: Pipeline, sync: Sync, fixed: Sequence[Sync], syncs: Sequence[Sync]
 ) -> Iterator[Sync]:
-    """A bucket, or the linear weights in it that may go by factors and the rest."""
+    """Yield a bucket, or the linear weights in it that may go by factors and the rest."""
     named = {name for other in (*syncs, *fixed) for name in other.parameters if name[0] != "["}
     names = list(_expanded(problem, sync, named))
     weights = tuple(name for name in names if _by_factors(problem, part, name))
@@ -157,7 +157,7 @@ def _by_factors(problem: Problem, part: Pipeline, name: str) -> bool:
 
 
 def _joined(offers: Sequence[Offer], syncs: Sequence[Sync]) -> Iterator[Sync]:
-    """Weights that were taken out of the bucket before them, and are synced like it, are put back."""
+    """Put weights back that were taken out of the bucket before them, where they are synced like it."""
     last: Sync | None = None
     for offer, sync in zip(offers, syncs, strict=True):
         if last is not None and sync == replace(last, bucket=last.bucket + _LINEAR, parameters=sync.parameters):
@@ -174,7 +174,7 @@ def _joined(offers: Sequence[Offer], syncs: Sequence[Sync]) -> Iterator[Sync]:
 
 
 def _ways(problem: Problem, part: Pipeline, sync: Sync, star: _Ways) -> dict[str, Sync]:
-    """The syncs that a bucket could have, none twice; a ring that is too much to play gives way to a tree."""
+    """Return the syncs that a bucket could have, none twice; a ring that is too much to play gives way to a tree."""
     ring: How = "ring" if problem.kept is None else "sparse"
     offered: list[tuple[str, Sync]] = []
     plain = replace(sync, how=ring, root=None)
@@ -200,10 +200,10 @@ def _ways(problem: Problem, part: Pipeline, sync: Sync, star: _Ways) -> dict[str
 
 
 class _Ways:
-    """What participants can do with each other: routes, loads, orders."""
+    """The routes, loads and orders that participants of a sync can use."""
 
     def __init__(self, net: Fabric, members: tuple[str, ...], size: float, buckets: int) -> None:
-        """`size`: bytes that they sync in all; `buckets`: of all participants."""
+        """Take the members of a sync. `size`: bytes that they sync in all; `buckets`: of all participants."""
         self.net, self.members, self.buckets = net, members, buckets
         self.order = ring_order(net, members, size)
         self.roots = self._roots(size) if len(members) > 2 else ()
@@ -235,7 +235,7 @@ class _Ways:
         return all(a == b or routes[number[a], number[b]] >= 0 for a, b in pairs)
 
     def _roots(self, size: float) -> tuple[str, ...]:
-        """Participants that serve all others fastest, one of each host."""
+        """Return the participants that serve all others fastest, one of each host."""
         hosts: dict[int, str] = {}
         for name in self.members:
             hosts.setdefault(int(self.net.wires.host_of[self.net.number[name]]), name)
@@ -247,7 +247,7 @@ class _Ways:
         return tuple(root for _, root in fast[:_ROOTS])
 
     def _reach(self, root: str) -> float:
-        """Bytes a second of all messages from it, each alone."""
+        """Return the bytes a second of all messages from a participant, each alone."""
         net, here = self.net, self.net.number[root]
         routes = net.wires.route_of[here, [net.number[name] for name in self.members if name != root]]
         return float(net.wires.rate[routes[routes >= 0]].sum())

@@ -1,12 +1,12 @@
-"""Which elements of a tensor a worker holds, and what two workers' elements have in common.
+"""The elements of a tensor that a worker holds, and the elements that two workers have in common.
 
 A worker holds elements [start, stop) of a flattened *part*. The part is the whole tensor, or what a member of a tensor
-group has of it: dimension `dim` consists of sections (query, key and value of a fused projection), and of each section
-the member has one of `members` equal slices; its part is those slices, one after the other.
+group has of it. In that case dimension `dim` consists of sections (query, key and value of a fused projection), and the
+member has one of `members` equal slices of each section; its part is those slices, one after the other.
 
-Seen as a matrix of prod(shape[:dim]) rows, any such set of elements is a few boxes: of a flat range the rest of its
-first row, whole rows, the beginning of its last row; each cut at the sections. So elements held in one way are read
-in another by intersecting boxes, without a list of all rows.
+Seen as a matrix of prod(shape[:dim]) rows, any such set of elements is a few boxes. A flat range consists of the rest
+of its first row, whole rows, and the beginning of its last row, each cut at the sections. So elements that are held in
+one way are read in another by intersecting boxes, without a list of all rows.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class MemberCut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @classmethod
     def of(cls, part: ParameterSlice) -> MemberCut:
-        """The same, from what a sharded block says of its parameter."""
+        """Return the cut that a sharded block describes for its parameter."""
         return cls(dim=part.dim, sections=part.sections, member=part.member, members=part.members)
 
     @property
     def slice(self) -> ParameterSlice:
-        """The same, for tensors at hand."""
+        """Return this cut in the form that can be applied to tensors."""
         return ParameterSlice(dim=self.dim, sections=self.sections, member=self.member, members=self.members)
 
     def fits(self, shape: Shape) -> bool:
@@ -51,7 +51,7 @@ class MemberCut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Extent(NamedTuple):
-    """Elements [start, stop) of the flattened part that `cut` makes; without it, of the whole tensor."""
+    """Elements [start, stop) of the flattened part that `cut` makes, or of the whole tensor without it."""
 
     start: int
     stop: int
@@ -97,7 +97,7 @@ def part_elements(shape: Shape, cut: MemberCut | None) -> int:
 
 
 def overlaps(shape: Shape, extent: Extent, other: Extent) -> Iterator[Overlap]:
-    """The boxes that two extents of a tensor share; both cut along the same dimension, where both are cut."""
+    """Yield the boxes that two extents of a tensor share; if both are cut, it must be along the same dimension."""
     dims = {held.cut.dim for held in (extent, other) if held.cut}
     assert len(dims) <= 1
     dim = dims.pop() if dims else 0
@@ -119,7 +119,7 @@ def _boxes(shape: Shape, dim: int, extent: Extent) -> Iterator[_Box]:
 
 
 def _rectangles(start: int, stop: int, width: int) -> Iterator[tuple[int, int, int, int]]:
-    """(first row, rows, left, right) of a flat range in a matrix that is `width` wide."""
+    """Yield (first row, rows, left, right) for the boxes of a flat range in a matrix that is `width` wide."""
     if start >= stop:
         return
     (first, left), (last, right) = divmod(start, width), divmod(stop, width)
@@ -136,7 +136,7 @@ def _rectangles(start: int, stop: int, width: int) -> Iterator[tuple[int, int, i
 
 
 def _spans(size: int, inner: int, cut: MemberCut | None) -> Iterator[tuple[int, int, int]]:
-    """Columns [begin, end) of the part, and the column of the whole where they begin, section by section."""
+    """Yield for each section the columns [begin, end) of the part, and where they begin in the whole."""
     if cut is None:
         yield 0, size * inner, 0
         return

@@ -1,9 +1,9 @@
-"""One run at a time in a folder of checkpoints: two would remove each other's files.
+"""Lock a folder of checkpoints for one run, because two runs would remove each other's files.
 
-The lock is the system's (`flock`) on the file `.lock`, so it goes with the process that holds it, however that ends;
-the file says whose it is, unless another user has left it and it cannot be written. Where a file system knows no such
-locks, what the file says must do: an owner of this host whose process is gone does not count, any other does until
-somebody removes the file.
+The lock is the system's (`flock`) on the file `.lock`, so it ends with the process that holds it, however that ends.
+The file names the owner, unless another user left it and it cannot be written. On a file system without such locks the
+file alone must do: an owner on this host whose process is gone does not count, and any other counts until somebody
+removes the file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 class _Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a lock."""
+    """The owner of a lock."""
 
     host: str
     process: int
@@ -48,7 +48,7 @@ class _Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def lock_folder(folder: Path, run: str, take: Callable[[int, int], None] = fcntl.flock) -> Iterator[None]:
-    """Holds the lock of a folder that exists; CheckpointError names the owner if another run has it."""
+    """Hold the lock of an existing folder; raise CheckpointError with the owner's name if another run holds it."""
     path = folder / LOCK
     handle, writable = _opened(path)
     try:
@@ -60,7 +60,7 @@ def lock_folder(folder: Path, run: str, take: Callable[[int, int], None] = fcntl
             yield
         finally:
             with contextlib.suppress(OSError):
-                os.ftruncate(handle, 0)  # nobody's
+                os.ftruncate(handle, 0)  # an empty file names no owner
             with contextlib.suppress(OSError):
                 take(handle, fcntl.LOCK_UN)  # a forked child that lives on has the handle too
     finally:
@@ -68,7 +68,7 @@ def lock_folder(folder: Path, run: str, take: Callable[[int, int], None] = fcntl
 
 
 def _opened(path: Path) -> tuple[int, bool]:
-    """Opens the lock, and says whether it can be written: one that another user has left can be locked all the same."""
+    """Open the lock, and return whether it can be written; a file of another user can still be locked."""
     how = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         try:
@@ -85,7 +85,7 @@ def _unusable(path: Path, why: str | None) -> CheckpointError:
 
 
 def _take(handle: int, path: Path, take: Callable[[int, int], None]) -> bool:
-    """Takes the lock; says whether the system holds it, or only what the file says does."""
+    """Take the lock; return whether the system holds it, or else only the file's content does."""
     try:
         take(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -97,7 +97,7 @@ def _take(handle: int, path: Path, take: Callable[[int, int], None]) -> bool:
             raise CheckpointError(f"cannot lock the folder: {problem.strerror}", where=str(path)) from None
         owner = _owner(handle)
         if owner is not None and not _gone(owner):
-            raise _taken(path, str(owner), f"If that run is gone, remove {path}, which is all that says so") from None
+            raise _taken(path, str(owner), f"If that run has ended, remove {path}") from None
         return False
     return True
 
@@ -119,8 +119,8 @@ def _ours(run: str) -> bytes:
 
 
 def _write(handle: int, data: bytes, path: Path) -> None:
-    """A full disk is no reason to share the folder, but nothing could be saved there either."""
-    with writing(path, next="Make room, or name another folder"):
+    """Write the lock file; raise an error on a full disk, where nothing could be saved anyway."""
+    with writing(path, next="Free some space, or name another folder"):
         os.ftruncate(handle, 0)
         os.pwrite(handle, data, 0)
 

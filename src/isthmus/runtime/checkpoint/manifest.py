@@ -1,9 +1,9 @@
-"""What a checkpoint says of itself (`manifest.json`), and the rules by which it is whole.
+"""The description of a checkpoint (`manifest.json`), and the rules by which a checkpoint is complete.
 
-It holds for every file its size and hash, and for every saved tensor which elements of which parameter it is; nothing
-of it depends on the plan. Its `digest` is the hash of all the rest of it. The same rules are held when a checkpoint is
-finished and when it is read: every parameter of the model has its weight and the quantities of its optimizer, each
-element exactly once.
+It lists the size and hash of every file, and for every saved tensor which elements of which parameter it has; none of
+this depends on the plan. Its `digest` is the hash of everything else in it. The same rules are checked when a
+checkpoint is finished and when it is read: every parameter of the model has its weight and the quantities of its
+optimizer, with each element exactly once.
 """
 
 from __future__ import annotations
@@ -73,18 +73,18 @@ class PieceInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def key(self) -> str:
-        """Its name in its file."""
+        """Return the name of the tensor in its file."""
         member = f":{self.cut.member}of{self.cut.members}" if self.cut else ""
         return f"{self.parameter}:{self.quantity}:{self.start}-{self.stop}{member}"
 
     @property
     def extent(self) -> Extent:
-        """The elements it has."""
+        """Return the elements that the piece has."""
         return Extent(self.start, self.stop, self.cut)
 
     @property
     def bytes(self) -> int:
-        """Its size in the file."""
+        """Return the size of the piece in its file, in bytes."""
         return (self.stop - self.start) * WIDTHS[self.dtype]
 
 
@@ -98,7 +98,7 @@ class PartInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SavedScale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """fp16's factor on the loss, and for how many steps it has held since it was last changed."""
+    """The factor on the loss in fp16, and the number of steps since it was last changed."""
 
     value: float
     steps: Count = 0
@@ -107,8 +107,8 @@ class SavedScale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all workers of a run know alike at a step.
 
-    `updates` counts those that were made: a step whose gradients overflowed makes none. `samples` counts all that were
-    used since the beginning, so the data goes on behind them. `ties` gives the other names of a parameter.
+    `updates` counts the updates made: a step whose gradients overflowed makes none. `samples` counts all samples used
+    since the beginning, so that a resumed run continues after them. `ties` gives the other names of a parameter.
     """
 
     kind: Literal["checkpoint"] = "checkpoint"
@@ -122,7 +122,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     parameters: Mapping[str, Shape]
     ties: Mapping[str, tuple[str, ...]] = {}
     loss_scale: SavedScale | None = None
-    run: Run = ""  # the identity of the run that saved it, which every part has too; older files have none
+    run: Run = ""  # identity of the run that saved it, which every part has too; older files have none
 
     @classmethod
     def of(
@@ -137,7 +137,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         loss_scale: SavedScale | None = None,
         run: str = "",
     ) -> Header:
-        """The header of a run of this model."""
+        """Return the header of a run of this model."""
         return cls(
             step=step,
             job=job,
@@ -153,7 +153,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Manifest(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file."""
+    """The whole manifest."""
 
     parts: tuple[PartInfo, ...]
     digest: Digest | None = None  # of all the rest; older files have none
@@ -167,7 +167,7 @@ def quantities_of(optimizer: Optimizer) -> tuple[Quantity, ...]:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Reads the file and holds it to every rule that can be known without the files it lists."""
+    """Read the file and check every rule that can be checked without the files it lists."""
     document = parse_json(read_text(path, LARGEST, CheckpointError), name=str(path), error=CheckpointError)
     document.check("checkpoint")
     manifest = document.convert(Manifest)
@@ -179,23 +179,23 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Encodes the file, with its digest."""
+    """Return the content of the file, with its digest."""
     values = json.loads(msgspec.json.encode(manifest))
     values["digest"] = digest_of(values)
     return msgspec.json.format(msgspec.json.encode(values), indent=1) + b"\n"
 
 
 def digest_of(values: Mapping[str, Any]) -> str:
-    """Hashes what a manifest says but for its digest, however it is laid out in the file.
+    """Return the hash of a manifest without its digest, however it is laid out in the file.
 
-    It takes the file's own values and not those of our types, which may get fields that older files do not have.
+    This uses the file's own values and not those of our types, which may get fields that older files do not have.
     """
     rest = {key: value for key, value in values.items() if key != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def check_whole(manifest: Manifest, *, where: str, next: str) -> None:
-    """Raises the first rule that is broken."""
+    """Raise an error for the first rule that is broken."""
     for what, found, expected in _faults(manifest):
         raise CheckpointError(what, where=where, found=found, expected=expected, next=next)
 
@@ -207,7 +207,7 @@ def _faults(manifest: Manifest) -> Iterator[_Fault]:
     try:
         check_job(manifest.job)
     except IsthmusError as problem:
-        yield f"its job cannot be: {problem.what}", problem.found, problem.expected
+        yield f"its job is not valid: {problem.what}", problem.found, problem.expected
     yield from _header_faults(manifest)
     for index, part in enumerate(manifest.parts):
         yield from _part_faults(part, f"parts[{index}]")
@@ -221,7 +221,7 @@ def _header_faults(manifest: Manifest) -> Iterator[_Fault]:
         yield "it has more updates than steps", f"{manifest.updates} in {manifest.step} steps", None
     scale = manifest.loss_scale
     if scale and not 0 < scale.value < math.inf:
-        yield "its loss scale cannot be", str(scale.value), "more than 0"
+        yield "its loss scale is not valid", str(scale.value), "more than 0"
     names = [*manifest.parameters, *(name for ties in manifest.ties.values() for name in ties)]
     if twice := _first_twice(names):
         yield f"two parameters are named {twice!r}", None, None
@@ -252,7 +252,7 @@ def _piece_faults(piece: PieceInfo, where: str) -> Iterator[_Fault]:
 
 
 def _cover_faults(manifest: Manifest) -> Iterator[_Fault]:
-    """Every tensor is there, in one piece or in several that join."""
+    """Yield a fault for every tensor that is missing, unknown, or not covered by its pieces."""
     pieces = sorted((piece for part in manifest.parts for piece in part.pieces), key=_tensor)
     found = {key: list(group) for key, group in groupby(pieces, key=_tensor)}
     kept = quantities_of(manifest.job.optimizer)
@@ -289,7 +289,7 @@ def _tensor_faults(name: str, pieces: list[PieceInfo]) -> Iterator[_Fault]:
 
 
 def _gap_faults(name: str, pieces: list[PieceInfo], elements: int) -> Iterator[_Fault]:
-    """`pieces` in order of their places must tile [0, elements)."""
+    """Yield a fault where `pieces`, in order of their places, do not tile [0, elements)."""
     reached = 0
     for piece in pieces:
         if piece.start == piece.stop:

@@ -1,10 +1,10 @@
-"""Checkpoints: saved under one plan, read under any other.
+"""Read checkpoints that were saved under one plan under any other.
 
     DIR/step-00000120/manifest.json                     what there is, where, and its hashes (manifest.py)
     DIR/step-00000120/va1+A100-40GB+0.safetensors       what that worker held (saving.py)
 
 A worker reads only the elements that it will hold, from whichever files have them (extents.py). Nothing is unpickled,
-and no file is trusted to be what the manifest says before it was looked at.
+and every file is checked before it is trusted to be what the manifest says.
 """
 
 from __future__ import annotations
@@ -81,21 +81,21 @@ _EXPORTED: Mapping[Precision, str] = {"fp32": "F32", "bf16": "BF16", "fp16": "F1
 
 
 def latest(folder: Path | str) -> Path | None:
-    """The newest whole checkpoint of a folder, or None."""
+    """Return the newest complete checkpoint of a folder, or None."""
     return max(complete_folders(Path(folder)).items(), default=(0, None))[1]
 
 
 class RefusedCheckpoint(NamedTuple):
-    """A checkpoint that is not whole, and what is wrong with it."""
+    """A checkpoint that is not complete, and what is wrong with it."""
 
     path: Path
     error: CheckpointError
 
 
 def newest_whole(folder: Path | str) -> tuple[Checkpoint | None, list[RefusedCheckpoint]]:
-    """The newest checkpoint that is whole to the last byte, and the newer ones that are not.
+    """Return the newest checkpoint that is complete to the last byte, and the newer ones that are not.
 
-    CheckpointError where there are some and none is whole.
+    Raise CheckpointError if there are some and none is complete.
     """
     refused: list[RefusedCheckpoint] = []
     for path in saved_folders(Path(folder)):
@@ -105,16 +105,16 @@ def newest_whole(folder: Path | str) -> tuple[Checkpoint | None, list[RefusedChe
             refused.append(RefusedCheckpoint(path, error))
     if refused:
         raise CheckpointError(
-            "no checkpoint here is whole",
+            "every checkpoint here is damaged",
             where=str(folder),
-            found=f"of {len(refused)} the newest with this fault: {refused[0].error.where}: {refused[0].error.what}",
+            found=f"{len(refused)} of them; the newest: {refused[0].error.where}: {refused[0].error.what}",
             next="Restore one from a copy, or train into another folder",
         )
     return None, refused
 
 
 def open_checkpoint(path: Path | str, *, verify: bool = False) -> Checkpoint:
-    """The checkpoint in folder `path`: its manifest keeps every rule and its files have their sizes.
+    """Open the checkpoint in folder `path`, and check its manifest and the sizes of its files.
 
     With `verify` every byte is read and hashed too.
     """
@@ -151,14 +151,14 @@ class Checkpoint:
         for part in manifest.parts:
             for piece in part.pieces:
                 self._pieces.setdefault((piece.parameter, piece.quantity), []).append((part.file, piece))
-        self._files: dict[str, dict[str, Tensor]] = {}  # the tensors of open files, the longest open first
+        self._files: dict[str, dict[str, Tensor]] = {}  # tensors of open files, in the order of opening
 
     def names(self, quantity: Quantity) -> tuple[str, ...]:
-        """The parameters or buffers that have this quantity."""
+        """Return the names of the parameters or buffers that have this quantity."""
         return tuple(name for name, kind in self._pieces if kind == quantity)
 
     def form(self, parameter: str, quantity: Quantity = "weight") -> tuple[str, Shape]:
-        """The dtype (`F32`) and shape of a whole tensor."""
+        """Return the dtype (`F32`) and shape of a whole tensor."""
         _, piece = self._of(parameter, quantity)[0]
         return piece.dtype, piece.shape
 
@@ -170,7 +170,7 @@ class Checkpoint:
         stop: int | None = None,
         cut: MemberCut | None = None,
     ) -> Tensor:
-        """Elements [start, stop) of the flattened part that `cut` makes (None: the whole tensor), in new memory."""
+        """Return elements [start, stop) of the flattened part that `cut` makes (None: the whole) in new memory."""
         pieces = self._of(parameter, quantity)
         dtype, shape = self.form(parameter, quantity)
         elements = part_elements(shape, cut)
@@ -186,7 +186,7 @@ class Checkpoint:
         return _filled(DTYPES[dtype], wanted, self._sources(pieces, shape, wanted))
 
     def fits(self, graph: BlockGraph) -> None:
-        """Raises unless the model has the parameters of this checkpoint, in their shapes."""
+        """Raise CheckpointError unless the model has the parameters of this checkpoint, in their shapes."""
         ours, theirs = self.manifest.parameters, {item.name: item.shape for item in graph.parameters}
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
@@ -199,7 +199,10 @@ class Checkpoint:
                 )
 
     def compare_buffers(self, buffers: Mapping[str, Shape]) -> tuple[str, ...]:
-        """Notes on buffers that are new, or gone; raises if one has another shape. `buffers` are the model's."""
+        """Return notes on buffers that are new or gone; raise CheckpointError if one has another shape.
+
+        `buffers` are those of the model.
+        """
         saved = {name: self.form(name, "buffer")[1] for name in self.names("buffer")}
         for name in sorted(saved.keys() & buffers.keys()):
             if saved[name] != buffers[name]:
@@ -240,7 +243,7 @@ class Checkpoint:
         return tuple(notes)
 
     def verify(self) -> None:
-        """Reads every file and compares its hash, and the run that wrote it with the manifest's."""
+        """Read every file; raise CheckpointError if its hash or the run that wrote it differs from the manifest."""
         paths = [self.path / part.file for part in self.manifest.parts]
         for path, part, found in zip(paths, self.manifest.parts, hash_files(paths), strict=True):
             if found != part.sha256:
@@ -260,7 +263,7 @@ class Checkpoint:
         for file, piece in pieces:
             found = list(overlaps(shape, wanted, piece.extent))
             if found:
-                data = self._file(file)[piece.key]  # mapped: only what is copied is read
+                data = self._file(file)[piece.key]  # memory-mapped: only what is copied is read
                 yield from ((data, overlap) for overlap in found)
 
     def _file(self, file: str) -> dict[str, Tensor]:
@@ -274,11 +277,11 @@ class Checkpoint:
 
 
 def export(checkpoint: Checkpoint, path: Path | str, precision: Precision | None = None) -> Path:
-    """Writes the weights as one safetensors file, whole or not at all, in the job's precision or the one given.
+    """Write the weights as one safetensors file, whole or not at all, in the job's precision or the one given.
 
-    Weights and buffers have the names of the original model. Tied weights are written once, under their first name;
-    the metadata names the others, as `safetensors.torch.save_model` does: `safetensors.torch.load_model(model, path)`
-    loads the file. One tensor at a time is in memory.
+    Weights and buffers have the names of the original model. Tied weights are written once, under their first name; the
+    metadata names the others as `safetensors.torch.save_model` does, so `safetensors.torch.load_model(model, path)`
+    loads the file. Only one tensor at a time is in memory.
     """
     path = plain_target(path, CheckpointError)
     dtype = _EXPORTED[precision or checkpoint.manifest.precision]
@@ -290,18 +293,18 @@ def export(checkpoint: Checkpoint, path: Path | str, precision: Precision | None
         return checkpoint.read(name).to(DTYPES[dtype]) if name in weights else checkpoint.read(name, "buffer")
 
     aside = path.with_name(f".{path.name}.aside")
-    with writing(path, next="Make room, or check its folder"):
+    with writing(path, next="Free some space, or check its folder"):
         try:
             write_tensors(aside, buffers | weights, load, {"format": "pt", **ties})
             aside.replace(path)
             sync_folder(path.parent)
         finally:
-            aside.unlink(missing_ok=True)  # gone already where all went well
+            aside.unlink(missing_ok=True)  # already gone if all went well
     return path
 
 
 def assemble(pieces: Sequence[Piece]) -> Tensor:
-    """A whole tensor from the pieces that cover it."""
+    """Return a whole tensor, joined from the pieces that cover it."""
     shape = pieces[0].shape
     whole = Extent(0, part_elements(shape, None))
     sources = ((piece.data, box) for piece in pieces for box in overlaps(shape, whole, piece.info.extent))
@@ -309,7 +312,7 @@ def assemble(pieces: Sequence[Piece]) -> Tensor:
 
 
 def _filled(dtype: torch.dtype, wanted: Extent, sources: Iterable[tuple[Tensor, Overlap]]) -> Tensor:
-    """The wanted elements, copied box by box."""
+    """Return the wanted elements, copied box by box."""
     result = torch.empty(wanted.stop - wanted.start, dtype=dtype)
     for data, box in sources:
         size = (box.rows, box.columns)

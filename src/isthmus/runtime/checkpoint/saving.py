@@ -1,8 +1,8 @@
-"""Writes checkpoints: each worker its part, in the background; one of them finishes the whole.
+"""Write checkpoints: each worker writes its part in the background, and one process finishes the whole.
 
-A step's parts are written to `step-00000120.partial`. Only when every element of every parameter is there, once, and
-all of it is on the disk, the folder gets its name `step-00000120`: by one rename, so that a folder with that name is
-whole at every moment, whatever is killed when. Older checkpoints go after that, never before.
+A step's parts are written to `step-00000120.partial`. When every element of every parameter is there exactly once, and
+all of it is on the disk, the folder is renamed to `step-00000120`. This is a single rename, so a folder with that name
+is complete at every moment, whatever is killed when. Older checkpoints are removed after that, never before.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = [
 
 _FOLDER = re.compile(r"step-(?P<step>[0-9]{8,18})(?P<state>\.partial|\.old)?")
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_ROOM = "Earlier checkpoints are whole. Make room or mend the folder, then train on with --resume"
+_ROOM = "Earlier checkpoints are whole. Free some space or repair the folder, then continue with --resume"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,7 +67,7 @@ class Piece:
     """What one worker holds of one tensor, to be saved: elements from `start` on of its flattened part.
 
     `shape` is that of the whole tensor; `cut` says which part of it this worker's tensor group member has (None: the
-    whole). `data` is flat, in host memory, and stays as it is until it is saved.
+    whole). `data` is flat, in host memory, and must not change until it is saved.
     """
 
     parameter: str
@@ -79,7 +79,7 @@ class Piece:
 
     @property
     def info(self) -> PieceInfo:
-        """All of it but the data."""
+        """Return everything about the piece but its data."""
         return PieceInfo(
             parameter=self.parameter,
             quantity=self.quantity,
@@ -92,14 +92,14 @@ class Piece:
 
 
 class SavedPart(NamedTuple):
-    """A part that lies on the disk."""
+    """A part that is on the disk."""
 
     step: int
     part: PartInfo
 
 
 def write_part(folder: Path, step: int, name: str, pieces: Iterable[Piece], *, run: str = "") -> PartInfo:
-    """Writes what worker `name` (its device) of a run holds at `step`; the part belongs to nothing until `finish`."""
+    """Write what worker `name` (its device) of a run holds at `step`; `finish` makes the part count."""
     file = _partial(folder, step) / f"{name.replace('/', '+')}.safetensors"
     pieces = tuple(pieces)
     for piece in pieces:
@@ -115,7 +115,7 @@ def write_part(folder: Path, step: int, name: str, pieces: Iterable[Piece], *, r
             _make_folder(file.parent)
             written = write_tensors(file, entries, data.__getitem__, run_metadata(run))
         except OSError:
-            file.unlink(missing_ok=True)  # a full disk has need of the room
+            file.unlink(missing_ok=True)  # a full disk needs the space
             raise
     return PartInfo(file=file.name, sha256=written.sha256, bytes=written.bytes, pieces=infos)
 
@@ -125,7 +125,7 @@ def _check(piece: Piece, where: str) -> None:
     sound = data.dim() == 1 and data.device.type == "cpu" and data.dtype in _NAMES
     if not sound:
         raise CheckpointError(
-            f"{piece.quantity} of {piece.parameter!r} cannot be saved so",
+            f"{piece.quantity} of {piece.parameter!r} cannot be saved in this form",
             where=where,
             found=f"{data.dtype} of shape {tuple(data.shape)} on {data.device}",
             expected=f"flat, on cpu, one of {', '.join(_NAMES.values())}",
@@ -133,10 +133,10 @@ def _check(piece: Piece, where: str) -> None:
 
 
 def finish(folder: Path, parts: Sequence[PartInfo], header: Header, *, keep: int = 2) -> Path:
-    """Makes the parts of `header.step` a checkpoint if they are whole; then removes all older ones but `keep` - 1.
+    """Turn the parts of `header.step` into a checkpoint if they are complete; then remove old ones but `keep` - 1.
 
-    Every byte of the parts is read again and compared with what was written, so that what is removed is superseded by
-    one that is known to be whole.
+    Every byte of the parts is read again and compared with what was written, so a checkpoint is only removed once its
+    successor is known to be complete.
     """
     partial, final = _partial(folder, header.step), _folder(folder, header.step)
     manifest = Manifest(**msgspec.structs.asdict(header), parts=tuple(parts))
@@ -151,42 +151,48 @@ def finish(folder: Path, parts: Sequence[PartInfo], header: Header, *, keep: int
             sync_folder(partial)
             _name_finally(partial, final)
         except OSError:
-            shutil.rmtree(partial, ignore_errors=True)  # a full disk has need of the room
+            shutil.rmtree(partial, ignore_errors=True)  # a full disk needs the space
             raise
     _remove_older(folder, header.step, keep)
     return final
 
 
 def clear(folder: Path) -> None:
-    """Removes what ended runs left unfinished; to be called before a run saves anything."""
+    """Remove what ended runs left unfinished; call this before a run saves anything."""
     for path, _, state in _listed(folder):
         if state == ".partial":
             _remove(path)
 
 
 def complete_folders(folder: Path) -> dict[int, Path]:
-    """Whole checkpoints by step, in order. `.old` counts where a kill came between the two renames of a replacement."""
+    """Return complete checkpoints by step, in order.
+
+    A folder `.old` counts if a kill came between the two renames of a replacement.
+    """
     found: dict[int, Path] = {}
-    for path, step, state in sorted(_listed(folder), key=lambda item: item[1:]):  # the plain name before `.old`
+    for path, step, state in sorted(_listed(folder), key=lambda item: item[1:]):  # the plain name comes before `.old`
         if state != ".partial" and (path / MANIFEST).is_file():
             found.setdefault(step, path)
     return found
 
 
 def saved_folders(folder: Path) -> list[Path]:
-    """All that should be whole checkpoints, the newest first; within a step the plain name before `.old`."""
+    """Return all that should be complete checkpoints, newest first; within a step the plain name before `.old`."""
     listed = [item for item in _listed(folder) if item[2] != ".partial"]
     return [path for path, _, _ in sorted(listed, key=lambda item: (-item[1], item[2]))]
 
 
 def step_of(path: Path) -> int | None:
-    """The step that a checkpoint's folder is named after; None where it has another name."""
+    """Return the step after which a checkpoint's folder is named; None if it has another kind of name."""
     match = _FOLDER.fullmatch(path.name)
     return int(match["step"]) if match else None
 
 
 def set_aside(path: Path) -> Path | None:
-    """Renames a damaged checkpoint, so that nothing takes it for a whole one or removes it; None if that fails."""
+    """Rename a damaged checkpoint, so that nothing takes it for a complete one or removes it.
+
+    Return its new path, or None if renaming fails.
+    """
     names = (path.with_name(f"{path.name}.damaged{number}") for number in ("", *(f"-{n}" for n in range(2, 100))))
     aside = next(name for name in names if not name.exists())
     try:
@@ -197,7 +203,7 @@ def set_aside(path: Path) -> Path | None:
 
 
 def _listed(folder: Path) -> list[tuple[Path, int, str]]:
-    """Everything in a folder of checkpoints that is ours: path, step, state."""
+    """Return everything in a folder of checkpoints that is ours: path, step, state."""
     matches = [(path, _FOLDER.fullmatch(path.name)) for path in folder.iterdir()] if folder.is_dir() else []
     return [(path, int(match["step"]), match["state"] or "") for path, match in matches if match]
 
@@ -211,7 +217,7 @@ def _partial(folder: Path, step: int) -> Path:
 
 
 def _make_folder(folder: Path) -> None:
-    """Makes a folder and those above it; what is new is on the disk before anything is written into it."""
+    """Create a folder and those above it; each new one is on the disk before anything is written into it."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -219,7 +225,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _check_files(partial: Path, parts: Sequence[PartInfo], run: str) -> None:
-    """The parts are there, in full, as this run wrote them; what an earlier run left beside them goes."""
+    """Check that the parts are complete and as this run wrote them; remove what an earlier run left beside them."""
     paths = [partial / part.file for part in parts]
     for path, part in zip(paths, parts, strict=True):
         if (size := path.stat().st_size) != part.bytes:
@@ -235,7 +241,7 @@ def _check_files(partial: Path, parts: Sequence[PartInfo], run: str) -> None:
 
 def _changed(path: Path, found: str, expected: str) -> CheckpointError:
     what = "a part changed after it was written"
-    next = "Earlier checkpoints are whole. See who else writes to this folder, then train on with --resume"
+    next = "Earlier checkpoints are whole. See who else writes to this folder, then continue with --resume"
     return CheckpointError(what, where=str(path), found=found, expected=expected, next=next)
 
 
@@ -247,7 +253,10 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _name_finally(partial: Path, final: Path) -> None:
-    """The moment at which the checkpoint is there. One of the same step (of a run resumed further back) makes way."""
+    """Rename the folder, which is the moment at which the checkpoint exists.
+
+    A checkpoint of the same step (of a run that was resumed from further back) is moved out of the way.
+    """
     old = final.with_name(f"{final.name}.old")
     if final.exists():
         shutil.rmtree(old, ignore_errors=True)  # left by a kill, after its successor was named
@@ -257,10 +266,10 @@ def _name_finally(partial: Path, final: Path) -> None:
 
 
 def _remove_older(folder: Path, step: int, keep: int) -> None:
-    """Removes what this checkpoint supersedes; what cannot be removed now is tried again at the next one.
+    """Remove what this checkpoint supersedes; what cannot be removed now is tried again at the next one.
 
-    Parts of later steps may be under way already: they stay. So does a folder without a manifest: what it holds was a
-    checkpoint once, and somebody may mend it.
+    Parts of later steps may be in progress already, so they stay. So does a folder without a manifest: what it holds
+    was once a checkpoint, and somebody may repair it.
     """
     kept = [path for of, path in complete_folders(folder).items() if of <= step][-max(keep, 1) :]
     for path, of, state in _listed(folder):
@@ -270,7 +279,7 @@ def _remove_older(folder: Path, step: int, keep: int) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Takes the name of a checkpoint from a folder before its files, so that no half of one looks whole."""
+    """Rename a checkpoint before its files are removed, so that no half of one looks complete."""
     doomed = path.with_name(f"{path.name.partition('.')[0]}.partial")
     if path != doomed:
         shutil.rmtree(doomed, ignore_errors=True)
@@ -294,19 +303,19 @@ class Saver:
         self._saved: list[SavedPart] = []
 
     def save(self, step: int, pieces: Iterable[Piece]) -> None:
-        """Begins to write; first waits for the part before, if that is not on the disk yet."""
+        """Start to write a part; wait first for the one before if that is not on the disk yet."""
         self._collect()
         self._future = self._thread.submit(self._write, step, tuple(pieces))
 
     def saved(self, *, wait: bool = False) -> list[SavedPart]:
-        """The parts written since the last call; with `wait`, also the one under way."""
+        """Return the parts written since the last call; with `wait`, also the one in progress."""
         if wait or (self._future and self._future.done()):
             self._collect()
         found, self._saved = self._saved, []
         return found
 
     def close(self) -> list[SavedPart]:
-        """Waits for the part under way, and ends the thread."""
+        """Wait for the part in progress, and end the thread."""
         self._thread.shutdown(wait=True)
         return self.saved(wait=True)
 

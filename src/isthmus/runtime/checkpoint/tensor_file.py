@@ -1,8 +1,8 @@
-"""safetensors files: written tensor by tensor, hashed on the way; opened only if they hold what they should.
+"""Write safetensors files tensor by tensor and hash them on the way; open them only if they hold what they should.
 
 The format is 8 bytes for the length of a JSON header, the header (dtype, shape and place of each tensor), the tensors.
-The library that reads it writes whole dictionaries; a model's weights may not fit in this machine's memory at once, and
-what is hashed while it is written need not be read again.
+The safetensors library writes whole dictionaries, but a model's weights may not fit in this machine's memory at once.
+And what is hashed while it is written need not be read again.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-_RUN = "run"  # what a part's metadata calls it
-_CHUNK = 16 * 2**20  # bytes written and hashed at a time, without Python's lock
+_RUN = "run"  # the key in a part's metadata
+_CHUNK = 16 * 2**20  # bytes written and hashed at a time, with Python's lock released
 
 
 class TensorEntry(NamedTuple):
@@ -53,12 +53,12 @@ class TensorEntry(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Return the size of the tensor in bytes."""
         return WIDTHS[self.dtype] * torch.Size(self.shape).numel()
 
 
 class Written(NamedTuple):
-    """What a file turned out to be."""
+    """The hash and the size of a file that was written."""
 
     sha256: str
     bytes: int
@@ -70,10 +70,10 @@ def write_tensors(
     load: Callable[[str], Tensor],
     metadata: Mapping[str, str] | None = None,
 ) -> Written:
-    """Writes the tensors that `load` gives for each name, one after the other, to the disk (fsync)."""
+    """Write the tensors that `load` returns for each name, one after the other, to the disk (fsync)."""
     widest_first = sorted(
         entries, key=lambda name: -WIDTHS[entries[name].dtype]
-    )  # each begins at a multiple of its width
+    )  # so that each begins at a multiple of its width
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
         for chunk in _chunks(widest_first, entries, load, metadata):
@@ -111,7 +111,7 @@ def _header(names: list[str], entries: Mapping[str, TensorEntry], metadata: Mapp
 
 
 def open_tensors(path: Path, entries: Mapping[str, TensorEntry], run: str | None = None) -> dict[str, Tensor]:
-    """The file's tensors, mapped and not read, if it holds these and no others; `run`: and if that run wrote it."""
+    """Return the file's tensors, memory-mapped, if it holds exactly these; with `run`, only if that run wrote it."""
     _check_header(path, limit=4096 + sum(len(name.encode()) * 6 + 1024 for name in entries))
     try:
         file: Any = safe_open(path, framework="pt")
@@ -133,12 +133,12 @@ def open_tensors(path: Path, entries: Mapping[str, TensorEntry], run: str | None
 
 
 def run_metadata(run: str) -> dict[str, str]:
-    """The metadata of a part that a run writes."""
+    """Return the metadata of a part that a run writes."""
     return {_RUN: run} if run else {}
 
 
 def run_of(path: Path) -> str:
-    """The identity of the run that wrote a part; empty where it has none."""
+    """Return the identity of the run that wrote a part; an empty text if it has none."""
     try:
         with safe_open(path, framework="pt") as file:
             return str((file.metadata() or {}).get(_RUN, ""))
@@ -147,7 +147,7 @@ def run_of(path: Path) -> str:
 
 
 def check_run(path: Path, run: str) -> None:
-    """Raises if another run wrote this part."""
+    """Raise CheckpointError if another run wrote this part."""
     _check_writer(path, run_of(path), run)
 
 
@@ -161,7 +161,7 @@ def _named(run: str) -> str:
 
 
 def hash_files(paths: Sequence[Path]) -> list[str]:
-    """The SHA-256 of each, as many at a time as there are cores: hashing does not hold Python's lock."""
+    """Return the SHA-256 of each file, several at a time, as hashing does not hold Python's lock."""
 
     def hashed(path: Path) -> str:
         try:
@@ -175,7 +175,7 @@ def hash_files(paths: Sequence[Path]) -> list[str]:
 
 
 def _check_header(path: Path, limit: int) -> None:
-    """A header longer than its tensors can need is not parsed."""
+    """Refuse a header that is longer than its tensors can need, before it is parsed."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -191,7 +191,7 @@ def _damaged(path: Path, what: str, *, found: str | None = None, expected: str |
 
 @contextmanager
 def writing(path: Path, next: str) -> Iterator[None]:
-    """Turns the system's refusals into our error; `next` says what to do."""
+    """Turn the system's errors into ours; `next` says what to do."""
     try:
         yield
     except OSError as problem:
@@ -200,7 +200,7 @@ def writing(path: Path, next: str) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until the folder's entries (names made, renamed, removed) are on the disk."""
+    """Wait until the folder's entries (names created, renamed, removed) are on the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

@@ -1,6 +1,7 @@
-"""A worker's part of a checkpoint: what it saves, and what it reads back under whatever plan.
+"""A worker's part of a checkpoint: what it saves, and what it reads back under any plan.
 
-Of what several workers hold alike one saves: the first participant of a sync, the first member of a tensor group.
+If several workers hold the same values, one saves them: the first participant of a sync, the first member of a tensor
+group.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _QUANTITIES: dict[str, Quantity] = {
 
 
 def saved_pieces(worker: Worker) -> list[Piece]:
-    """Copies, in host memory, of all that this worker answers for."""
+    """Return copies, in host memory, of everything that this worker must save."""
     found = [piece for bucket in worker.buckets for piece in _pieces(worker, bucket)]
     for name, buffer in worker.own_buffers().items():
         data = buffer.detach().reshape(-1).to("cpu", copy=True)
@@ -53,10 +54,11 @@ def _pieces(worker: Worker, bucket: Bucket) -> Iterator[Piece]:
 
 
 def load_state(worker: Worker, checkpoint: Checkpoint, updates: int) -> None:
-    """Loads weights, moments and buffers from a checkpoint, whoever saved them; `updates` were made before it.
+    """Load weights, moments and buffers from a checkpoint, whoever saved them; `updates` were made before it.
 
-    The factor on the loss too, where this run uses one: the checkpoint may be of a run in another precision. Of moments
-    only those that this run's optimizer keeps: the checkpoint may be of a run with momentum, and this one without.
+    The loss scale is loaded too if this run uses one; the checkpoint may be of a run in another precision. Only the
+    moments that this run's optimizer keeps are loaded; the checkpoint may be of a run with momentum, and this one
+    without.
     """
     scale = checkpoint.manifest.loss_scale
     if scale is not None and worker.scale.used:
@@ -82,7 +84,7 @@ def load_state(worker: Worker, checkpoint: Checkpoint, updates: int) -> None:
 
 
 def _read(bucket: Bucket, checkpoint: Checkpoint, quantity: Quantity, bounds: tuple[int, int]) -> Tensor:
-    """Elements [lo, hi) of the bucket's flat tensor."""
+    """Return elements [lo, hi) of the bucket's flat tensor."""
     parts = []
     for name in bucket.names:
         first, last = bucket.ranges[name]

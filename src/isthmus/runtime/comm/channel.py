@@ -1,15 +1,15 @@
 """Messages between two workers, on a connection of their own.
 
-A channel is a Gloo process group of two, built directly on a prefix of the store: there is no global group, and one
-channel can be made, closed or lost while the others stand. Gloo's receive is a rendezvous (a send leaves when the
+A channel is a Gloo process group of two, built directly on a prefix of the store. There is no global group, and one
+channel can be created, closed or lost while the others stay. Gloo's receive is a rendezvous (a send leaves when the
 receiver has said that it is ready), so a receive posted early hides a round trip. Equal tags match in order.
 
-Gloo carries host memory only. CUDA tensors are staged through pinned memory; between two workers that both have NCCL
-they go over NCCL, with one communicator for each direction, since what is posted on one communicator runs in the
-order in which it was posted.
+Gloo carries host memory only. CUDA tensors are staged through pinned memory. Between two workers that both have NCCL
+they go over NCCL, with one communicator for each direction, since operations on one communicator run in the order in
+which they were posted.
 
-A channel of two workers that cannot talk goes over others (`relay.py`): it is a connection with the nearest of those,
-which is asked for every message that is to come.
+A channel of two workers that cannot reach each other goes over relays (`relay.py`): it is a connection with the nearest
+relay, which is asked for every message that is to come.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from isthmus.errors import IsthmusError
 
 __all__ = ["NOTE_BYTES", "Channel", "ChannelError", "Channels", "Work"]
 
-NOTE_BYTES = 4096  # of what a relay is told of a channel
-_NOTES = "relay"  # the channel on which it is told
+NOTE_BYTES = 4096  # size of the note that tells a relay of a channel
+_NOTES = "relay"  # the channel that carries these notes
 _Post = Callable[[Tensor, int], "Work"]
 
-_FOR_EVER = timedelta(days=365)  # whoever looks after the workers sees that one died; silence is no error here
+_FOR_EVER = timedelta(days=365)  # the engine notices when a worker died; silence is no error here
 _AT_ONCE = timedelta(milliseconds=1)
-_PATIENCE = 2.0  # seconds for a thread that connects to see that the channel was closed
+_PATIENCE = 2.0  # seconds for a connecting thread to notice that the channel was closed
 _LAST_TAG = 2**31 - 1  # reserved for closing
-_PING_TAG = 2**31 - 2  # reserved for measuring
-_ASK_TAG = 2**31 - 3  # reserved for asking a relay
+_PING_TAG = 2**31 - 2  # reserved for measuring the round trip
+_ASK_TAG = 2**31 - 3  # reserved for requests to a relay
 _PINGS = 3
 _ABSENT = "absent"
 
@@ -54,14 +54,14 @@ class Work(Protocol):
     """A message on its way."""
 
     def wait(self) -> None:
-        """Blocks until it has left or is there (other threads go on); raises ChannelError where it never will."""
+        """Block this thread until the message has left or arrived; raise ChannelError if it never will."""
 
 
 class Channel:
-    """Messages between this worker and one other; all methods may be called from any thread.
+    """Messages between this worker and one other. All methods may be called from any thread.
 
-    `over`: the nearest of the workers that pass them on, where the two cannot talk. `passes`: this worker is one of
-    those itself, and has a leg of the channel.
+    `over` is the nearest relay, if the two cannot reach each other. With `passes`, this worker is itself a relay and
+    this is one leg of the channel.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Channel:
         passes: bool = False,
     ) -> None:
         self.name, self.me, self.other, self.over, self.passes = name, me, other, over, passes
-        self.near = over or other  # who is at the other end of the connection
+        self.near = over or other  # the worker at the other end of the connection
         self.closed = False
         self.bytes_sent = 0
         self.round_trip = 0.0  # seconds, once connected
-        self.keeps: object = None  # the store that the process groups use, which is Python's
+        self.keeps: object = None  # keeps the Python store alive that the process groups use
         self._peer = 1 if me < self.near else 0
         self._gloo: Any = None
         self._nccl: Any = None
@@ -91,26 +91,26 @@ class Channel:
         self._thread.start()
 
     def connected(self) -> None:
-        """Blocks until both sides have made the channel."""
+        """Block until both sides have created the channel."""
         if not self._ready:
             self._thread.join()
         if self.closed or self._failure is not None:
             raise self._error(self._failure) from self._failure
 
     def send(self, tensor: Tensor, tag: int) -> Work:
-        """Starts at once. The tensor must stay as it is until the work has been waited for."""
+        """Start to send and return at once; the tensor must not change until the work has been waited for."""
         self.connected()
         with self._lock:
             self.bytes_sent += tensor.numel() * tensor.element_size()
         return self._send(tensor, tag)
 
     def receive(self, into: Tensor, tag: int) -> Work:
-        """Posts a receive. A CUDA tensor is filled on the stream that is current where the work is waited for."""
+        """Post a receive. A CUDA tensor is filled on the stream that is current where the work is waited for."""
         self.connected()
         return self._receive(into, tag)
 
     def asked(self, note: Tensor) -> Work:
-        """Posts a receive of what the other side asks this relay for: tag and bytes of a message."""
+        """Post a receive of what the other side asks this relay for: tag and bytes of a message."""
         self.connected()
         return _Waiting(self, self._post(self._gloo.recv, note, _ASK_TAG))
 
@@ -132,11 +132,11 @@ class Channel:
         return _Waiting(self, work, lambda: into.detach().copy_(held, non_blocking=True), holds=ask)
 
     def _ask(self, tag: int, size: int) -> Any:
-        """Tells the relay, where there is one, what it is to bring."""
+        """Ask the relay, if there is one, for a message."""
         return None if self.over is None else self._post(self._gloo.send, torch.tensor([tag, size]), _ASK_TAG)
 
     def close(self) -> None:
-        """Ends the connection; whoever waits, here or there, gets a ChannelError."""
+        """Close the connection; every thread that waits for a message, here or there, gets a ChannelError."""
         with self._lock:
             if self.closed:
                 return
@@ -169,7 +169,7 @@ class Channel:
             raise self._error(failure) from failure
 
     def _staged_send(self, tensor: Tensor, tag: int) -> Work:
-        """The copy runs on the current stream; a thread sends it when it is there, so that the caller goes on."""
+        """Copy on the current stream, and send from a thread once the copy is there; the caller does not wait."""
         held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         held.copy_(tensor, non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -196,7 +196,10 @@ class Channel:
 
 
 class _Waiting:
-    """A message of torch's, with our errors; `then` runs when it is there. `holds`: what must last as long."""
+    """A message of torch's that raises our errors.
+
+    `then` runs when the message is there; `holds` is kept alive until then.
+    """
 
     def __init__(
         self, channel: Channel, work: Any, then: Callable[[], object] | None = None, holds: object = None
@@ -228,11 +231,11 @@ class _Staged:
 
 
 class Channels:
-    """All channels of one worker. They share one Gloo device, so one thread that reads and writes.
+    """All channels of one worker. They share one Gloo device, and so one thread that reads and writes.
 
-    Channels may be made in any order on either side: each connects in a thread of its own.
-    `hostname` or `interface` is where this worker listens; `nccl`: its device is its own and it has NCCL. `ways`: of
-    each worker that it cannot talk with, the relays on the way there.
+    Channels may be created in any order on either side: each connects in a thread of its own. `hostname` or `interface`
+    is where this worker listens. `nccl` says that it has NCCL and a device of its own. `ways` lists the relays on the
+    way to each worker that it cannot reach.
     """
 
     def __init__(
@@ -254,25 +257,25 @@ class Channels:
         self._closed = self._told = False
 
     def channel(self, name: str, other: str) -> Channel:
-        """The channel of that name; the other side makes it with the same name and this worker's. Does not wait."""
+        """Return the channel of this name to another worker, which must create it under the same name. Do not wait."""
         if other == self.me:
             raise ChannelError("a worker has no channel to itself", where=f"{self.me}, channel {name!r}")
         way = self._ways.get(other)
         return self._made((name, other)) if way is None else self._made((_relayed(name, self.me, other), other), way[0])
 
     def leg(self, name: str, other: str, over: str | None) -> Channel:
-        """A relay's part of the channel of that name between two others: towards one of them, over the next relay."""
+        """Return a relay's leg of a channel between two others: towards `other`, over the next relay if any."""
         return self._made((name, other), over, passes=True)
 
     def open_relay(self, near: str, name: str, path: Sequence[str]) -> None:
-        """Tells a relay of a channel that goes over it, with all workers on its way."""
+        """Notify a relay of a channel that goes over it, with all workers on its way."""
         note = json.dumps([name, *path]).encode().ljust(NOTE_BYTES)
         if len(note) > NOTE_BYTES:
-            raise ChannelError("too long a way, or a name, for a relay", where=f"{self.me}, channel {name!r}")
+            raise ChannelError("the path or the name is too long for a relay", where=f"{self.me}, channel {name!r}")
         self.notes(near).send(torch.frombuffer(bytearray(note), dtype=torch.uint8), 0).wait()
 
     def notes(self, near: str) -> Channel:
-        """The channel on which a relay is told what goes over it: next to it, so always direct."""
+        """Return the channel that notifies a neighbouring relay; it is always direct."""
         return self._made((_NOTES, near))
 
     def _made(self, key: tuple[str, str], over: str | None = None, passes: bool = False) -> Channel:
@@ -285,28 +288,28 @@ class Channels:
 
     @property
     def channels(self) -> list[Channel]:
-        """All that were made so far."""
+        """Return all channels that were created so far."""
         return list(self._channels.values())
 
     @property
     def bytes_sent(self) -> int:
-        """Over all channels."""
+        """Return the bytes sent over all channels."""
         return sum(channel.bytes_sent for channel in self.channels)
 
     def connect(self) -> None:
-        """Waits until every channel made so far stands."""
+        """Wait until every channel created so far is connected."""
         for channel in self.channels:
             channel.connected()
 
     def close(self) -> None:
-        """Ends all channels."""
+        """Close all channels."""
         with self._lock:
             self._closed = True
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(Channel.close, self._channels.values()))
 
     def _connect(self, channel: Channel) -> tuple[Any, Any]:
-        """Builds the process groups; rank 0 is the lower name. Whose channel goes over relays tells them first."""
+        """Build the process groups; the lower name has rank 0. If the channel goes over relays, notify them first."""
         if channel.over is not None and not channel.passes and self.me < channel.other:
             self.open_relay(channel.over, channel.name, (self.me, *self._ways[channel.other], channel.other))
         low, high = sorted((self.me, channel.near))
@@ -315,7 +318,10 @@ class Channels:
         return _gloo(store, rank, self._device), (_nccl_ways(store, rank) if self._both_nccl(channel) else None)
 
     def _both_nccl(self, channel: Channel) -> bool:
-        """Every worker says once whether it has NCCL; only those that have it ask. Relays pass on host memory only."""
+        """Return whether both ends have NCCL.
+
+        Every worker publishes once whether it has NCCL; only those that have it ask. Relays carry host memory only.
+        """
         if channel.over is not None or channel.passes or channel.name == _NOTES:
             return False
         told = _Patient(self._store, "nccl/", channel)
@@ -327,10 +333,10 @@ class Channels:
 
 
 class _Patient(Store):
-    """A part of another store. It asks again and again, so that a thread that waits locks nobody out and can be ended.
+    """A part of another store that polls, so that a waiting thread blocks no other and can be ended.
 
     A client of a TCPStore that waits for a key keeps all threads of its process from using it. The store may be far
-    away, so nothing is asked twice.
+    away, so known values are not asked for again.
     """
 
     def __init__(self, store: Store, prefix: str, channel: Channel) -> None:
@@ -350,7 +356,7 @@ class _Patient(Store):
         for key in keys:
             pause = 0.001
             while key not in self._known:
-                # the only way to ask for a key that may be missing: to change it from what it never is
+                # the only way to query a key that may be missing is a compare-and-set that never changes it
                 found = self._base.compare_set(self._prefix + key, _ABSENT, _ABSENT)
                 if found != _ABSENT.encode():
                     self._known[key] = found
@@ -362,7 +368,7 @@ class _Patient(Store):
 
 
 def _gloo(store: Store, rank: int, device: Any) -> Any:
-    """A process group of two without threads of its own: plain messages need none."""
+    """Return a process group of two without threads of its own; point-to-point messages need none."""
     kind: Any = ProcessGroupGloo
     options = kind._Options()
     options._devices, options._threads, options._timeout = [device], 0, _FOR_EVER
@@ -370,13 +376,16 @@ def _gloo(store: Store, rank: int, device: Any) -> Any:
 
 
 def _nccl_ways(store: Store, rank: int) -> tuple[Any, Any]:
-    """Two communicators: for the messages to rank 0, and for those to rank 1."""
+    """Return two communicators: for the messages to rank 0, and for those to rank 1."""
     kind: Any = dist.ProcessGroupNCCL
     return kind(PrefixStore("nccl0", store), rank, 2), kind(PrefixStore("nccl1", store), rank, 2)
 
 
 def _round_trip(send: _Post, receive: _Post, *, asks: bool) -> float:
-    """Seconds there and back, the same number on both sides: one asks, the best of some counts, and it tells."""
+    """Measure the round trip in seconds, with the same result on both sides.
+
+    One side asks; the best of several trips counts, and that side tells the other.
+    """
     notes = [torch.zeros(1, dtype=torch.float64) for _ in range(_PINGS if asks else _PINGS + 1)]
     posted = [receive(note, _PING_TAG) for note in notes]
     best = torch.full_like(notes[0], math.inf)
@@ -396,7 +405,7 @@ def _round_trip(send: _Post, receive: _Post, *, asks: bool) -> float:
 
 
 def _relayed(name: str, a: str, b: str) -> str:
-    """The name of all connections that together are a channel of two workers."""
+    """Return the name of all the connections that together form a channel of two workers."""
     low, high = sorted((a, b))
     return f"{name}, {low} - {high}"
 
@@ -407,7 +416,10 @@ def _plain(text: str) -> str:
 
 
 def _cut(group: Any, peer: int) -> None:
-    """Gloo has no call that closes a group while others wait on it, but a wait that times out does just that."""
+    """Wake everything that waits on a process group by letting a receive time out.
+
+    Gloo has no call that closes a group while others wait on it, but a wait that times out does just that.
+    """
     try:
         group.recv([torch.zeros(1, dtype=torch.uint8)], peer, _LAST_TAG).wait(_AT_ONCE)
     except RuntimeError:

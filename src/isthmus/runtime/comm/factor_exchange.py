@@ -1,9 +1,9 @@
-"""Factors of linear weights go to all participants, and the products of everybody's are added to the gradients.
+"""Send the factors of linear weights to all participants, and add the products of everybody's factors to the gradients.
 
 The weights of a run take turns on one *line*, in the order in which the backward pass comes to them, micro-batch after
-micro-batch: a turn is one weight's factors of one micro-batch, from all participants. Receives of the next turns are
-posted ahead, for a message leaves only when its receiver is ready. There is room for what may be on its way
-(`plan.ring.room_for`) and for two turns at least, so however many weights there are, little of them is held at once.
+micro-batch. A turn is one weight's factors of one micro-batch, from all participants. Receives of the next turns are
+posted ahead, because a message leaves only when its receiver is ready. There is memory for what may be in flight
+(`plan.ring.room_for`) and for at least two turns, so little is held at once however many weights there are.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class _Batch:
 class FactorExchange:
     """One weight: sends this worker's factors to all others, and adds the product of all rows to the gradient.
 
-    `channels` go to the participants in their order, None stands for this worker; no other weight uses them. `slices`
-    is how often a micro-batch's backward comes here. In the first micro-batch a header says how many rows each slice
-    has; they stay the same, so that receives can be posted ahead.
+    `channels` go to the participants in their order; None stands for this worker; no other weight uses them. `slices`
+    is how often a micro-batch's backward passes this weight. In the first micro-batch a header says how many rows each
+    slice has; the numbers stay the same, so that receives can be posted ahead.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class FactorExchange:
         slices: int,
         line: TurnLine | None = None,
     ) -> None:
-        """`line`: of all weights of this one's run; absent: of this one alone."""
+        """Connect a weight; `line` is shared by all weights of its run (default: a line of its own)."""
         self.name, self.weight, self.slices = name, weight, slices
         self.line = TurnLine() if line is None else line
-        self.own: deque[_Own] = deque()  # of whole micro-batches that are not added yet; the line's
-        self.under_way = 0  # micro-batches to be added, and to be sent
+        self.own: deque[_Own] = deque()  # of whole micro-batches that are not added yet; used by the line
+        self.under_way = 0  # tasks of the line that are not done: one to add and one to send for each micro-batch
         self._channels, self._me = channels, list(channels).index(None)
         self._rows: list[list[int]] = [[] for _ in channels]  # of each participant's slices
         self._taken: _Own = []
@@ -68,7 +68,7 @@ class FactorExchange:
         self._batch: _Batch | None = None
 
     def take(self, left: Tensor, right: Tensor) -> None:
-        """The factors of one slice, from its backward: they leave at once, and are added in a thread."""
+        """Send the factors of one slice, as its backward computes them; the line adds them in a thread."""
         like = self.weight
         pair = tuple(factor.detach().to(like.dtype).contiguous() for factor in (left, right))
         header = self._header(pair[0].shape[0])
@@ -84,25 +84,25 @@ class FactorExchange:
             self.line.take(self, taken, sent)
 
     def wait(self) -> None:
-        """Until all that was taken has been added, everybody's; raises what went wrong."""
+        """Wait until everybody's factors so far have been added; raise the error if something went wrong."""
         self.line.wait(self)
 
     def close(self) -> None:
-        """Ends the line's threads once they have nothing to do."""
+        """End the line's threads once they have nothing to do."""
         self.line.close()
 
     @property
     def round_trip(self) -> float:
-        """Seconds there and back to the farthest participant."""
+        """Return the round trip to the farthest participant in seconds."""
         return max((channel.round_trip for channel in self._others()), default=0.0)
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the factors of all rows of a micro-batch, which are known once `expect` was called."""
+        """Return the bytes of the factors of all rows of a micro-batch; these are known once `expect` was called."""
         return sum(map(sum, self._rows)) * sum(self.weight.shape) * self.weight.element_size()
 
     def expect(self) -> None:
-        """Posts the receives of the next micro-batch."""
+        """Post the receives of the next micro-batch."""
         self._learn()
         rows, shape = sum(map(sum, self._rows)), self.weight.shape
         memory = scratch.take(self.bytes, self.weight)
@@ -118,7 +118,7 @@ class FactorExchange:
         self._batch = _Batch(memory, left, right, coming)
 
     def add(self) -> None:
-        """Adds the product of the micro-batch that is expected, when all of it has come."""
+        """Wait for the expected micro-batch, and add the product of its factors to the gradient."""
         batch, own, self._batch = self._batch, self.own.popleft(), None
         assert batch is not None
         begin = sum(map(sum, self._rows[: self._me]))
@@ -136,7 +136,7 @@ class FactorExchange:
         return [channel for channel in self._channels if channel is not None]
 
     def _header(self, rows: int) -> Tensor | None:
-        """(rows, slices) of a slice in the first micro-batch; later the rows must be the same."""
+        """Return the header (rows, slices) of a slice in the first micro-batch; None later, when rows must match."""
         known, at = self._rows[self._me], len(self._taken)
         if len(known) < self.slices:
             known.append(rows)
@@ -151,7 +151,7 @@ class FactorExchange:
         return None
 
     def _learn(self) -> None:
-        """Reads the headers of the first micro-batch."""
+        """Receive the headers of the first micro-batch."""
         for channel, known in zip(self._channels, self._rows, strict=True):
             header = torch.tensor([0, len(known) or 1])
             while channel is not None and len(known) < header[1]:
@@ -160,9 +160,9 @@ class FactorExchange:
 
 
 class TurnLine:
-    """The turns of weights: who is expected next, as far as there is room.
+    """The turns of weights: which are expected next, as far as there is memory.
 
-    Nobody's backward waits for a line, so whatever the order of the others, all that is expected comes in the end.
+    No backward waits for a line, so everything that is expected comes in the end, whatever order the other workers use.
     """
 
     def __init__(self) -> None:
@@ -176,21 +176,21 @@ class TurnLine:
             threading.Thread(target=_repeat, args=(work,), name=name, daemon=True).start()
 
     def take(self, weight: FactorExchange, own: _Own, sent: list[Work]) -> None:
-        """A weight's own factors of a micro-batch, which are being sent."""
+        """Queue a weight's own factors of a micro-batch, which are being sent."""
         with self._changed:
             weight.under_way += 2
         self._sent.put((weight, sent))
         self._own.put((weight, own))
 
     def wait(self, weight: FactorExchange) -> None:
-        """Until nothing of a weight is under way; raises what went wrong with any."""
+        """Wait until nothing of a weight is under way; raise the error if something went wrong with any weight."""
         with self._changed:
             self._changed.wait_for(lambda: weight.under_way == 0 or self._failure is not None)
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
-        """Ends the threads once they have nothing to do."""
+        """End the threads once they have nothing to do."""
         self._own.put(None)
         self._sent.put(None)
 
@@ -217,7 +217,7 @@ class TurnLine:
         return True
 
     def _next(self) -> FactorExchange | None:
-        """The first whose own factors are here, all of it expected; the next ones too where there is room."""
+        """Return the first weight whose own factors are here; post its receives, and more as far as memory allows."""
         ready = next((weight for weight in (*self._expected, *self._turns) if weight.own), None)
         if ready is not None and ready in self._turns:
             self._expect(ready)
@@ -227,7 +227,7 @@ class TurnLine:
 
     def _has_room(self) -> bool:
         used = sum(weight.bytes for weight in (*self._expected, self._turns[0]))
-        trip = min(weight.round_trip for weight in (*self._expected, *self._turns))  # the others were measured worse
+        trip = min(weight.round_trip for weight in (*self._expected, *self._turns))  # the best measurement
         return len(self._expected) < FEWEST_TURNS or used <= room_for(math.inf, trip)
 
     def _expect(self, weight: FactorExchange) -> None:

@@ -1,8 +1,8 @@
-"""Sync `factors`: gradients of linear weights, rebuilt from the inputs and output gradients of all participants.
+"""Sync `factors`: rebuild the gradients of linear weights from the inputs and output gradients of all participants.
 
-The gradient of y = x Wᵀ is the product Gᵀ X of the rows of output gradients G and of inputs X, and over all
-participants it is the product of all their rows. Where there are few rows they are much smaller than the weight. (Zhang
-et al., Poseidon, 2017.)
+The gradient of y = x Wᵀ is the product Gᵀ X of the rows of output gradients G and of inputs X. Over all participants it
+is the product of all their rows, which are much smaller than the weight if there are few. (Zhang et al., Poseidon,
+2017.)
 
 Every participant multiplies the same rows in the same order, its own included, once per micro-batch. So the gradients
 are bit for bit equal wherever the same product of the same numbers is: on devices of one kind, with as many threads.
@@ -38,7 +38,7 @@ _TURNS = (
 
 
 class _Product(torch.autograd.Function):
-    """x W (or x Wᵀ) + b, whose backward hands the factors of W's gradient on instead of multiplying them."""
+    """x W (or x Wᵀ) + b, whose backward passes on the factors of W's gradient instead of multiplying them."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tap: FactorTap) -> Tensor:
@@ -64,8 +64,8 @@ class _Product(torch.autograd.Function):
 class FactorTap(nn.Module):
     """The product of an activation with a weight, which is (outputs, inputs) or the other way around.
 
-    It gives nothing to the weight's gradient. Every backward calls `sink(left, right)`, with one row for each row of
-    the activation, where leftᵀ right is what belongs there. A forward that is computed again calls nothing.
+    It adds nothing to the weight's gradient. Instead every backward calls `sink(left, right)` with one row for each row
+    of the activation; leftᵀ right is the gradient. A forward that is recomputed calls nothing.
     """
 
     def __init__(self, outputs_first: bool, sink: Sink) -> None:
@@ -73,12 +73,12 @@ class FactorTap(nn.Module):
         self.outputs_first, self.sink = outputs_first, sink
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """As the operation that it stands for."""
+        """Compute the operation that this module replaces."""
         return _Product.apply(x, weight, bias, self)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def tap(modules: Iterable[nn.Module], name: str, weight: nn.Parameter, sink: Sink) -> None:
-    """Replaces the one product that uses the weight by a `FactorTap`, in a captured graph or an `nn.Linear`."""
+    """Replace the one product that uses the weight by a `FactorTap`, in a captured graph or an `nn.Linear`."""
     found = 0
     for module in {id(inner): inner for outer in modules for inner in outer.modules()}.values():
         if isinstance(module, nn.Linear) and module.weight is weight:
@@ -95,7 +95,7 @@ def _tap_linear(module: nn.Linear, replaced: FactorTap) -> None:
 
 
 def _tap_graph(module: fx.GraphModule, name: str, weight: nn.Parameter, sink: Sink) -> int:
-    """The number of products that were replaced."""
+    """Replace the products that use the weight in a graph, and return their number."""
     held = [node for node in module.graph.nodes if node.op == "get_attr" and _content(module, node) is weight]
     products = [(node, *product) for node in held for product in _products(name, node, False)]
     for number, (parameter, product, used, turned) in enumerate(products):
@@ -119,7 +119,7 @@ def _content(module: nn.Module, node: fx.Node) -> object:
 
 
 def _products(name: str, used: fx.Node, turned: bool) -> list[tuple[fx.Node, fx.Node, bool]]:
-    """Products that read a weight: each with the node it reads, and whether that is the transposed weight."""
+    """Return the products that read a weight, each with the node it reads and whether that is transposed."""
     found: list[tuple[fx.Node, fx.Node, bool]] = []
     for user in used.users:
         if user.target in _TURNS:
@@ -132,7 +132,7 @@ def _products(name: str, used: fx.Node, turned: bool) -> list[tuple[fx.Node, fx.
 
 
 def _operands(name: str, product: fx.Node, used: fx.Node) -> tuple[Any, Any]:
-    """Activation and bias of a product, whose other operand must be the weight."""
+    """Return the activation and the bias of a product; raise ModelError unless its other operand is the weight."""
     if product.target is _ADDMM:
         bias, x, weight = product.args[:3]
     else:
@@ -160,25 +160,25 @@ class Factors:
     scatters = False
 
     def __init__(self, exchanges: Sequence[FactorExchange], ring: Ring | None = None) -> None:
-        """`ring`: of all participants, for new weights where each updates a piece."""
+        """Set up the sync; `ring` links all participants for new weights if each updates a piece."""
         self.exchanges, self._ring = exchanges, ring
 
     def all_reduce(self, flat: Tensor) -> None:
-        """Waits for all factors. The gradients that they are added to must be views of `flat`."""
+        """Wait for all factors; the gradients to which they are added must be views of `flat`."""
         for exchange in self.exchanges:
             exchange.wait()
 
     def reduce_scatter(self, flat: Tensor) -> None:
-        """All of it."""
+        """Do the same as `all_reduce`."""
         self.all_reduce(flat)
 
     def all_gather(self, flat: Tensor) -> None:
-        """Around the ring of the participants."""
+        """Send the pieces around the ring of the participants."""
         if self._ring is not None:
             self._ring.all_gather(flat)
 
     def close(self) -> None:
-        """Ends the threads."""
+        """End the threads."""
         for exchange in self.exchanges:
             exchange.close()
 
@@ -192,9 +192,9 @@ def make_factors(
     lines: dict[int, TurnLine],
     ring: Ring | None = None,
 ) -> Factors:
-    """Taps a bucket's weights in the modules of each run (by its index), and connects them with other participants.
+    """Tap a bucket's weights in the modules of each run (by its index), and connect them with the other participants.
 
-    `lines`: of each run, for all its buckets; made where there is none yet.
+    `lines` holds one line for each run, for all its buckets; missing ones are added.
     """
     exchanges = []
     for name in spec.parameters:

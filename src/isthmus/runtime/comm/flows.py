@@ -1,9 +1,9 @@
-"""What passes between runs: activations forwards, their gradients back, by intersection of samples.
+"""What passes between runs: activations forwards and their gradients back, by intersection of samples.
 
-A *form* is the dtype and shape of each tensor of a flow for some number of samples; along its batch dimension a tensor
-grows with the samples, so one form tells all. The receiver of activations learns it from a header before the first
-message; the receiver of gradients from its own activations. From then on receives are posted ahead, which hides the
-note that Gloo's receivers send before anything may come.
+A *form* is the dtype and shape of each tensor of a flow for some number of samples. Along its batch dimension a tensor
+grows with the samples, so one form describes all. The receiver of activations learns the form from a header before the
+first message; the receiver of gradients learns it from its own activations. From then on receives are posted ahead,
+which hides the message with which Gloo's receivers announce that they are ready.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from isthmus.runtime.program import Flow, Run, samples_of_slice
 __all__ = ["FlowForm", "FlowPart", "Inbox", "Inflow", "Message", "Outflow", "messages"]
 
 HEADER = 0  # tag
-_DIMS = 8  # dimensions of a tensor that a header has room for
+_DIMS = 8  # dimensions of a tensor that fit into a header
 _DTYPES = (
     torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool, torch.complex64,
@@ -41,12 +41,12 @@ class Message:
     hi: int
 
     def tag(self, micro_batch: int) -> int:
-        """Unlike any other of its flow in one step."""
+        """Return a tag that is unique within the flow and the step."""
         return 1 + (micro_batch << 20 | self.k << 10 | self.j)
 
 
 def messages(sender: Run | Flow, receiver: Run | Flow) -> tuple[Message, ...]:
-    """All of one micro-batch: every pair of slices that has samples in common."""
+    """Return the messages of one micro-batch: one for every pair of slices that has samples in common."""
     found = []
     for k in range(sender.slices):
         lo, hi = samples_of_slice(sender, k)
@@ -67,7 +67,7 @@ class FlowForm:
 
     @staticmethod
     def of(tensors: Sequence[Tensor], dims: Sequence[int], samples: int) -> FlowForm:
-        """The form of tensors at hand."""
+        """Return the form of these tensors."""
         return FlowForm(samples, [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors], dims)
 
     def shapes(self, samples: int) -> list[tuple[int, ...]]:
@@ -83,7 +83,7 @@ class FlowForm:
         return sum(size * dtype.itemsize for size, (dtype, _) in zip(sizes, self.tensors, strict=True))
 
     def header(self) -> Tensor:
-        """The form in numbers: samples, then for each tensor its dtype, its dimensions and their sizes."""
+        """Return the form as numbers: samples, then for each tensor its dtype, its dimensions and their sizes."""
         numbers = [self.samples]
         for dtype, shape in self.tensors:
             if dtype not in _DTYPES or len(shape) > _DIMS:
@@ -116,12 +116,12 @@ class FlowForm:
         return dtypes[0] == dtypes[1] and self.shapes(self.samples) == other.shapes(self.samples)
 
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The tensors' bytes in a row."""
+        """Return the tensors' bytes in a row."""
         rows = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def unpack(self, buffer: Tensor, samples: int) -> list[Tensor]:
-        """Tensors that look into the buffer; one that would lie askew is copied."""
+        """Return tensors that are views of the buffer; one that would be misaligned is copied."""
         found, at = [], 0
         for shape, (dtype, _) in zip(self.shapes(samples), self.tensors, strict=True):
             size = torch.Size(shape).numel() * dtype.itemsize
@@ -135,7 +135,7 @@ class FlowForm:
 class FlowPart:
     """Tensors of a flow for samples [lo, hi), by name."""
 
-    run: int  # that sent them
+    run: int  # the run that sent them
     lo: int
     hi: int
     first: bool  # the sender's slice begins with these samples
@@ -146,7 +146,7 @@ Key = tuple[int, bool, int, int]  # run, whether gradients, micro-batch, slice
 
 
 class Inbox:
-    """Parts that have come, by what waits for them; a failure anywhere wakes everybody."""
+    """Parts that have come, by what waits for them; an error anywhere wakes all waiting threads."""
 
     def __init__(self) -> None:
         self._come = threading.Condition()
@@ -155,18 +155,18 @@ class Inbox:
         self._failure: BaseException | None = None
 
     def expect(self, run: int, back: bool, slice_: int) -> None:
-        """One more part comes for this slice in every micro-batch."""
+        """Expect one more part for this slice in every micro-batch."""
         key = (run, back, slice_)
         self._need[key] = self._need.get(key, 0) + 1
 
     def put(self, key: Key, part: FlowPart) -> None:
-        """A part has come."""
+        """Add a part that has come."""
         with self._come:
             self._parts.setdefault(key, []).append(part)
             self._come.notify_all()
 
     def fail(self, failure: BaseException) -> None:
-        """Nothing more will come."""
+        """Report an error after which nothing more will come."""
         with self._come:
             self._failure = self._failure or failure
             self._come.notify_all()
@@ -176,7 +176,7 @@ class Inbox:
         return need == 0 or len(self._parts.get(key, ())) == need
 
     def first_ready(self, choices: Sequence[Sequence[Key]]) -> int:
-        """Waits until all keys of one of the choices have all their parts; the first of those."""
+        """Wait until all keys of a choice have all their parts, and return the index of the first such choice."""
         with self._come:
             while True:
                 if self._failure is not None:
@@ -187,7 +187,7 @@ class Inbox:
                 self._come.wait()
 
     def take(self, key: Key) -> list[FlowPart]:
-        """All parts of a key, in the order of their samples; waits for them."""
+        """Wait for all parts of a key and return them in the order of their samples."""
         self.first_ready([[key]])
         with self._come:
             return sorted(self._parts.pop(key, []), key=lambda part: (part.lo, part.run))
@@ -234,13 +234,13 @@ class Outflow:
             self._pending.popleft().wait()
 
     def finish(self) -> None:
-        """Waits until everything is sent."""
+        """Wait until everything is sent."""
         while self._pending:
             self._pending.popleft().wait()
 
 
 def cut(tensor: Tensor, dim: int, samples: int, lo: int, hi: int) -> Tensor:
-    """Samples [lo, hi) of a tensor that holds `samples`; all of it where it has no batch dimension."""
+    """Return samples [lo, hi) of a tensor that holds `samples`; all of it if it has no batch dimension."""
     if dim < 0 or (lo, hi) == (0, samples):
         return tensor
     rows = tensor.shape[dim] // samples
@@ -267,17 +267,17 @@ class Inflow:
         self._thread.start()
 
     def learn(self, form: FlowForm) -> None:
-        """Tells the form; only the first counts."""
+        """Set the form; only the first call counts."""
         if self._form is None:
             self._form = form
             self._known.set()
 
     def step(self) -> None:
-        """Lets the messages of one more step come in."""
+        """Let the messages of one more step come in."""
         self._steps.release()
 
     def close(self) -> None:
-        """Ends the thread when no step is under way."""
+        """End the thread once no step is under way."""
         self._open = False
         self._known.set()
         self._steps.release()

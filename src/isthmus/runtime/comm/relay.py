@@ -1,11 +1,11 @@
-"""Messages between workers that cannot talk, passed on by others: what a plan says with `via`.
+"""Relay messages between workers that cannot reach each other, as a plan says with `via`.
 
-    A ── R ── S ── B      a channel of A and B: three connections, which R and S tie together
+    A ── R ── S ── B      a channel of A and B: three connections, which the relays R and S join
 
-The end with the lower name tells the relays, one after the other; each makes its two legs. Whoever is to get a message
-asks its neighbour for it (tag, bytes), and that asks the next. So nothing leaves before its receiver is ready, as
-without relays, and a relay holds what was asked for and has not left yet. A message is received whole and then sent on,
-which is what `cost/network.py` counts. Equal tags stay in order; others may overtake.
+The end with the lower name notifies the relays, one after the other, and each creates its two legs. A worker that is to
+receive a message asks its neighbour for it (tag, bytes), which asks the next. So nothing leaves before its receiver is
+ready, as without relays, and a relay holds only what was asked for and has not left yet. A message is received whole
+and then sent on, which is what `cost/network.py` counts. Equal tags stay in order; others may overtake.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from isthmus.runtime.comm.channel import NOTE_BYTES, Channel, Channels, Work
 
 __all__ = ["pass_on"]
 
-_AHEAD = 16  # messages on their way from one leg to the other: each has a thread; more asks wait
+_AHEAD = 16  # messages on their way from one leg to the other: each has a thread, and more requests wait
 _NOTES = 8  # receives of notes that are posted ahead
 
 
 def pass_on(network: Channels, near: Iterable[str], neighbours: Iterable[str]) -> None:
-    """Passes on what goes over this worker, in threads that end with the network's channels.
+    """Relay what goes over this worker, in threads that end with the network's channels.
 
-    `near`: relays that are next to this worker on its own ways; `neighbours`: next to it on the ways of others.
+    `near` lists the relays next to this worker on its own ways, `neighbours` the workers next to it on the ways of
+    others.
     """
     for relay in dict.fromkeys(near):
-        network.notes(relay)  # also where nothing goes over it: the relay waits for all its neighbours
+        network.notes(relay)  # also if nothing goes over it: the relay waits for all its neighbours
     for neighbour in neighbours:
         _thread(_hear, network, network.notes(neighbour))
 
@@ -44,7 +45,7 @@ def _thread(work: Callable[..., None], *arguments: object) -> None:
 
 
 def _hear(network: Channels, channel: Channel) -> None:
-    """Opens what a neighbour tells of; where that fails, everybody hears of it."""
+    """Create the channels of which a neighbour notifies this relay; on an error close the connection to it."""
     try:
         for note in _coming(partial(_note, channel), _NOTES):
             name, *path = json.loads(bytes(note.numpy()))
@@ -54,7 +55,7 @@ def _hear(network: Channels, channel: Channel) -> None:
 
 
 def _open(network: Channels, name: str, path: Sequence[str]) -> None:
-    """Makes the two legs of a channel, ties them, and tells the next relay."""
+    """Create the two legs of a channel, join them, and notify the next relay."""
     at = path.index(network.me)
     before, after = path[at - 1], path[at + 1]
     back = network.leg(name, path[0], before if at > 1 else None)
@@ -86,8 +87,8 @@ def _ask(channel: Channel) -> tuple[Tensor, Work]:
 
 
 def _pass_all(asking: Channel, giving: Channel) -> None:
-    """Brings one side what it asks for, from the other, until something fails; then both connections end."""
-    order: dict[int, threading.Event] = {}  # of each tag: whether what was asked for last has been posted
+    """Send one side what it asks for, from the other, until something fails; then close both connections."""
+    order: dict[int, threading.Event] = {}  # of each tag: whether the last requested message has been posted
     with ThreadPoolExecutor(_AHEAD, thread_name_prefix="relay") as pool:
         try:
             for note in _coming(partial(_ask, asking), _AHEAD):

@@ -1,7 +1,7 @@
-"""Sums over a few workers in the middle of computing: tensor groups, batch statistics.
+"""Sums over a few workers in the middle of a step: for tensor groups and batch statistics.
 
 All members call in the same order. Every member sends its part to every other and adds the parts in the order of the
-members, so all end with the same bits; large tensors of more than two members go around a ring.
+members, so all get the same bits; large tensors of more than two members go around a ring.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LARGE = 1 << 16  # elements
 
 
 class Meeting:
-    """The members, and this worker among them."""
+    """The members of a group, this worker among them, that sum tensors together."""
 
     def __init__(self, name: str, members: tuple[str, ...], me: str, network: Channels, pace: Pace) -> None:
         self.members, self.me, self._pace = members, me, pace
@@ -30,7 +30,7 @@ class Meeting:
         self._calls = 0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum of all members' tensors, in a new one."""
+        """Return the sum of all members' tensors as a new tensor."""
         self._pace.keep()
         total = self._sum(tensor)
         self._pace.start()

@@ -1,12 +1,12 @@
-"""Makes a flat tensor the sum over its participants: around a ring, by a tree of regions, or through a server.
+"""Make a flat tensor the sum over its participants: around a ring, along a tree of regions, or through a server.
 
-Every sync cuts its messages into segments, has several of them on their way at once, and passes a segment on as soon as
-it has been added. Receives are posted ahead: those that are added go through scratch memory, the others straight to
-their place (a result can only come after all that it is the sum of has left, so nothing is overwritten too early). All
-syncs together have as much scratch for what one worker sends as may be on its way, beside a segment for each.
+Every sync cuts its messages into segments, keeps several of them in flight, and passes a segment on as soon as it has
+been added. Receives are posted ahead. Those that are added go through scratch memory; the others go straight to their
+place, which is safe because a result can only come after everything that it is the sum of has left. All syncs together
+may use as much scratch memory for what one worker sends as may be in flight, plus one segment for each sync.
 
-Whoever adds a part up is alone in doing so and everybody else gets a copy, so the sums are bit for bit equal on all
-participants, in 16 bits too. A CUDA tensor has its result in the order of the calling thread's current stream.
+Each sum is computed by one participant and copied to all others, so the sums are bit for bit equal on all participants,
+in 16 bits too. The result of a CUDA tensor is there in the order of the calling thread's current stream.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from isthmus.runtime.program import BucketSpec, Program
 __all__ = ["Ring", "Server", "SyncMethod", "Tree", "make_sync", "piece_bounds"]
 
 _TAG = 0
-_lent: Counter[tuple[str, str]] = Counter()  # (worker, who sends to it) -> bytes of scratch memory in use
-_trips: dict[tuple[str, str], float] = {}  # ... -> seconds there and back
+_lent: Counter[tuple[str, str]] = Counter()  # (worker, sender to it) -> bytes of scratch memory in use
+_trips: dict[tuple[str, str], float] = {}  # (worker, sender to it) -> seconds of a round trip
 _lending = threading.Lock()
-_finished: deque[Work] = deque(maxlen=32)  # Gloo's thread is at times still busy with a message, and ending it waits
+_finished: deque[Work] = deque(maxlen=32)  # Gloo's thread may still be busy with a message, and freeing it would wait
 
 
 class SyncMethod(Protocol):
-    """One bucket's sum over its participants. All of them call the same methods in the same order."""
+    """The sum of one bucket over its participants. All participants call the same methods in the same order."""
 
     @property
     def scatters(self) -> bool:
-        """Return whether `reduce_scatter` is cheaper than `all_reduce`; where it is not, the two are the same."""
+        """Return whether `reduce_scatter` is cheaper than `all_reduce`; if not, the two do the same."""
 
     def all_reduce(self, flat: Tensor) -> None:
-        """Afterwards `flat` is the sum over all participants."""
+        """Replace `flat` by the sum over all participants."""
 
     def reduce_scatter(self, flat: Tensor) -> None:
-        """Afterwards this participant's piece (see `piece_bounds`) is the sum; the rest has no meaning."""
+        """Replace this participant's piece of `flat` (see `piece_bounds`) by the sum; the rest becomes undefined."""
 
     def all_gather(self, flat: Tensor) -> None:
-        """Everybody's piece goes to everybody."""
+        """Send every participant's piece to all others."""
 
 
 def piece_bounds(total: int, count: int, position: int) -> tuple[int, int]:
-    """Elements [lo, hi) of the piece of one of `count` participants; pieces differ by one element at most."""
+    """Return the range [lo, hi) of one participant's piece; the sizes of pieces differ by at most one element."""
     return total * position // count, total * (position + 1) // count
 
 
@@ -63,18 +63,18 @@ def _pieces(flat: Tensor, count: int) -> list[Tensor]:
 
 
 def _segments(piece: Tensor, segments: int) -> list[Tensor]:
-    """The segments of a piece; none of an empty one."""
+    """Return the segments of a piece; an empty piece has none."""
     count = segments_of(piece.numel() * piece.element_size(), segments)
     return _pieces(piece, count) if piece.numel() else []
 
 
 def _add(target: Tensor, part: Tensor) -> None:
-    """target + part, in place: on the host by this thread alone, so that syncs start no thread pools of their own."""
+    """Add `part` to `target` in place; on the host in this thread alone, so that syncs start no thread pools."""
     if target.is_cuda or target.dtype not in (torch.float32, torch.float64):
         target.add_(part)
     else:
         into = target.numpy()
-        with np.errstate(all="ignore"):  # a sum may overflow: the loss scale sees to it
+        with np.errstate(all="ignore"):  # a sum may overflow, which the loss scale handles
             np.add(into, part.numpy(), out=into)
 
 
@@ -84,7 +84,7 @@ def _finish(work: Work) -> None:
 
 
 class _Departures:
-    """Messages on their way over one channel."""
+    """Messages that are leaving over one channel."""
 
     def __init__(self, channel: Channel, parts: Iterable[Tensor]) -> None:
         self._channel = channel
@@ -102,12 +102,12 @@ class _Departures:
 
 
 class _Arrivals:
-    """Messages that come in order over one channel: for each target, whether it is added to what is there."""
+    """Messages that arrive in order over one channel. Each target says whether the message is added to it."""
 
     def __init__(self, channel: Channel, targets: Iterable[tuple[Tensor, bool]]) -> None:
         self._channel, self._todo = channel, deque(targets)
         self._posted: deque[tuple[Tensor, Tensor | None, Work]] = deque()
-        self._adding = sum(adds for _, adds in self._todo)  # that are to be posted
+        self._adding = sum(adds for _, adds in self._todo)  # targets that are added to and not posted yet
         self._largest = max((target.nbytes for target, adds in self._todo if adds), default=0)
         self._slots = 0
         self._free: list[Tensor] = []
@@ -115,7 +115,7 @@ class _Arrivals:
         self._post()
 
     def _post(self) -> None:
-        """Receives in the order in which they come, as far as there is room."""
+        """Post receives in the order in which the messages come, as far as there is scratch memory."""
         while self._todo:
             target, adds = self._todo[0]
             slot = self._slot(target) if adds else None
@@ -129,7 +129,7 @@ class _Arrivals:
             self._give_back()
 
     def _slot(self, like: Tensor) -> Tensor | None:
-        """Scratch for a target: free, or more of it where there is more; the first in any case."""
+        """Return scratch memory for a target, borrowing more if possible; the first slot is always granted."""
         if not self._free and (slot := _borrow(self._channel, self._largest, like, must=self._slots == 0)) is not None:
             self._slots += 1
             self._free.append(slot)
@@ -141,7 +141,7 @@ class _Arrivals:
         self._free.clear()
 
     def each(self, leaving: _Departures | None = None) -> Iterator[Tensor]:
-        """The targets, each when it is complete; `leaving`: the same parts, which must have left before."""
+        """Yield each target when it is complete; `leaving` holds the same parts, each of which must have left first."""
         while self._posted:
             target, slot, work = self._posted.popleft()
             _finish(work)
@@ -155,10 +155,10 @@ class _Arrivals:
 
 
 def _borrow(channel: Channel, size: int, like: Tensor, *, must: bool) -> Tensor | None:
-    """Scratch of at least so many bytes; None where all the room that there is is in use, unless it must."""
+    """Borrow scratch memory of at least `size` bytes; return None if all that may be used is in use, unless `must`."""
     key = (channel.me, channel.other)
     with _lending:
-        trip = _trips[key] = min(channel.round_trip, _trips.get(key, math.inf))  # others were measured worse
+        trip = _trips[key] = min(channel.round_trip, _trips.get(key, math.inf))  # the best measurement counts
         if not must and _lent[key] + size > room_for(math.inf, trip):
             return None
         slot = scratch.take(size, like)
@@ -173,13 +173,13 @@ def _return(channel: Channel, slot: Tensor) -> None:
 
 
 class Ring:
-    """n participants; the tensor is cut into n pieces, and in each round everybody sends a piece to the next.
+    """Ring all-reduce: n participants cut the tensor into n pieces, and in each round each sends one to the next.
 
-    In round r participant i sends piece i - 1 - r (modulo n) and gets piece i - 2 - r. Up to round n - 2 it adds what
-    it gets, so that piece i is then complete at participant i; from round n - 1 on complete pieces are copied.
+    In round r participant i sends piece i - 1 - r (modulo n) and receives piece i - 2 - r. Up to round n - 2 it adds
+    what it receives, so that piece i is then complete at participant i; from round n - 1 on it copies complete pieces.
 
-    A short tensor goes around whole in n - 1 rounds, and all add the same up in the same order; two participants that
-    are far apart swap all they have (`plan.ring`).
+    A short tensor goes around whole in n - 1 rounds, and all participants add the same parts in the same order. Two
+    participants that are far apart swap all that they have (`plan.ring`).
     """
 
     scatters = True
@@ -187,12 +187,12 @@ class Ring:
     def __init__(
         self, previous: Channel | None, following: Channel | None, position: int, count: int, segments: int = 1
     ) -> None:
-        """Channels are None for a single participant only."""
+        """Set up one participant's place in the ring; only a single participant has no channels (None)."""
         self.previous, self.following = previous, following
         self.position, self.count, self.segments = position, count, segments
 
     def all_reduce(self, flat: Tensor) -> None:
-        """Rounds 0 to 2n - 3, or fewer."""
+        """Replace `flat` by the sum, in rounds 0 to 2n - 3, or in fewer if it is short."""
         size = flat.numel() * flat.element_size()
         if self.following is None or size == 0:
             return
@@ -205,11 +205,11 @@ class Ring:
             self._pass_whole(flat)
 
     def reduce_scatter(self, flat: Tensor) -> None:
-        """Rounds 0 to n - 2."""
+        """Make this participant's piece the sum, in rounds 0 to n - 2."""
         self._rounds(flat, range(self.count - 1))
 
     def all_gather(self, flat: Tensor) -> None:
-        """Rounds n - 1 to 2n - 3."""
+        """Send the pieces around, in rounds n - 1 to 2n - 3."""
         self._rounds(flat, range(self.count - 1, 2 * self.count - 2))
 
     def _rounds(self, flat: Tensor, rounds: range) -> None:
@@ -226,7 +226,7 @@ class Ring:
         departures.wait()
 
     def _swap(self, flat: Tensor) -> None:
-        """a + b is b + a, bit for bit."""
+        """Send all of `flat` to the only other participant and add what it sends; a + b equals b + a bit for bit."""
         assert self.previous is not None and self.following is not None
         parts = _segments(flat, 2 * self.segments)
         arrivals = _Arrivals(self.previous, [(part, True) for part in parts])
@@ -251,7 +251,7 @@ class Ring:
 
 
 class _Whole(ABC):
-    """A sync that knows no pieces; new weights go around a ring however the gradient came."""
+    """Base of syncs that do not work on pieces; new weights go around a ring however the gradient was summed."""
 
     scatters = False
 
@@ -260,20 +260,20 @@ class _Whole(ABC):
 
     @abstractmethod
     def all_reduce(self, flat: Tensor) -> None:
-        """The sum over all."""
+        """Replace `flat` by the sum over all participants."""
 
     def reduce_scatter(self, flat: Tensor) -> None:
-        """All of it."""
+        """Do the same as `all_reduce`."""
         self.all_reduce(flat)
 
     def all_gather(self, flat: Tensor) -> None:
-        """Around the ring of the participants."""
+        """Send the pieces around the ring of the participants."""
         if self._ring is not None:
             self._ring.all_gather(flat)
 
 
 class Tree(_Whole):
-    """Inside each region a chain towards its first participant, the leader; a ring of the leaders; the chain back.
+    """A chain in each region towards its first participant, the leader; a ring of the leaders; the chains back.
 
     `above` is the neighbour towards the leader (None for the leader), `below` the one away from it (None for the last).
     """
@@ -286,12 +286,12 @@ class Tree(_Whole):
         segments: int = 1,
         ring: Ring | None = None,
     ) -> None:
-        """`leaders`: their ring, for a leader; `ring`: of all participants, for pieces."""
+        """Set up one participant's place; a leader has the ring of `leaders`; `ring` links all participants."""
         super().__init__(ring)
         self.above, self.below, self.leaders, self.segments = above, below, leaders, segments
 
     def all_reduce(self, flat: Tensor) -> None:
-        """Up the chain, around, down the chain."""
+        """Replace `flat` by the sum: up the chain, around the ring of the leaders, and down the chain."""
         parts = _segments(flat, self.segments)
         sums = None if self.above is None else _Arrivals(self.above, [(part, False) for part in parts])
         self._up(parts)
@@ -304,7 +304,7 @@ class Tree(_Whole):
             _Departures(self.below, ready).wait()
 
     def _up(self, parts: Sequence[Tensor]) -> None:
-        """Adds what comes from below, segment by segment, and passes it on."""
+        """Add what comes from below, segment by segment, and pass it on."""
         ready = parts if self.below is None else _Arrivals(self.below, [(part, True) for part in parts]).each()
         if self.above is None:
             deque(ready, maxlen=0)
@@ -313,21 +313,24 @@ class Tree(_Whole):
 
 
 class Server(_Whole):
-    """All send to the root; it adds them up in listed order (its own first), and sends the sum to all.
+    """All send to the root, which adds their tensors up in listed order (its own first) and sends the sum to all.
 
-    A root that takes no part otherwise gives a tensor to work in, whose content does not matter.
+    A root that is no participant itself passes a tensor to work in, whose content does not matter.
     """
 
     def __init__(
         self, root: Channel | None, others: Sequence[Channel] = (), *, takes_part: bool = True, segments: int = 1,
         ring: Ring | None = None,
     ) -> None:  # fmt: skip
-        """A participant has a channel to the `root`; the root (None) has channels to all `others`."""
+        """Set up one worker's place.
+
+        A participant has a channel to the `root`; the root (None) has channels to all `others`.
+        """
         super().__init__(ring)
         self.root, self.others, self.takes_part, self.segments = root, tuple(others), takes_part, segments
 
     def all_reduce(self, flat: Tensor) -> None:
-        """There and back."""
+        """Replace `flat` by the sum, through the root."""
         parts = _segments(flat, self.segments)
         if self.root is None:
             return self._serve(parts)
@@ -337,7 +340,10 @@ class Server(_Whole):
         return departures.wait()
 
     def _serve(self, parts: Sequence[Tensor]) -> None:
-        """The first to come to a root without a part of its own is put in place, the others are added."""
+        """Add up what comes and send the sums back.
+
+        If the root has no part of its own, it copies the first part that comes and adds the others.
+        """
         coming = [
             _Arrivals(channel, [(part, self.takes_part or k > 0) for part in parts]).each()
             for k, channel in enumerate(self.others)
@@ -351,9 +357,9 @@ class Server(_Whole):
 
 
 def make_sync(spec: BucketSpec, program: Program, network: Channels) -> SyncMethod | None:
-    """The sync of a bucket as this worker takes part in it; None where it has nothing to send.
+    """Return the sync of a bucket for this worker; None if it has nothing to send.
 
-    `sparse` is a ring that is given the kept values only. For `factors` it is a ring too, which adds whole gradients.
+    `sparse` is a ring that is given only the kept values. For `factors` this is a ring that adds whole gradients.
     """
     me, members = program.device, spec.members
     if spec.how in (None, "duplicate") or (me not in members and me != spec.root):
@@ -368,7 +374,7 @@ def make_sync(spec: BucketSpec, program: Program, network: Channels) -> SyncMeth
 
 
 class _Neighbours:
-    """Channels of one sync of one worker."""
+    """The channels of one sync of one worker."""
 
     def __init__(self, network: Channels, name: str, me: str) -> None:
         self._network, self._name, self.me = network, name, me
@@ -377,13 +383,13 @@ class _Neighbours:
         return None if other in (None, self.me) else self._network.channel(self._name, str(other))
 
     def ring(self, members: Sequence[str], segments: int) -> Ring:
-        """This worker's place in a ring of the members."""
+        """Return this worker's place in a ring of the members."""
         i, n = members.index(self.me), len(members)
         return Ring(self.to(members[i - 1]), self.to(members[(i + 1) % n]), i, n, segments)
 
 
 def _gathering(spec: BucketSpec, channels: _Neighbours) -> Ring | None:
-    """The ring on which new weights go around, where each participant updates a piece."""
+    """Return the ring on which new weights go around; None if not each participant updates a piece."""
     sharded = spec.layout != "replicated" and channels.me in spec.members
     return channels.ring(spec.members, spec.segments) if sharded else None
 

@@ -1,7 +1,7 @@
-"""What all workers of a job must know of a step: how many losses there were, how long the gradient is.
+"""What all workers of a job must know of a step: how many losses there were, and how long the gradient is.
 
 Numbers go to the leader, which adds them in the order of the workers, and back to all. The counts travel while the
-backward pass still computes; with them goes what the leader was asked to do, so that all do it after the same step.
+backward pass is still computing. With them goes what the leader was asked to do, so that all do it after the same step.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class Totals:
         self._coming: Work = self._lanes
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         if self.leads:
             self._lanes.start("totals", self._collect)
         else:
             self._coming = self._channels[self.program.leader].receive(self._result, _COUNTS)
 
     def judged(self, total: float, count: float) -> None:
-        """Sum and number of the losses of this worker."""
+        """Send the sum and the number of this worker's losses to the leader."""
         if self.leads:
             self._own.put((total, count))
         else:
             self._channels[self.program.leader].send(_numbers(total, count, 0.0), _COUNTS).wait()
 
     def ask(self, command: int) -> None:
-        """Has all workers find this in `command` after the present step, or the next if its counts have left."""
+        """Have all workers find this in `command` after the present step, or after the next if its counts have left."""
         self._asked.put(command)
 
     @property
@@ -59,13 +59,13 @@ class Totals:
         return int(self._result[2])
 
     def counts(self) -> tuple[float, float]:
-        """Sum and number of all losses of the step."""
+        """Return the sum and the number of all losses of the step; wait for them."""
         self._coming.wait()
         total, count, _ = self._result.tolist()
         return total, count
 
     def sum(self, mine: float) -> float:
-        """A number added over all workers."""
+        """Return the sum of a number over all workers."""
         numbers = _numbers(mine)
         if self.leads:
             received = {other: torch.zeros_like(numbers) for other in self._channels}
@@ -102,7 +102,7 @@ class Totals:
         self._result = result
 
     def close(self) -> None:
-        """Ends the thread, also one that waits for losses that will not come."""
+        """End the thread, even if it waits for losses that will not come."""
         self._own.put(None)
         self._lanes.close()
 

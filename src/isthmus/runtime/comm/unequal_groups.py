@@ -1,7 +1,7 @@
-"""A sync between tensor groups of different sizes: their members hold different parts of the same parameters.
+"""A sync between tensor groups of different sizes, whose members hold different parts of the same parameters.
 
-Every member sends its gradients to the first of its group, which puts the whole together, takes part in the sync among
-the groups' first members, and gives each member its part of the sum.
+Every member sends its gradients to the first of its group. That one joins them, takes part in the sync among the
+groups' first members, and sends each member its part of the sum.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _UP, _DOWN = 1, 2  # tags
 
 
 class UnequalGroups:
-    """Sums over groups of which each holds the bucket in parts of its own."""
+    """The sum over groups that each hold the bucket in parts of their own."""
 
     scatters = False
 
@@ -49,7 +49,7 @@ class UnequalGroups:
         }
 
     def all_reduce(self, flat: Tensor) -> None:
-        """Afterwards `flat` is this member's part of the sum over all groups."""
+        """Replace `flat` by this member's part of the sum over all groups."""
         if not self.leads:
             channel = self._channels[self.group[0]]
             down = channel.receive(flat, _DOWN)
@@ -75,10 +75,10 @@ class UnequalGroups:
     reduce_scatter = all_reduce
 
     def all_gather(self, flat: Tensor) -> None:
-        """Weights are whole everywhere: state cannot be sharded over groups of different sizes."""
+        """Do nothing: state cannot be sharded over groups of different sizes, so the weights are whole everywhere."""
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """The whole bucket, flat, from the members' flat parts."""
+        """Return the whole bucket, flat, joined from the members' flat parts."""
         found, at = [], 0
         for name, shape in self._shapes.items():
             slices = self._slices.get(name)

@@ -1,6 +1,6 @@
-"""Threads that stay: each does one thing after another, as it is told.
+"""Threads that stay: each does one piece of work after another.
 
-To start a thread for every sync of every step would make the backward pass wait until that thread has run.
+Starting a thread for every sync of every step would make the backward pass wait until that thread has run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _Work = Callable[[], None]
 
 
 class WorkerThreads:
-    """Work on several lanes at once; what is on one lane goes in order."""
+    """Runs work on several lanes at once; the work of one lane runs in order."""
 
     def __init__(self) -> None:
         self._queues: dict[Hashable, SimpleQueue[_Work | None]] = {}
@@ -23,7 +23,7 @@ class WorkerThreads:
         self._under_way = 0
 
     def start(self, lane: Hashable, work: _Work) -> None:
-        """Does not wait for anything."""
+        """Queue work on a lane and return at once."""
         if lane not in self._queues:
             self._queues[lane] = SimpleQueue()
             thread = threading.Thread(target=self._run, args=(self._queues[lane],), name=f"lane {lane}", daemon=True)
@@ -32,7 +32,7 @@ class WorkerThreads:
         self._queues[lane].put(work)
 
     def wait(self) -> None:
-        """Until all that was started is done, or something failed: that is raised."""
+        """Wait until all that was started is done; raise the first error."""
         while self._under_way:
             failure = self._done.get()
             self._under_way -= 1
@@ -40,7 +40,7 @@ class WorkerThreads:
                 raise failure
 
     def close(self) -> None:
-        """Ends the threads when they have done what they were told."""
+        """End the threads once they have done their work."""
         for queue in self._queues.values():
             queue.put(None)
         self._queues.clear()
@@ -53,4 +53,4 @@ class WorkerThreads:
                 self._done.put(failure)
             else:
                 self._done.put(None)
-            del work  # with all that it holds
+            del work  # frees everything that it holds

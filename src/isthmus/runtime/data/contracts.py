@@ -1,7 +1,7 @@
-"""Data and losses of the user's own, tried on two samples before anything long is done.
+"""Try the user's data and loss on two samples before anything long is done.
 
-Workers prove them as well, at their first step; but that comes after planning, starting and building. Here the model is
-built without weights, and what it would give is stood for by random numbers of the same form.
+Workers check them as well, in their first step, but that comes after planning, starting and building. Here the model is
+built without weights, and random numbers of the right form stand in for its output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ __all__ = ["check_contracts"]
 
 
 def check_contracts(job: Job) -> None:
-    """Refuses data that give no samples for the model, and a loss that is no sum. Runs the code that the job names."""
+    """Refuse data that do not give samples for the model, and a loss that is not a sum.
+
+    This runs the code that the job names.
+    """
     if not {job.data, job.loss} & {*named_code(job)}:
         return
     with torch.device("meta"):
@@ -37,12 +40,12 @@ def check_contracts(job: Job) -> None:
 
 
 def _stand_in(built: BuiltModel, samples: int) -> Any:
-    """Random numbers in the form of the model's output; None where that cannot be told without weights."""
+    """Return random numbers in the form of the model's output; None if that form cannot be known without weights."""
     example = built.example(samples, device="meta")
     try:
         with torch.device("meta"), torch.no_grad():
             output = built.module(*example.args, **example.kwargs)
-    except Exception:  # a model that needs real numbers: the workers will see
+    except Exception:  # a model that needs real numbers; the workers will check it
         return None
     draws = torch.Generator().manual_seed(0)
 

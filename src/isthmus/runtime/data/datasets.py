@@ -1,4 +1,4 @@
-"""Samples from the user's code, checked and brought into the form that the model was captured with."""
+"""Samples from the user's code, checked and brought into the form with which the model was captured."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Dataset:
         self.count: int | None = self._counted()
 
     def get(self, numbers: Sequence[int]) -> tuple[Example, Tensor | None]:
-        """Gets these samples; the first time, one of them twice: it must be the same."""
+        """Return these samples; the first call reads one of them twice, and refuses it if it differs."""
         if not self._proven:
             first, again = (pytree.tree_leaves(self._got(numbers[:1])) for _ in range(2))
             if not all(_same(a, b) for a, b in zip(first, again, strict=True)):
                 raise DataError(
-                    "a sample is not the same when it is taken again",
+                    "a sample differs when it is taken again",
                     where=self._where,
                     found=f"two different samples {numbers[0]}",
                     expected="a sample that depends on its number alone",
@@ -71,21 +71,21 @@ class Dataset:
         )
 
     def _got(self, numbers: Sequence[int]) -> tuple[Any, Tensor | None]:
-        """Inputs in any of the offered forms, and targets, both batch first."""
+        """Return inputs in any of the accepted forms, and targets, both batch first."""
         try:
             items = [self._given.get(list(numbers))] if self._batches else [self._given[number] for number in numbers]
         except IsthmusError:
             raise
         except (Exception, SystemExit) as error:
             raise DataError(
-                "a sample cannot be had",
+                "a sample cannot be read",
                 where=self._where,
                 found=said(error),
                 expected=f"samples {', '.join(map(str, numbers[:4]))}{' ...' if len(numbers) > 4 else ''}",
             ) from error
         for item in items:
             if not isinstance(item, (tuple, list)) or len(item) != 2:
-                raise self._bad("a sample is no pair", described(item), _DATASET)
+                raise self._bad("a sample is not a pair", described(item), _DATASET)
         pairs = [pytree.tree_map(_tensor, (self._plain(inputs), target)) for inputs, target in items]
         inputs, target = pairs[0] if self._batches else self._stacked(pairs)
         if target is not None and not (isinstance(target, Tensor) and target.shape[:1] == (len(numbers),)):
@@ -93,7 +93,7 @@ class Dataset:
         return inputs, target
 
     def _plain(self, inputs: Any) -> Any:
-        """Inputs as a tensor, a tuple or a dict."""
+        """Return the inputs as a tensor, a tuple or a dict."""
         if isinstance(inputs, Example):
             return {**dict(zip(self._names, inputs.args, strict=False)), **inputs.kwargs}
         if isinstance(inputs, Mapping):
@@ -105,11 +105,13 @@ class Dataset:
             stacked: tuple[Any, Tensor | None] = pytree.tree_map(lambda *parts: _stack(parts), *pairs)
         except (RuntimeError, ValueError, TypeError) as error:
             shapes = dict.fromkeys(", ".join(map(described, pytree.tree_leaves(pair))) for pair in pairs)
-            raise self._bad("samples do not stack", " and ".join(list(shapes)[:4]), "samples of one shape") from error
+            raise self._bad(
+                "the samples cannot be stacked", " and ".join(list(shapes)[:4]), "samples of one shape"
+            ) from error
         return stacked
 
     def _fitted(self, inputs: Any, batch: int) -> Example:
-        """The inputs in the form that the model was captured with."""
+        """Return the inputs in the form with which the model was captured; raise DataError if they do not fit."""
         if isinstance(inputs, Mapping):
             values = [inputs[name] for name in self._names] if set(inputs) == set(self._names) else []
         else:
@@ -133,12 +135,12 @@ def _has_count(given: Any) -> bool:
     """Return whether an object has a `count`, even one that fails when it is read."""
     try:
         return hasattr(type(given), "count") or hasattr(given, "count")
-    except (Exception, SystemExit):  # of a property
+    except (Exception, SystemExit):  # raised by a property
         return True
 
 
 def _tensor(value: Any) -> Any:
-    """Arrays and numbers as tensors; numbers with a point in fp32."""
+    """Return arrays and numbers as tensors (floats in fp32), and everything else unchanged."""
     if isinstance(value, float):
         return torch.tensor(value, dtype=torch.float32)
     return torch.as_tensor(value) if isinstance(value, (np.ndarray, np.generic, int, bool)) else value
@@ -153,22 +155,22 @@ def _stack(parts: Sequence[Any]) -> Any:
 def _same(a: Any, b: Any) -> bool:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
         return a is b
-    return bool(((a == b) | ((a != a) & (b != b))).all())  # what is not a number is the same as itself
+    return bool(((a == b) | ((a != a) & (b != b))).all())  # NaN counts as equal to NaN
 
 
 def _input_names(module: nn.Module, form: Example) -> list[str]:
-    """Names of the model's inputs in the order of the form: positional ones as its forward calls them."""
+    """Return the names of the model's inputs in the order of the form; positional ones are named as in its forward."""
     names = [*inspect.signature(module.forward).parameters]
     return [*(names[i] if i < len(names) else f"input{i}" for i in range(len(form.args))), *form.kwargs]
 
 
 def inputs_of(example: Example) -> list[Tensor]:
-    """All inputs, positional ones first."""
+    """Return all inputs, positional ones first."""
     return [*example.args, *example.kwargs.values()]
 
 
 def refilled(form: Example, values: Sequence[Tensor]) -> Example:
-    """Other values in the same form."""
+    """Return an example of the same form with other values."""
     count = len(form.args)
     return Example(args=tuple(values[:count]), kwargs=dict(zip(form.kwargs, values[count:], strict=True)))
 
@@ -180,7 +182,7 @@ def _kind(value: Tensor) -> str:
 
 
 def described(value: Any) -> str:
-    """A tensor's type and shape; anything else by its kind."""
+    """Return a text that describes a value: the dtype and shape of a tensor, else the name of its type."""
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

@@ -1,4 +1,4 @@
-"""In which order a job goes through its samples: a function of the seed, so that any part of it can be had anywhere."""
+"""The order in which a job goes through its samples: a function of the seed, so any part can be computed anywhere."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 
 __all__ = ["SampleOrder", "epoch_order"]
 
-_ROUNDS = 8  # of 8 bytes of key each: one digest
+_ROUNDS = 8  # each with a key of 8 bytes: one digest in all
 Places = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOrder:
-    """Which samples a job uses when: position p of its walk is place p mod count of epoch p div count.
+    """The samples that a job uses at each step: position p of its walk is place p mod count of epoch p div count.
 
-    Every sample comes once in each epoch. Step s of a batch of b has the positions s b .. (s + 1) b - 1 whatever the
-    plan, so a batch may end one epoch and begin the next. Endless samples are taken in order, each once.
+    Every sample comes once in each epoch. Step s with batch b has the positions s b .. (s + 1) b - 1 whatever the plan,
+    so a batch may end one epoch and begin the next. Endless samples are taken in order, each once.
     """
 
     seed: int
     count: int | None
 
     def numbers(self, step: int, batch: int) -> list[int]:
-        """The samples of a step, in the order in which replicas and micro-batches take them."""
+        """Return the samples of a step, in the order in which replicas and micro-batches take them."""
         start, stop = step * batch, (step + 1) * batch
         if self.count is None:
             return list(range(start, stop))
@@ -42,11 +42,11 @@ class SampleOrder:
 
 
 def epoch_order(seed: int, epoch: int, count: int) -> Callable[[Places], Places]:
-    """A pseudo-random permutation of 0 .. count - 1 as a function place -> sample; nothing is stored.
+    """Return a pseudo-random permutation of 0 .. count - 1 as a function place -> sample; nothing is stored.
 
-    A Feistel network permutes 0 .. 4^h - 1, the least such range that holds count: (l, r) -> (r, l xor f(r + key)),
-    eight times, with f the finaliser of splitmix64. What falls outside is permuted again until it falls inside
-    (cycle walking), which is a permutation again and takes fewer than four turns on average.
+    A Feistel network permutes 0 .. 4^h - 1, the smallest such range that holds count: (l, r) -> (r, l xor f(r + key)),
+    eight times, with f the finaliser of splitmix64. A value outside of 0 .. count - 1 is permuted again until it falls
+    inside (cycle walking); the result is a permutation too and takes fewer than four turns on average.
     """
     half = np.uint64(max(((count - 1).bit_length() + 1) // 2, 1))
     low = np.uint64((1 << int(half)) - 1)

@@ -1,10 +1,10 @@
-"""The samples of a job, by number: what a sample is depends on its number alone, so any worker can get any of them.
+"""The samples of a job, by number. A sample depends on its number alone, so any worker can get any sample.
 
 synthetic                   drawn for each number from the job's seed; endless
 text:FILE                   the bytes of a file as tokens, each followed by its next byte
 package.module:function     the user's: a dataset with `len()` and `[number] -> (inputs, target)`, or Samples
 
-In which order a job goes through its samples is in `sample_order.py`.
+The order in which a job goes through its samples is in `sample_order.py`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ _BYTES = 256
 
 
 class Samples(Protocol):
-    """Numbered samples; `count` is None where they never end."""
+    """Numbered samples; `count` is None if they never end."""
 
     @property
     def count(self) -> int | None:
         """Return the number of samples, which are numbered 0 .. count - 1; None if they never end."""
 
     def get(self, numbers: Sequence[int]) -> tuple[Example, Tensor | None]:
-        """Inputs of these samples as the model takes them, batch first, and their targets; on the CPU."""
+        """Return the inputs of these samples as the model takes them, batch first, and their targets; on the CPU."""
 
 
 def open_samples(job: Job, built: BuiltModel) -> Samples:
-    """The samples that the job's `data` names. Code is imported: call this only where `named_code(job)` is trusted."""
+    """Return the samples that the job's `data` names.
+
+    This imports the code that it names: call it only if `named_code(job)` is trusted.
+    """
     if job.data == "synthetic":
         return _Synthetic(job, built)
     if job.data.startswith("text:"):
@@ -56,7 +59,7 @@ def open_samples(job: Job, built: BuiltModel) -> Samples:
 
 
 class _Synthetic:
-    """What the model draws for itself, each sample from a seed of its own."""
+    """Samples that the model draws for itself, each from a seed of its own."""
 
     count = None
 
@@ -77,7 +80,7 @@ class _Synthetic:
             )
 
     def get(self, numbers: Sequence[int]) -> tuple[Example, Tensor | None]:
-        """Draws these samples."""
+        """Draw these samples."""
         drawn = [self._draw(1, _seed_of(self._seed, number)) for number in numbers]
         args = zip(*(example.args for example, _ in drawn), strict=True)
         kwargs = {key: torch.cat([example.kwargs[key] for example, _ in drawn]) for key in drawn[0][0].kwargs}
@@ -86,13 +89,16 @@ class _Synthetic:
 
 
 def _seed_of(seed: int, number: int) -> int:
-    """63 bits that differ for each pair."""
+    """Return 63 bits that differ for each pair of a seed and a number."""
     return int.from_bytes(blake2b(f"sample {seed} {number}".encode(), digest_size=8).digest(), "little") >> 1
 
 
 class _Text:
-    """Sample i is the bytes i s .. (i + 1) s of a file, s the sequence: all but the last are inputs, all but the
-    first targets. A file that changes after it was opened is refused: its samples would be others.
+    """The bytes of a file as samples, which predict the next byte.
+
+    Sample i is the bytes i s .. (i + 1) s of the file, with s the length of a sequence: all but the last are inputs,
+    all but the first are targets. A file that changes after it was opened is refused, because its samples would be
+    others.
     """
 
     def __init__(self, path: Path, built: BuiltModel) -> None:
@@ -110,7 +116,7 @@ class _Text:
         self.count = (self._state.size - 1) // self._length
 
     def get(self, numbers: Sequence[int]) -> tuple[Example, Tensor]:
-        """Reads these samples."""
+        """Read these samples."""
         size = self._length + 1
         try:
             with self._path.open("rb", buffering=0) as file:
@@ -157,7 +163,7 @@ class _Text:
 
 @dataclass(frozen=True)
 class _State:
-    """By what a changed file is told."""
+    """The properties by which a changed file is detected."""
 
     size: int
     written: int  # ns
@@ -169,7 +175,10 @@ class _State:
 
 
 def _next_token_form(built: BuiltModel, where: str) -> Example:
-    """An example of a model that reads one sequence of tokens, knows every byte, and predicts the next token."""
+    """Return an example of a model that reads one sequence of tokens, knows every byte, and predicts the next token.
+
+    Raise DataError for any other model.
+    """
     example, target = built.draw(1, 0)
     inputs = inputs_of(example)
     vocabulary = next((m.num_embeddings for m in built.module.modules() if isinstance(m, nn.Embedding)), 0)

@@ -1,10 +1,10 @@
-"""What the blocks of a model take on this machine's device: points of a profile.
+"""Measure what the blocks of a model take on this machine's device: the points of a profile.
 
-The blocks run one after another from the model's synthetic inputs, just as in a worker: in its precision, with its
-random numbers, gradients added to those that are there. Of equal blocks the first is measured. A point is the median
-of several repeats, forward and backward apart, with gradients of ones and no loss. On an accelerator the repeats follow
-each other without waiting, as the blocks of a stage do; its own clock times them. One thread of a processor is timed by
-what it computes, so that what else runs on the machine does not count.
+The blocks run one after another from the model's synthetic inputs as in a worker: in its precision, with its random
+numbers, and with gradients added to those that are there. Of equal blocks the first is measured. A point is the median
+of several repeats, with forward and backward measured apart, with gradients of ones and no loss. On an accelerator the
+repeats follow each other without waiting, as the blocks of a stage do, and its own clock times them. If there is one
+CPU thread, its CPU time counts, so that other processes on the machine do not matter.
 
 Only one block's weights and results are on the device at a time, so the model need not fit into it.
 """
@@ -55,7 +55,7 @@ _LEAST, _MOST = 3, 20  # repeats
 
 
 class Timed(NamedTuple):
-    """Seconds of a block on so many samples."""
+    """The seconds of a block on this many samples."""
 
     block: int
     samples: int
@@ -64,7 +64,7 @@ class Timed(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A block that had no room on so many samples."""
+    """A block that did not fit into memory with this many samples."""
 
     block: str
     samples: int
@@ -91,7 +91,10 @@ def profile_model(
     samples: Collection[int] = SAMPLES,
     listen: Listen = lambda block, samples: None,
 ) -> Measurement:
-    """Builds a model and measures its distinct blocks on each number of samples. Runs the code that `spec` names."""
+    """Build a model and measure its distinct blocks on each number of samples.
+
+    This runs the code that `spec` names.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(machine.threads)
     if machine.device.type == "cpu":
@@ -113,10 +116,10 @@ def profile_model(
 
 
 def _check_samples(most: int, example: Example) -> None:
-    """Inputs of so many samples have room in host memory; the example has two."""
+    """Raise UsageError if inputs of this many samples do not fit into host memory; the example has two samples."""
     size = sum(value.nbytes for value in (*example.args, *example.kwargs.values())) / 2
     if most * size > free_memory():
-        raise UsageError("inputs of so many samples have no room in memory", found=str(most), next="Choose fewer")
+        raise UsageError("inputs of that many samples do not fit in memory", found=str(most), next="Choose fewer")
 
 
 def _point(graph: BlockGraph, machine: MeasuredMachine, timed: Timed) -> BlockTime:
@@ -143,7 +146,7 @@ def _origin(machine: MeasuredMachine) -> str:
 
 @dataclass(eq=False)
 class _Walk:
-    """So many samples on their way through the model: tensors by name."""
+    """A number of samples on their way through the model: tensors by name."""
 
     samples: int
     known: dict[str, Any]
@@ -158,9 +161,9 @@ def measure(
     listen: Listen = lambda block, samples: None,
     room: Room = free_memory,
 ) -> tuple[list[Timed], list[LeftOut]]:
-    """Times of distinct blocks on the inputs of each number of samples, and what had no room.
+    """Measure distinct blocks on the inputs of each number of samples; return the times and what did not fit.
 
-    The processor's memory is never tried to its end: what a block will need is compared with `room` beforehand.
+    Host memory is never exhausted: what a block will need is compared with `room` beforehand.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -196,9 +199,9 @@ def _bound(pieces: Pieces, example: Example, device: torch.device) -> dict[str, 
 
 @contextmanager
 def _lent(module: nn.Module, device: torch.device) -> Iterator[nn.Module | None]:
-    """A block on the device, and away from it again; None where it has no room there.
+    """Move a block to the device for the duration of the context; give None if it does not fit there.
 
-    Weights that other blocks use too are the same objects: they get back what they held.
+    Weights that other blocks use too are the same objects, so at the end they get back what they held.
     """
     held = [(parameter, parameter.data) for parameter in module.parameters()]
     try:
@@ -219,7 +222,7 @@ def _moved(module: nn.Module, device: torch.device) -> nn.Module | None:
 
 
 class _Meter:
-    """Runs blocks as a worker does, and looks at the clock."""
+    """Runs blocks as a worker does, and times them."""
 
     def __init__(self, pieces: Pieces, draws: Draws, device: torch.device, room: Room) -> None:
         self._pieces, self._device, self._room = pieces, device, room
@@ -228,7 +231,7 @@ class _Meter:
         self._width = max((p.element_size() for block in pieces.blocks for p in block.parameters()), default=4)
 
     def timed(self, index: int, module: nn.Module, walk: _Walk) -> Timed | None:
-        """Medians over repeats after one that is not counted; None where there is no room."""
+        """Return the medians over repeats after an uncounted first one; None if the block does not fit into memory."""
         marks = self._tried(lambda: self._repeated(index, module, walk), index, walk)
         if marks is None:
             return None
@@ -264,7 +267,7 @@ class _Meter:
         return marks
 
     def _both(self, index: int, module: nn.Module, walk: _Walk) -> Sequence[Any]:
-        """One forward and one backward: the moments at which each began and ended."""
+        """Run one forward and one backward, and return the moments at which each began and ended."""
         taken = [self._begun(name, walk.known[name]) for name in self._pieces.incoming[index]]
         begin = self._now()
         with self._randomness.at(0, index, range(walk.samples)):
@@ -283,7 +286,7 @@ class _Meter:
         return tensor.detach().requires_grad_()
 
     def forward(self, index: int, module: nn.Module, walk: _Walk) -> bool:
-        """Takes the samples through a block, and forgets what no later block takes; False where there is no room."""
+        """Run a block and drop what no later block uses; return False if it does not fit into memory."""
         incoming = self._pieces.incoming
 
         def compute() -> Sequence[Any]:

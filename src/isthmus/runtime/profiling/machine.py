@@ -1,4 +1,4 @@
-"""The device of this machine that can be measured, and what a cluster file calls it."""
+"""Find the device of this machine that can be measured, and what a cluster file calls it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLAIN = re.compile(r"nvidia|tesla|geforce|quadro|amd|instinct|generation|sxm\d?
 
 
 class MeasuredMachine(NamedTuple):
-    """What is measured on, and what the profile calls it."""
+    """The device that is measured, and what the profile calls it."""
 
     device: torch.device
     name: str  # as the vendor calls it
@@ -35,10 +35,10 @@ class MeasuredMachine(NamedTuple):
 def find_machine(
     kind: str | None = None, precision: Precision | None = None, threads: int | None = None
 ) -> MeasuredMachine:
-    """The first CUDA device, else the processor; the processor also where the kind is called CPU.
+    """Return the first CUDA device, or the processor if there is none or if the kind is `CPU`.
 
-    A kind that is not given is guessed from the device's name. The precision is then the fastest that the catalog
-    knows of it, as for a plan; fp32 where the catalog does not know it.
+    If no kind is given, it is guessed from the device's name. The default precision is the fastest that the catalog
+    lists for the kind, as for a plan, or fp32 if the catalog does not list it.
     """
     if kind is not None and not is_name(kind):
         raise UsageError("this cannot be the name of a device kind", found=repr(kind[:80]), expected=NAME_RULE)
@@ -63,10 +63,10 @@ def find_machine(
 
 
 def guess_kind(name: str) -> str | None:
-    """The catalog's name for what a vendor calls a device: `NVIDIA A100-SXM4-40GB` is A100-40GB; None if unsure.
+    """Return the catalog's name of a device from its vendor's name; None if unsure.
 
-    All words of the kind stand in the name, and no other word does that might make it another device (`Laptop`, `MIG`).
-    Of several such kinds the one with most words.
+    For example, `NVIDIA A100-SXM4-40GB` is A100-40GB. All words of the kind must stand in the name, and no other word
+    that might make it another device (`Laptop`, `MIG`). Of several such kinds the one with most words is returned.
     """
     words = set(_TOKEN.findall(name.lower()))
     if any(re.fullmatch(r"sxm\d|hbm\de?", word) for word in words):
@@ -80,7 +80,7 @@ def guess_kind(name: str) -> str | None:
 
 
 def free_memory() -> float:
-    """Bytes that a process on this machine may still take; without limit where the system does not say."""
+    """Return the bytes that a process on this machine may still take; infinity if the system does not say."""
     found = _system_says("meminfo", r"^MemAvailable: +(\d+) kB$")
     return int(found) * 1024.0 if found else float("inf")
 

@@ -1,7 +1,7 @@
-"""What a worker needs beside its blocks on this machine: updating, adding up, its own memory.
+"""Measure what a worker needs besides its blocks on this machine: updates, additions and its own memory.
 
-Rates are bytes read and written over seconds, as the cost model counts them: an update with Adam moves 28 bytes an
-element (weight, gradient and two moments in fp32, all but the gradient written back); adding moves what comes.
+Rates are bytes read and written per second, as the cost model counts them. An update with Adam moves 28 bytes per
+element (weight, gradient and two moments in fp32, all but the gradient written back); adding moves what comes in.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from isthmus.runtime.profiling.machine import MeasuredMachine
 
 __all__ = ["device_costs"]
 
-_ELEMENTS = 1 << 21  # that are updated: more than a cache holds
-_MOVED = 28  # bytes of an element that an update with Adam reads and writes
-_SEGMENT = 1 << 18  # elements that are added at once, as syncs do
+_ELEMENTS = 1 << 21  # elements that are updated: more than a cache holds
+_MOVED = 28  # bytes per element that an update with Adam reads and writes
+_SEGMENT = 1 << 18  # elements that are added at once, as in syncs
 _REPEATS = 7
-_COUNTS = (3, 10, 4, 10)  # samples, one after another: a worker asks for tensors of many sizes, too
-_ENOUGH, _MOST = 32e6, 10_000  # bytes of activations that tell something; samples at most
+_COUNTS = (3, 10, 4, 10)  # batch sizes of successive runs: a worker asks for tensors of many sizes, too
+_ENOUGH, _MOST = 32e6, 10_000  # bytes of activations that are measurable; most samples
 
 
 def device_costs(machine: MeasuredMachine, spec: str, sequence: int | None) -> DeviceCosts:
@@ -80,7 +80,11 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 class _Held(NamedTuple):
-    """What a process holds beside its tensors, and for each byte of activations: as they come, and recomputed."""
+    """The memory that a process holds.
+
+    `context` is held besides tensors. The other two are bytes held per byte of activations: as they come, and
+    recomputed.
+    """
 
     context: float
     ratio: float
@@ -125,9 +129,9 @@ def main() -> None:
 
 
 def _peaks(pieces: Pieces, inputs: Sequence[Example], recompute: bool) -> tuple[float, float]:
-    """Bytes of this process after the first inputs, and after the last."""
+    """Return the peak bytes of this process after the first inputs, and after the last."""
     device, peaks = torch.device("cpu"), []
-    start_peak(device)  # gives back what was needed before
+    start_peak(device)  # releases what was needed before
     keep_freed_memory()
     for example in inputs:
         _compute(pieces, example, recompute)
@@ -136,7 +140,7 @@ def _peaks(pieces: Pieces, inputs: Sequence[Example], recompute: bool) -> tuple[
 
 
 def _counted(graph: BlockGraph, recompute: bool) -> float:
-    """Bytes of activations of a sample in fp32, as the cost model counts them for one stage."""
+    """Return the bytes of activations per sample in fp32, as the cost model counts them for one stage."""
     workspace, saved = max(block.workspace for block in graph.blocks), [block.saved for block in graph.blocks]
     if not recompute:
         return 4.0 * (sum(saved) + workspace)
@@ -145,7 +149,7 @@ def _counted(graph: BlockGraph, recompute: bool) -> float:
 
 
 def _compute(pieces: Pieces, example: Example, recompute: bool) -> None:
-    """All blocks forward, then backward, with gradients of ones: twice, as the first time also makes room."""
+    """Run all blocks forward, then backward with gradients of ones; twice, as the first run also allocates memory."""
     for _ in range(2):
         roots = _forward(pieces, example, recompute)
         torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])

@@ -1,8 +1,8 @@
-"""Which operations of a block are random, and along which dimension the samples lie in what they draw.
+"""Find the random operations of a block, and along which dimension the samples lie in what they draw.
 
-Read off the graph of an exported block, where sizes that grow with the batch are marked; a block of child modules is
-run without data at two batch sizes instead, and what it draws is compared. Where several samples' parts are merged into
-one dimension, the samples are taken to lie outermost in it, as everywhere in a cut model.
+For an exported block this is read off its graph, where sizes that grow with the batch are marked. A block of child
+modules is run without data at two batch sizes instead, and what it draws is compared. If parts of several samples are
+merged into one dimension, the samples are assumed to lie outermost in it, as everywhere in a cut model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KNOWN |= {"normal", "rand", "randn", "randint", "rand_like", "randn_like", "ran
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """A part of a dimension of what is drawn: from `start` on, of `whole` (the heads of a tensor group's member)."""
+    """A part of a dimension of what is drawn, from `start` of `whole` on (the heads of a tensor group's member)."""
 
     dim: int
     start: int
@@ -45,7 +45,7 @@ class Split:
 class Draw:
     """A random operation of a block, in the order of execution; `node` is its name in the block's graph, if it has one.
 
-    `dim` is the dimension of the samples in what it draws. With `split` it draws a part of what the whole would.
+    `dim` is the dimension of the samples in what it draws. With `split` it draws a part of what the whole would draw.
     """
 
     operation: str
@@ -55,7 +55,7 @@ class Draw:
 
 
 def draws_of(pieces: Pieces, example: Example) -> tuple[tuple[Draw, ...], ...]:
-    """The random operations of every block, in training mode; ModelError for what is random in another way."""
+    """Return the random operations of every block in training mode; raise ModelError for one that is not supported."""
     if pieces.graph.how == "export":
         named = zip(pieces.graph.blocks, pieces.blocks, strict=True)
         return tuple(tuple(_drawn(block.name, module)) for block, module in named)
@@ -79,7 +79,7 @@ def active(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def refused(block: str, operation: str) -> ModelError:
-    """For what cannot be made a function of the sample."""
+    """Return the error for an operation whose numbers cannot be made a function of the sample."""
     return ModelError(
         "a random operation cannot be made the same on every device",
         where=f"block {block}",
@@ -108,7 +108,10 @@ def _drawn(block: str, module: nn.Module) -> Iterator[Draw]:
 
 
 def _sample_dim(block: str, node: fx.Node) -> int:
-    """The only dimension that grows with the batch; attention's scores have their first ones from its result."""
+    """Return the only dimension that grows with the batch.
+
+    For attention this is read from its result, whose first dimensions are those of its scores.
+    """
     shape = tensors_of(node.meta["val"])[0].shape
     return _only(block, str(node.target), shape, [dim for dim, size in enumerate(shape) if not isinstance(size, int)])
 
@@ -129,7 +132,7 @@ def _only(block: str, operation: str, shape: Sequence[Any], growing: list[int]) 
 
 
 class _Recording(TorchDispatchMode):
-    """Notes what is drawn."""
+    """Records the random operations that run and the shapes that they draw."""
 
     def __init__(self, block: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

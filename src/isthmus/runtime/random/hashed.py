@@ -1,12 +1,12 @@
-"""Random numbers by counting: each is a hash of a key and of its own place, computed where the tensor is.
+"""Counter-based random numbers: each is a hash of a key and of its own place, computed on the tensor's device.
 
 For sample s and element i (its number within the sample, other dimensions in order), with two 32-bit keys a, b of
 (what is drawn, s) and all arithmetic modulo 2^32, bits = h(i) with
 
     x = 0x9E3779B1 i + a;   x = 0x7FEB352D (x xor x >> 16) + b;   x = 0x846CA68B (x xor x >> 15);   h = x xor x >> 16
 
-read as a signed number (a Weyl sequence through the mixer `lowbias32` of C. Wellons, keyed twice so that no two streams
-share a part). The integers are the same on every device, and so is whatever is decided by comparing them.
+read as a signed number. This is a Weyl sequence through the mixer `lowbias32` of C. Wellons, keyed twice so that no two
+streams share a part. The integers are the same on every device, and so is everything that is decided by comparing them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from isthmus.runtime.random.draws import Draw
 __all__ = ["Lot"]
 
 _HALF = 1 << 31
-_DIGITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}  # of numbers in [0, 1) that the type has evenly
+_DIGITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}  # bits of evenly spaced numbers in [0, 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Lot:
-    """What one random operation draws for some samples; `base` is the hash of everything but sample and element."""
+    """The numbers that one random operation draws for some samples.
+
+    `base` is the hash of everything but sample and element.
+    """
 
     base: int
     block: str
@@ -39,7 +42,7 @@ class Lot:
     samples: np.ndarray[Any, np.dtype[np.uint64]]
 
     def chance(self, p: float | Tensor, shape: Sequence[int], device: torch.device) -> Tensor:
-        """True with probability p, to the nearest 2^-32."""
+        """Return booleans that are True with probability p, to the nearest 2^-32."""
         bits = self._bits(shape, device)
         if isinstance(p, Tensor):
             return bits.double() + _HALF < p.double() * 2.0**32
@@ -49,19 +52,22 @@ class Lot:
         return bits < below
 
     def uniform(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
-        """At least 0 and below 1, also after rounding to the type; 32 bits where the type has more."""
+        """Return uniform numbers of at least 0 and below 1, also after rounding to the type.
+
+        They have as many random bits as the type represents evenly, and 32 if the type has more.
+        """
         digits = _DIGITS.get(dtype, 32)
         whole = self._bits(shape, device).long() + _HALF
         wide = torch.float32 if dtype in _DIGITS else torch.float64
         return ((whole >> (32 - digits)).to(wide) * 2.0**-digits).to(dtype)
 
     def normal(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """Mean 0, deviation 1, by Box and Muller, in fp64."""
+        """Return normal numbers of mean 0 and deviation 1 in fp64, by the method of Box and Muller."""
         radius, angle = (self._bits(shape, device, lane).double() + (_HALF + 0.5) for lane in (0, 1))
         return torch.sqrt(-2 * torch.log(radius * 2.0**-32)) * torch.cos(angle * (2 * math.pi * 2.0**-32))
 
     def integer(self, low: int, high: int, shape: Sequence[int], device: torch.device) -> Tensor:
-        """low .. high - 1, for at most 2^31 of them."""
+        """Return integers from low to high - 1; raise ModelError if these are more than 2^31."""
         if high - low > _HALF:
             raise ModelError(
                 "a random integer has too wide a range",
@@ -72,7 +78,7 @@ class Lot:
         return ((self._bits(shape, device).long() + _HALF) * (high - low) >> 32) + low
 
     def _bits(self, shape: Sequence[int], device: torch.device, lane: int = 0) -> Tensor:
-        """32 random bits for every element, as signed integers."""
+        """Return 32 random bits for every element, as signed integers."""
         dim, samples = self.draw.dim, len(self.samples)
         if dim >= len(shape) or not samples or shape[dim] % samples:
             raise ModelError(
@@ -81,19 +87,19 @@ class Lot:
                 found=f"a tensor {list(shape)} for {samples} samples",
                 expected=f"a multiple of the samples in dimension {dim}",
             )
-        inner = [*shape[:dim], shape[dim] // samples, *shape[dim + 1 :]]  # of one sample
+        inner = [*shape[:dim], shape[dim] // samples, *shape[dim + 1 :]]  # the shape of one sample
         a, b = (key.to(device, non_blocking=True).view(-1, 1) for key in self._keys(lane))
         bits = _mixed(self._places(inner, device), a, b)
         return bits.view(samples, *inner).movedim(0, dim).reshape(tuple(shape))
 
     def _keys(self, lane: int) -> tuple[Tensor, Tensor]:
-        """Two keys for each sample, by the finaliser of splitmix64."""
+        """Return two keys for each sample, by the finaliser of splitmix64."""
         x = _finished(self.samples + np.uint64(0x9E3779B97F4A7C15)) + np.uint64((self.base + lane) % (1 << 64))
         keys = torch.from_numpy(_finished(x).view(np.int32).reshape(-1, 2))
         return keys[:, 0].contiguous(), keys[:, 1].contiguous()
 
     def _places(self, inner: list[int], device: torch.device) -> Tensor:
-        """The number of each element within its sample; of the whole sample where a member has a part of it."""
+        """Return each element's number within its sample; for a member with a part, within the whole sample."""
         split = self.draw.split
         if split is None:
             return torch.arange(math.prod(inner), device=device).int()
@@ -111,7 +117,7 @@ def _mixed(places: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, by: int) -> Tensor:
-    """To the right, with zeros coming in."""
+    """Shift to the right, with zeros coming in."""
     return (x >> by).bitwise_and_((1 << (32 - by)) - 1)
 
 

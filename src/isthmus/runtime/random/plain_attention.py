@@ -1,4 +1,4 @@
-"""Attention with dropout by its plain formula: the fused kernels draw their own numbers inside."""
+"""Compute attention with dropout by its plain formula, because the fused kernels draw their own numbers inside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ATTENTION = (F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_
 
 
 class PlainAttention(TorchFunctionMode):
-    """Within it, the dropout of attention is an operation of its own; attention without dropout stays as it is."""
+    """A mode in which the dropout of attention is an operation of its own; attention without dropout is unchanged."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return (_attention if func in _ATTENTION else func)(*args, **(kwargs or {}))

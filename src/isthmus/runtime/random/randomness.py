@@ -1,10 +1,10 @@
-"""Dropout and the like as a function of seed, step, sample and operation, never of a device's stream.
+"""Make dropout and the like a function of seed, step, sample and operation, never of a device's random stream.
 
 While a block runs inside `Randomness.at`, every operation that would draw from the device's generator is computed from
-a hash of (seed, step, block, which random operation of the block, sample, element within the sample) instead: the same
-numbers whatever the shares, the slices, the device, and whether it is the first time or a recomputation. Which
-operations of a block draw, and along which dimension the samples lie in what they draw, is known beforehand
-(`draws.py`). What cannot be drawn so is refused.
+a hash of (seed, step, block, which random operation of the block, sample, element within the sample) instead. The
+numbers are the same whatever the shares, the slices and the device, in the first run and in a recomputation. The random
+operations of a block, and the dimension of the samples in what they draw, are known beforehand (`draws.py`). Operations
+that cannot be computed this way are refused.
 
 Attention with dropout is computed by its plain formula: the fused kernels draw their own numbers inside.
 """
@@ -34,21 +34,25 @@ _MAX = (1 << 64) - 1
 
 
 class Randomness:
-    """What is random in the blocks of a model, in every step of a job.
+    """The random numbers of a model's blocks, in every step of a job.
 
-    `draws`: the random operations of each block (`draws_of`). A member of a tensor group gives them with its `split`.
+    `draws` are the random operations of each block (`draws_of`). A member of a tensor group passes them with its
+    `split`.
     """
 
     def __init__(self, seed: int, graph: BlockGraph, draws: Sequence[Sequence[Draw]]) -> None:
         self._seed, self._names, self._draws = seed, [block.name for block in graph.blocks], draws
-        self._followed = graph.how == "export"  # all that the blocks do is known; else they are watched always
+        self._followed = graph.how == "export"  # the graph shows all random operations; other blocks are always watched
 
     def needed(self, block: int) -> bool:
         """Return whether the block draws any random numbers."""
         return bool(self._draws[block])
 
     def at(self, step: int, block: int, samples: Sequence[int]) -> AbstractContextManager[None]:
-        """Within it, block number `block` may run on these samples, once; entered again it gives the same again."""
+        """Enter a context in which block number `block` may run once on these samples.
+
+        Entered again, it gives the same numbers again.
+        """
         if self._followed and not self._draws[block]:
             return nullcontext()
         return self._drawing(step, block, samples)
@@ -66,7 +70,7 @@ class Randomness:
 
 
 class _Drawing(TorchDispatchMode):
-    """Puts hashed numbers in place of the device's for every random operation of one run of a block."""
+    """Replaces the device's random numbers by hashed ones for every random operation of one run of a block."""
 
     def __init__(
         self, key: str, block: str, draws: Sequence[Draw], samples: np.ndarray[Any, np.dtype[np.uint64]]

@@ -18,9 +18,9 @@ from typing import Any
 
 from rich.console import Console
 
-from isthmus.planners.learned.training.collect import Record
 from isthmus.planners.learned.training.fit import Recipe, fit
 from isthmus.planners.learned.training.problems import SEEDS
+from isthmus.planners.learned.training.record import Record
 from isthmus.planners.learned.training.records import gather, read_records
 
 __all__ = ["ROUND", "main"]
@@ -29,7 +29,7 @@ ROUND = 100_000  # seeds apart
 
 
 def main() -> int:
-    """The command."""
+    """Run the command."""
     given = _arguments()
     folder = Path(given.folder)
     folder.mkdir(parents=True, exist_ok=True)

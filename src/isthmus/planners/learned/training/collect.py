@@ -1,4 +1,4 @@
-"""What a long search finds out about a problem: which drafts are how fast.
+"""The results of a long search for one problem: drafts and their times.
 
 A problem is planned as `auto` plans it without a network; all settings that it priced and that a draft can say become
 leaves. Then a tree search adds others: without a network at first, later guided by the network of the moment (self-
@@ -10,63 +10,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
-from isthmus.errors import NoPlanError
 from isthmus.planners.budget import Limits, Search
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.side_by_side import LaneMaker
-from isthmus.planners.learned.decisions import Draft, Drafts
-from isthmus.planners.learned.features import Feedback, feedback_of
+from isthmus.planners.learned.decisions import Draft, Drafts, Prior, even
+from isthmus.planners.learned.features import feedback_of
 from isthmus.planners.learned.training.problems import random_problem
-from isthmus.planners.learned.tree_search import Prior, SearchTree, even
-from isthmus.planners.portfolio import scheme_plans
+from isthmus.planners.learned.training.record import Leaf, Record
+from isthmus.planners.learned.tree_search import SearchTree
 from isthmus.planners.problem import Candidate, Problem
+from isthmus.planners.schemes.scheme_search import scheme_plans
 from isthmus.planners.search.candidates import Candidates
 from isthmus.planners.search.local_search import explore
+from isthmus.planners.search_state import SearchState
 
-__all__ = ["Leaf", "Record", "collect"]
+__all__ = ["collect"]
 
 _SCHEMES = 2.0  # effort of the schemes before
 _TREE_CALLS = 300
 _MOST_FEEDBACK = 6
 
 
-class Leaf(msgspec.Struct, frozen=True, array_like=True):
-    """A whole draft and its seconds."""
-
-    degree: int
-    roles: tuple[int, ...]
-    micro_batches: int
-    ahead: int
-    state: int
-    seconds: float
-
-    @property
-    def draft(self) -> Draft:
-        """As a search has it."""
-        return Draft(self.degree, self.roles, self.micro_batches, self.ahead, self.state)
-
-
-class Record(msgspec.Struct, frozen=True):
-    """What was found out about one problem."""
-
-    seed: int
-    feedback: list[Feedback]  # of the best plan before the search, and of better ones
-    leaves: list[Leaf]
-
-
 def collect(seed: int, effort: float = 4.0, prior: Prior = even) -> Record | None:
-    """Searches the problem of a seed; the prior guides the tree. None where nothing fits."""
+    """Search the problem of a seed; the prior guides the tree. None where nothing fits."""
     problem = random_problem(seed)
-    try:
-        given = scheme_plans(problem, Limits(effort=_SCHEMES))
-    except NoPlanError:
+    given = scheme_plans(problem, Limits(effort=_SCHEMES))
+    if not given:
         return None
     leaves: dict[Draft, float] = {}
     better: list[Candidate] = []
-    lanes = LaneMaker(problem, MemoryFit(problem))
-    pool = Candidates(problem, lanes, Search(problem, Limits(effort=effort), None), given[0])
+    state = SearchState(problem)
+    lanes = LaneMaker(problem, MemoryFit(problem), state)
+    pool = Candidates(problem, lanes, Search(state, Limits(effort=effort), None), given[0])
     drafts = Drafts(problem)
     explore(pool, given)
     for found in pool.found:
@@ -87,8 +62,8 @@ def _grow(
     leaves: dict[Draft, float],
     better: list[Candidate],
 ) -> None:
-    """A tree search; adds its leaves, and plans that became its best."""
-    pool = Candidates(problem, lanes, Search(problem, Limits(calls=_TREE_CALLS, effort=3.0), None), given[0])
+    """Grow a tree; add its leaves, and plans that became its best."""
+    pool = Candidates(problem, lanes, Search(lanes.state, Limits(calls=_TREE_CALLS, effort=3.0), None), given[0])
 
     def told(draft: Draft, seconds: float) -> None:
         leaves[draft] = min(seconds, leaves.get(draft, float("inf")))

@@ -19,16 +19,16 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from isthmus.planners.learned.graph_network import Batch, GraphNetwork, batch_of
 from isthmus.planners.learned.prior import save_network
-from isthmus.planners.learned.training.collect import Record
 from isthmus.planners.learned.training.lessons import Lessons, Sample
+from isthmus.planners.learned.training.record import Record
 
 __all__ = ["Recipe", "fit"]
 
-_HELD = 10  # every so manieth problem judges and does not teach
+_HELD = 10  # one problem in so many is kept to judge, and does not teach
 
 
 class Recipe(NamedTuple):
-    """How long, how large, on what."""
+    """The length of the training, the size of the network, and the device."""
 
     epochs: int = 30
     samples: int = 48  # of each record in an epoch
@@ -76,7 +76,9 @@ def _batched(samples: Sequence[Sample]) -> tuple[Batch, Tensor]:
 
 
 def fit(records: Sequence[Record], recipe: Recipe, file: Path, told: Callable[[dict[str, Any]], None]) -> None:
-    """Trains, and writes the network after each epoch, and that epoch's losses beside it. Goes on where it was left."""
+    """Train, and write the network after each epoch, and that epoch's losses beside it. A run goes on where it was
+    left.
+    """
     torch.manual_seed(recipe.seed)
     teaching = [record for record in records if record.seed % _HELD]
     judging = [record for record in records if not record.seed % _HELD]
@@ -99,7 +101,7 @@ def fit(records: Sequence[Record], recipe: Recipe, file: Path, told: Callable[[d
 
 
 def _keep(network: GraphNetwork, optimizer: torch.optim.Optimizer, epoch: int, file: Path) -> None:
-    """Writes the network and what the optimizer remembers of each parameter; a kill leaves the old file or the new."""
+    """Write the network and what the optimizer remembers of each parameter; a kill leaves the old file or the new."""
     kept = optimizer.state_dict()["state"]
     tensors = {f"{i}/{name}": tensor for i, state in kept.items() for name, tensor in state.items()}
     tensors |= {f"network/{name}": tensor for name, tensor in network.state_dict().items()}
@@ -109,7 +111,7 @@ def _keep(network: GraphNetwork, optimizer: torch.optim.Optimizer, epoch: int, f
 
 
 def _resume(state: Path, network: GraphNetwork, optimizer: torch.optim.Optimizer) -> int:
-    """Loads what there is; the epoch to go on with."""
+    """Load what there is; return the epoch to go on with."""
     if not state.is_file():
         return 0
     kept: dict[str, dict[str, Tensor]] = {}
@@ -135,7 +137,9 @@ def _loader(records: Sequence[Record], recipe: Recipe, epoch: int, judges: bool)
 
 
 def _loss(likely: Tensor, batch: Batch, target: Tensor) -> Tensor:
-    """Mean over drafts of sum_a p(a) (log p(a) - log q(a)): 0 where the network says what the searches found."""
+    """Return the mean over drafts of sum_a p(a) (log p(a) - log q(a)): 0 where the network says what the searches
+    found.
+    """
     loss: Tensor = (target * (target.clamp(min=1e-9).log() - likely)).sum() / len(batch.whole)
     return loss
 
@@ -152,7 +156,9 @@ def _step(network: GraphNetwork, optimizer: torch.optim.Optimizer, batch: Batch,
 
 @torch.no_grad()
 def _judged(network: GraphNetwork, held: Any, device: str) -> dict[str, float]:
-    """Loss on problems that taught nothing, and in how many drafts the network's first action is the best known."""
+    """Return the loss on problems that taught nothing, and the part of drafts in which the network's first action is
+    the best known.
+    """
     losses, right, drafts = [], 0.0, 0
     for on_cpu, wanted in held:
         batch, target, count = on_cpu.to(device), wanted.to(device), len(on_cpu.whole)

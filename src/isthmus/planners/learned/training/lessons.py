@@ -1,4 +1,4 @@
-"""From records to what the network learns: at each draft, how likely each action is the best one.
+"""The lessons of a record: for each draft, how likely each action is the best one.
 
 Below action a of a draft the fastest leaf takes t(a), the fastest of all t. The action's part of the target is
 
@@ -17,8 +17,8 @@ import numpy as np
 
 from isthmus.planners.learned.decisions import Decision, Draft, Drafts, path_to
 from isthmus.planners.learned.features import Look, Looked
-from isthmus.planners.learned.training.collect import Record
 from isthmus.planners.learned.training.problems import random_problem
+from isthmus.planners.learned.training.record import Record
 from isthmus.planners.problem import Floats
 
 __all__ = ["Lesson", "Lessons", "Sample"]
@@ -71,7 +71,9 @@ class Lessons:
                 yield Lesson(draft, actions, target / target.sum(), weight)
 
     def some(self, count: int, draw: random.Random) -> Iterator[Sample]:
-        """So many of them, those that matter more often, each seen with the feedback of one of the record's plans."""
+        """Draw so many lessons, those that matter more often,
+        each seen with the feedback of one of the record's plans.
+        """
         if not self.lessons:
             return
         told = self.record.feedback[:-1] or self.record.feedback

@@ -1,6 +1,6 @@
 """Random problems that look like real ones: what the network is trained on.
 
-Clusters are drawn in three kinds: a *lab* (hosts of unequal years in one room), a *campus* (two or three rooms joined
+Clusters are drawn in three kinds: a *lab* (hosts of unequal years in one memory), a *campus* (two or three rooms joined
 by good links) and a *wan* (two to five cities, every pair linked, now and then by a trunk that all pairs share). Models
 are variants of four families: GPT and BERT of several depths and widths, vision transformers, residual networks. A
 problem is given by its seed alone. Left out, so that what was learned can be judged on what was never seen: all other
@@ -76,13 +76,13 @@ FAMILIES: Mapping[str, Sequence[Variant]] = {
 
 
 def random_problem(seed: int) -> Problem:
-    """The problem of a seed."""
+    """Make the problem of a seed."""
     cluster, job, graph = random_case(seed)
     return build_problem(cluster, (job,), {job.name: graph}, seed)
 
 
 def random_case(seed: int) -> tuple[Cluster, Job, BlockGraph]:
-    """Cluster, job and model of a seed."""
+    """Make the cluster, the job and the model of a seed."""
     draw = random.Random(seed)
     cluster = random_cluster(draw, seed)
     memory = sum(float(cluster.kinds[device.kind].memory) for device in cluster.devices.values())
@@ -107,7 +107,7 @@ def random_case(seed: int) -> tuple[Cluster, Job, BlockGraph]:
 
 
 def random_cluster(draw: random.Random, seed: int) -> Cluster:
-    """The first thing that is drawn for a seed."""
+    """Make a cluster: the first thing that is drawn for a seed."""
     topology = draw.choice(TOPOLOGIES)
     return _cluster(draw, topology, f"{topology}-{seed}")
 
@@ -120,7 +120,7 @@ def _elements(variant: Variant) -> int:
 
 @cache
 def graph_of(variant: Variant, sequence: int | None) -> BlockGraph:
-    """A variant, captured in few blocks; kept in the cache of captured models."""
+    """Capture a variant in few blocks; the result is kept in the cache of captured models."""
     key = content_key(["training", repr(variant), str(sequence), str(_MOST_BLOCKS), model_code()])
     stored = read(key)
     if stored is not None:
@@ -135,7 +135,7 @@ def graph_of(variant: Variant, sequence: int | None) -> BlockGraph:
 
 
 def _built(variant: Variant, sequence: int | None) -> BuiltModel:
-    """The model itself, without memory for its weights."""
+    """Build the model itself, without memory for its weights."""
     import torch
 
     from isthmus.model.zoo import bert, gpt, vision, vit

@@ -11,15 +11,16 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
+from isthmus.planners.learned.decisions import even
 from isthmus.planners.learned.prior import NetworkPrior, load_network
-from isthmus.planners.learned.training.collect import Record, collect
-from isthmus.planners.learned.tree_search import even
+from isthmus.planners.learned.training.collect import collect
+from isthmus.planners.learned.training.record import Record
 
 __all__ = ["gather", "read_records"]
 
 
 def read_records(file: Path) -> list[Record]:
-    """All whole lines of a file of records; problems without a plan are left out."""
+    """Read all whole lines of a file of records; problems without a plan are left out."""
     found = [record for record in _lines(file) if record.leaves and record.feedback]
     return sorted(found, key=lambda record: record.seed)
 
@@ -33,7 +34,7 @@ def _lines(file: Path) -> Iterator[Record]:
 
 
 def gather(file: Path, seeds: range, workers: int, network: Path | None, console: Console, blind: str = "") -> None:
-    """Searches the problems that are not in the file yet, and adds them to it."""
+    """Search the problems that are not in the file yet, and add them to it."""
     known = {record.seed for record in _lines(file)}
     missing = [seed for seed in seeds if seed not in known]
     if not missing:
@@ -57,7 +58,7 @@ def gather(file: Path, seeds: range, workers: int, network: Path | None, console
 
 
 def _one(seed: int, network: Path | None, blind: str) -> Record:
-    """A problem searched in a process of its own."""
+    """Search a problem in a process of its own."""
     found = load_network(network) if network is not None else None
     record = collect(seed, prior=NetworkPrior(found, blind) if found is not None else even)
     return record if record is not None else Record(seed, [], [])

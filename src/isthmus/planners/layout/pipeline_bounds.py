@@ -16,8 +16,7 @@ and back need:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -26,151 +25,64 @@ import numpy.typing as npt
 
 from isthmus.cost.compute import Group
 from isthmus.cost.tables import stage_links
-from isthmus.plan.types import Plan
-from isthmus.planners.layout.build_plan import RingBound, build_stages, last_bucket, least_ring, least_update, make_plan
+from isthmus.plan.types import Layout
+from isthmus.planners.layout.build_plan import last_bucket, least_ring, least_update
 from isthmus.planners.layout.cuts import (
     Parts,
-    balanced_cut,
-    best_cut,
-    least_time,
     pipeline_times,
     pipelines_seconds,
     span_sums,
     stage_sums,
 )
-from isthmus.planners.layout.memory_fit import MemoryFit, Need, StageOptions
+from isthmus.planners.layout.layout_types import Need, Stage, Staged, StageOptions
+from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.problem import Bools, Floats, Problem, divided_work
-from isthmus.planners.proposal import Idea, Version
 
 __all__ = [
-    "Cut",
-    "Stage",
-    "Staged",
     "cut_bounds",
     "cut_times",
     "flights",
+    "floor",
+    "gathers_of",
     "least_seconds",
-    "nearest",
-    "own_times",
-    "staged_ideas",
-    "staged_plan",
-    "versions",
+    "measured",
+    "round_trips",
+    "stage_fits",
+    "stage_needs",
+    "timed_replicas",
     "way_seconds",
 ]
 
-_IDEA, _VERSIONS = 1.5e-4, 2e-3  # seconds that making them takes
-Stage = tuple[tuple[tuple[str, ...], int], ...]  # devices and share of each replica
 _Timed = tuple[str, Group, int]  # kind and links of a replica, and its share
-Cut = Callable[[StageOptions], Sequence[Floats]]  # what is to be even: for each stage what every block weighs on it
-
-
-class Staged(NamedTuple):
-    """Who computes each stage, and how many samples of a micro-batch."""
-
-    stages: tuple[Stage, ...]
-    micro_batches: int
-    ahead: int = 0
 
 
 class _Crossing(NamedTuple):
-    """What messages between two stages meet, for one byte a sample."""
+    """The times of messages between two stages, for one byte a sample."""
 
     latency: float  # least of all pairs that talk
     message: float  # seconds of the shortest message
     total: float  # seconds that one micro-batch takes of the busiest link, nic or trunk
 
 
-def staged_ideas(
-    problem: Problem,
-    room: MemoryFit,
-    staged: Staged,
-    cuts: Sequence[Cut],
-    ways: Sequence[StageOptions],
-    borders: Sequence[int] = (),
-    aheads: Sequence[int] = (0,),
-) -> Iterator[Idea]:
-    """Ideas whose stages are cut in one of several ways; the last way to hold state needs least memory.
-
-    `borders`: stages after which messages are slow, so that the ideas' bounds should count them. `aheads`: there is an
-    idea for each of them in place of `staged.ahead`.
-    """
-    devices = [device for stage in staged.stages for group, _ in stage for device in group]
-    memory = sum(problem.cluster.kind_of(device).memory for device in devices)
-    samples = max(share for stage in staged.stages for _, share in stage)
-    seconds, around = _floor(problem, staged, borders)
-    for ahead in aheads:
-        problem.effort += _IDEA
-        one = staged._replace(ahead=ahead)
-        yield Idea(
-            seconds=max(seconds, _round_trips(problem, one, around)),
-            memory=memory,
-            samples=samples,
-            versions=partial(versions, problem, room, one, cuts, ways),
-            nearest=partial(nearest, problem, room, one, ways[-1]),
-        )
-
-
-def versions(
-    problem: Problem,
-    room: MemoryFit,
-    staged: Staged,
-    cuts: Sequence[Cut],
-    ways: Sequence[StageOptions],
-    allowed: Bools | None = None,
-) -> list[Version]:
-    """Each way to hold the state, with each cut that fits so. `allowed`: runs of blocks that a stage may have."""
-    problem.effort += _VERSIONS
-    needs, found = list(_needs(problem, staged)), dict[tuple[StageOptions, tuple[int, ...]], Version]()
-    for way in ways:
-        fits = [_fits(room, stage, way, allowed) for stage in needs]
-        if not all(matrix.any() for matrix in fits):
-            continue
-        for cut in cuts:
-            firsts = balanced_cut(cut(way), fits)
-            if firsts is not None and (way, tuple(firsts)) not in found:
-                each = [way] * len(firsts)
-                parts = _measured(problem, staged, firsts, each)
-                seconds = least_time(parts, parts.ends, _gathers(each), staged.micro_batches)
-                found[way, tuple(firsts)] = Version(seconds, partial(staged_plan, problem, staged, firsts, way))
-    return sorted(found.values(), key=lambda version: version.seconds)
-
-
-def nearest(problem: Problem, room: MemoryFit, staged: Staged, way: StageOptions) -> Plan | None:
-    """The plan that misses least where none fits."""
-    firsts = best_cut(np.max([room.filled(need, way) for need in stage], axis=0) for stage in _needs(problem, staged))
-    return None if firsts is None else staged_plan(problem, staged, firsts, way)
-
-
-def own_times(problem: Problem, stages: Sequence[Stage]) -> Cut:
-    """Return a function that weighs each block of a stage by its time on the stage's slowest replica."""
-
-    def weights(way: StageOptions) -> list[Floats]:
-        facts = [_facts(problem, stage) for stage in stages]
-        rows = {fact: way_seconds(problem.block_seconds(*fact), way) for stage in facts for fact in stage}
-        return [rows[max(stage, key=lambda fact: float(rows[fact].sum()))] for stage in facts]
-
-    return weights
-
-
 def way_seconds(seconds: Floats, way: StageOptions) -> Floats:
-    """Both ways together of [2, ...]: forward again where activations are recomputed."""
+    """Add up both ways of [2, ...], with the forward twice where activations are recomputed."""
     return np.asarray(seconds[0] * (2 if way.recompute else 1) + seconds[1])
 
 
 def least_seconds(problem: Problem, staged: Staged, borders: Sequence[int] = ()) -> float:
     """Return the pipeline's least seconds, however it is cut: evenly divided work, or round trips of all blocks."""
-    seconds, around = _floor(problem, staged, borders)
-    return max(seconds, _round_trips(problem, staged, around))
+    seconds, around = floor(problem, staged, borders)
+    return max(seconds, round_trips(problem, staged, around))
 
 
-def _floor(problem: Problem, staged: Staged, borders: Sequence[int]) -> tuple[float, float]:
+def floor(problem: Problem, staged: Staged, borders: Sequence[int]) -> tuple[float, float]:
     """Return the least seconds whatever is in flight, and the least seconds of one micro-batch's round trip."""
     slowest, quickest, counts = dict[_Timed, Floats](), dict[_Timed, Floats](), dict[_Timed, int]()
     for stage in staged.stages:
-        facts = _facts(problem, stage)
-        most = max(facts, key=lambda fact: problem.whole_seconds(*fact))
+        replicas = timed_replicas(problem, stage)
+        most = max(replicas, key=lambda replica: problem.whole_seconds(*replica))
         slowest[most], counts[most] = problem.both_seconds(*most), counts.get(most, 0) + 1
-        quickest.update((fact, problem.both_seconds(*fact)) for fact in facts if fact not in quickest)
+        quickest.update((replica, problem.both_seconds(*replica)) for replica in replicas if replica not in quickest)
     count, around = staged.micro_batches, 0.0
     seconds = max(count * divided_work(slowest, counts), _tied_ends(problem, staged))
     if problem.serial:
@@ -181,13 +93,15 @@ def _floor(problem: Problem, staged: Staged, borders: Sequence[int]) -> tuple[fl
     return seconds, around
 
 
-def _round_trips(problem: Problem, staged: Staged, around: float) -> float:
-    """Seconds of all micro-batches, of which the first stage lets only some in at a time."""
+def round_trips(problem: Problem, staged: Staged, around: float) -> float:
+    """Return the seconds of all micro-batches, of which the first stage lets only some in at a time."""
     return -(-staged.micro_batches // flights(problem, staged)[0]) * around if around else 0.0
 
 
 def _tied_ends(problem: Problem, staged: Staged) -> float:
-    """Seconds of the rings of weights that the first block and the last share, all around both their stages."""
+    """Return the seconds of the rings of weights that the first block and the last share,
+    all around both their stages.
+    """
     ends, edges = {0, len(problem.graph.blocks) - 1}, (staged.stages[0], staged.stages[-1])
     shared = sum(count for users, count in problem.table.tied if ends <= set(users))
     if len(staged.stages) < 2 or not shared:
@@ -197,13 +111,13 @@ def _tied_ends(problem: Problem, staged: Staged) -> float:
     return least_ring(problem, [devices[0] for stage in edges for devices, _ in stage], whole).sending
 
 
-def _facts(problem: Problem, stage: Stage) -> list[_Timed]:
+def timed_replicas(problem: Problem, stage: Stage) -> list[_Timed]:
     """Return what distinguishes the stage's replicas, as far as time goes."""
-    return list(dict.fromkeys((*problem.fact(devices), share) for devices, share in stage))
+    return list(dict.fromkeys((*problem.replica_kind(devices), share) for devices, share in stage))
 
 
 def flights(problem: Problem, staged: Staged) -> list[int]:
-    """Micro-batches that may be in flight in each stage, at most (`plan.schedule`)."""
+    """Return the most micro-batches that may be in flight in each stage (`plan.schedule`)."""
     hosts = [{problem.cluster.devices[devices[0]].host for devices, _ in stage} for stage in staged.stages]
     regions = [{problem.cluster.hosts[host].region for host in members} for members in hosts]
     named = regions if len(set().union(*regions)) > 1 else hosts
@@ -213,8 +127,8 @@ def flights(problem: Problem, staged: Staged) -> list[int]:
     return found[::-1]
 
 
-def _needs(problem: Problem, staged: Staged) -> Iterator[list[Need]]:
-    """For each stage, what its replicas need that are alike in kind, degree and share."""
+def stage_needs(problem: Problem, staged: Staged) -> Iterator[list[Need]]:
+    """Yield for each stage the needs of its replicas, one for all that are alike in kind, degree and share."""
     most = flights(problem, staged)
     for s, stage in enumerate(staged.stages):
         alike: dict[tuple[str, int, int], list[str]] = {}
@@ -225,18 +139,12 @@ def _needs(problem: Problem, staged: Staged) -> Iterator[list[Need]]:
         yield [Need(tuple(devices), degree, len(stage), share, flight) for (_, degree, share), devices in alike.items()]
 
 
-def _fits(room: MemoryFit, needs: Sequence[Need], way: StageOptions, allowed: Bools | None) -> Bools:
-    fits = room.fits(needs[0], way)
+def stage_fits(memory: MemoryFit, needs: Sequence[Need], way: StageOptions, allowed: Bools | None) -> Bools:
+    """Return which runs of blocks all replicas of a stage can hold, of those that are allowed."""
+    fits = memory.fits(needs[0], way)
     for need in needs[1:]:
-        fits &= room.fits(need, way)
+        fits &= memory.fits(need, way)
     return fits if allowed is None else fits & allowed
-
-
-def staged_plan(problem: Problem, staged: Staged, firsts: Sequence[int], way: StageOptions) -> Plan:
-    """The plan in which stages start at these blocks."""
-    return make_plan(
-        problem, build_stages(problem, firsts, staged.stages, way), staged.micro_batches, ahead=staged.ahead
-    )
 
 
 def cut_times(
@@ -247,14 +155,14 @@ def cut_times(
     `rings`: gradients go around the replicas of a stage and nobody else. Else the bound knows nothing of syncs, nor of
     updates that others have a part of.
     """
-    parts = _measured(problem, staged, firsts, ways)
+    parts = measured(problem, staged, firsts, ways)
     own = np.array([(rings, rings, rings or way.state == "replicated") for way in ways])
-    least, about = pipeline_times(parts, np.where(own, parts.ends, 0.0), _gathers(ways), staged.micro_batches)
+    least, about = pipeline_times(parts, np.where(own, parts.ends, 0.0), gathers_of(ways), staged.micro_batches)
     return least, max(least, about + _tied_ends(problem, staged))
 
 
 def cut_bounds(
-    problem: Problem, room: MemoryFit, staged: Staged, held: StageOptions, firsts: npt.NDArray[np.intp]
+    problem: Problem, memory: MemoryFit, staged: Staged, held: StageOptions, firsts: npt.NDArray[np.intp]
 ) -> tuple[Floats, Bools, Floats]:
     """Return bounds for many cuts, [cuts, stages].
 
@@ -266,11 +174,11 @@ def cut_bounds(
     ends = np.column_stack((firsts[:, 1:], np.full(len(firsts), blocks)))
     again = np.zeros(firsts.shape, np.bool_)
     most, least = np.zeros(firsts.shape), np.zeros(firsts.shape)
-    for s, (stage, needs) in enumerate(zip(staged.stages, _needs(problem, staged), strict=True)):
+    for s, (stage, needs) in enumerate(zip(staged.stages, stage_needs(problem, staged), strict=True)):
         a, b = firsts[:, s], ends[:, s]
-        plain, second = (_fits(room, needs, held._replace(recompute=r), None)[a, b] for r in (False, True))
+        plain, second = (stage_fits(memory, needs, held._replace(recompute=r), None)[a, b] for r in (False, True))
         again[:, s] = ~plain
-        rows = [problem.block_seconds(*fact) for fact in _facts(problem, stage)]
+        rows = [problem.block_seconds(*replica) for replica in timed_replicas(problem, stage)]
         times = [span_sums(row.sum(axis=0))[a, b] + again[:, s] * span_sums(row[0])[a, b] for row in rows]
         most[:, s], least[:, s] = np.max(times, axis=0), np.min(times, axis=0)
         most[~(plain | second), s] = np.inf
@@ -286,14 +194,15 @@ def cut_bounds(
     return seconds, again, least.min(axis=1)
 
 
-def _measured(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[StageOptions]) -> Parts:
-    facts = [_facts(problem, stage) for stage in staged.stages]
-    rows = {fact: problem.block_seconds(*fact) for stage in facts for fact in stage}
-    forth = {fact: stage_sums(row[0], firsts) for fact, row in rows.items()}
+def measured(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Sequence[StageOptions]) -> Parts:
+    """Return the seconds and bytes of every stage of a pipeline that is cut so."""
+    replicas = [timed_replicas(problem, stage) for stage in staged.stages]
+    rows = {replica: problem.block_seconds(*replica) for stage in replicas for replica in stage}
+    forth = {replica: stage_sums(row[0], firsts) for replica, row in rows.items()}
     again = np.array([way.recompute for way in ways])
-    back = {fact: (stage_sums(row[1], firsts) + again * forth[fact]).tolist() for fact, row in rows.items()}
-    ahead = {fact: row.tolist() for fact, row in forth.items()}
-    pairs = [[(ahead[fact][s], back[fact][s]) for fact in stage] for s, stage in enumerate(facts)]
+    back = {replica: (stage_sums(row[1], firsts) + again * forth[replica]).tolist() for replica, row in rows.items()}
+    ahead = {replica: row.tolist() for replica, row in forth.items()}
+    pairs = [[(ahead[replica][s], back[replica][s]) for replica in stage] for s, stage in enumerate(replicas)]
     links = stage_links(np.array(firsts, np.int32), problem.table.tensors)
     return Parts(
         most=np.array([max([a + b for a, b in stage]) for stage in pairs]),
@@ -308,13 +217,13 @@ def _measured(problem: Problem, staged: Staged, firsts: Sequence[int], ways: Seq
     )
 
 
-def _gathers(ways: Sequence[StageOptions]) -> Bools:
-    """Stages whose weights are gathered after their update."""
+def gathers_of(ways: Sequence[StageOptions]) -> Bools:
+    """Return which stages gather their weights after their update."""
     return np.array([way.state == "sharded-optimizer" for way in ways])
 
 
 def _crossings(problem: Problem, stages: Sequence[Stage]) -> Floats:
-    """[stages - 1, 3]: what messages between stages meet, for one byte a sample."""
+    """Return what messages between stages meet, [stages - 1, 3], for one byte a sample."""
     return np.array([_crossing(problem, a, b) for a, b in pairwise(stages)]).reshape(-1, 3)
 
 
@@ -325,27 +234,26 @@ def _ends(
     spans = pairwise((*firsts, len(problem.graph.blocks)))
     for stage, (a, b), way in zip(staged.stages, spans, ways, strict=True):
         key = (tuple(devices for devices, _ in stage), a, b, way.state, way.spill, len(firsts) > 1)
-        if key not in problem.ends:
-            ring, update = _end(problem, key[0], a, b, way, others=len(firsts) > 1)
-            problem.ends[key] = (*ring, update)
-        yield problem.ends[key]
+        yield problem.remembered(_end, *key)
 
 
 def _end(
-    problem: Problem, groups: Sequence[tuple[str, ...]], a: int, b: int, way: StageOptions, *, others: bool
-) -> tuple[RingBound, float]:
-    """The same of the stage of blocks a .. b - 1; where there are `others`, tied weights have rings of their own."""
-    degrees, kinds = {len(devices) for devices in groups}, {problem.fact(devices)[0] for devices in groups}
+    problem: Problem, groups: Sequence[tuple[str, ...]], a: int, b: int, state: Layout, spill: bool, others: bool
+) -> tuple[float, float, float]:
+    """Return the times of the ring of gradients and of the update of the stage of blocks a .. b - 1; where there are
+    `others`, tied weights have rings of their own.
+    """
+    degrees, kinds = {len(devices) for devices in groups}, {problem.replica_kind(devices)[0] for devices in groups}
     degree, span = max(degrees), problem.table.span(a, b - 1)
     elements = span.elements - span.split_elements * (1.0 - 1.0 / degree)
-    parts = 1 if way.state == "replicated" else len(groups)
-    update = 0.0 if way.spill else min(least_update(problem, kind, elements / parts) for kind in kinds)
+    parts = 1 if state == "replicated" else len(groups)
+    update = 0.0 if spill else min(least_update(problem, kind, elements / parts) for kind in kinds)
     tied = sum(count for users, count in problem.table.tied if any(a <= user < b for user in users))
     synced = max(0.0, elements - tied if others else elements) if len(degrees) == 1 else 0.0
     rings = 1 if any(_spans(problem, devices) for devices in groups) else degree
-    last = last_bucket(problem, a, b, degree) if way.state == "replicated" else None
+    last = last_bucket(problem, a, b, degree) if state == "replicated" else None
     leads = [devices[0] for devices in groups]
-    return least_ring(problem, leads, synced * (problem.kept or 1.0), rings, last), update
+    return (*least_ring(problem, leads, synced * (problem.kept or 1.0), rings, last), update)
 
 
 def _spans(problem: Problem, devices: Sequence[str]) -> bool:
@@ -354,19 +262,18 @@ def _spans(problem: Problem, devices: Sequence[str]) -> bool:
 
 
 def _crossing(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
-    """Replicas talk where their samples meet. Inside a host, and for groups of several, only the latency is counted."""
-    key = (senders, receivers)
-    if key not in problem.crossings:
-        problem.crossings[key] = _met(problem, senders, receivers)
-    return _Crossing(*problem.crossings[key])
+    """Return what messages between two stages meet; replicas talk where their samples meet. Inside a host, and for
+    groups of several, only the latency is counted.
+    """
+    return problem.remembered(_met, senders, receivers)
 
 
 def _met(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
     if any(_spans(problem, devices) for devices, _ in (*senders, *receivers)):
         return _Crossing(0.0, 0.0, 0.0)
-    cluster, latency, message = problem.roads, float("inf"), float("inf")
+    cluster, latency, message = problem.network, float("inf"), float("inf")
     load = dict[tuple[str, ...], float]()
-    room = dict[tuple[str, ...], float]()
+    capacity = dict[tuple[str, ...], float]()
     for a, b, samples in _meetings(senders, receivers):
         host, other = cluster.host_of(a), cluster.host_of(b)
         if host.name == other.name:
@@ -381,15 +288,15 @@ def _met(problem: Problem, senders: Stage, receivers: Stage) -> _Crossing:
         passed["pair", host.name, other.name] = link.bandwidth
         if trunk is not None:
             passed["trunk", host.region, other.region] = trunk
-        room.update(passed)
+        capacity.update(passed)
         message = min(message, samples / min(passed.values()))
         for resource in passed:
             load[resource] = load.get(resource, 0.0) + samples
-    return _Crossing(latency, message, max((load[name] / room[name] for name in load), default=0.0))
+    return _Crossing(latency, message, max((load[name] / capacity[name] for name in load), default=0.0))
 
 
 def _meetings(senders: Stage, receivers: Stage) -> Iterator[tuple[str, str, int]]:
-    """First devices of a sender and a receiver, and how many samples both have."""
+    """Yield the first devices of a sender and a receiver, and how many samples both have."""
     i = j = 0
     left, right = senders[0][1], receivers[0][1]
     while True:

@@ -24,7 +24,7 @@ from isthmus.model.runnable_blocks import Pieces, cut
 from isthmus.model.tensor_parallel.divide_pair import split_pair
 from isthmus.model.tensor_parallel.division_rules import DividedTensor, reshaped
 from isthmus.model.tensor_parallel.linear_pairs import find_pairs, linear_uses
-from isthmus.model.tensor_parallel.member_blocks import MemberBlocks, ParameterSlice, shard_blocks
+from isthmus.model.tensor_parallel.member_blocks import MemberBlocks, ParameterSlice, divide_blocks
 from isthmus.model.trace import trace
 from isthmus.model.zoo.bert import Bert, Sizes
 from isthmus.model.zoo.gpt import GPT
@@ -91,10 +91,10 @@ def computed(
     return leaves, dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
 
 
-def shards(pieces: Pieces, group: Group) -> list[MemberBlocks]:
+def members_of(pieces: Pieces, group: Group) -> list[MemberBlocks]:
     blocks = range(len(pieces.blocks))
     return [
-        shard_blocks(pieces, member=i, members=group.members, blocks=blocks, reduce=group.reduce(i))
+        divide_blocks(pieces, member=i, members=group.members, blocks=blocks, reduce=group.reduce(i))
         for i in range(group.members)
     ]
 
@@ -107,8 +107,8 @@ def assert_members_equal_the_whole(
     run: Callable[[MemberBlocks | None], Run] | None = None,
 ) -> Group:
     group = Group(members)
-    parts = shards(pieces, group)
-    way = run or (lambda shard: plainly)
+    parts = members_of(pieces, group)
+    way = run or (lambda own: plainly)
     outputs, gradients = computed(pieces, pieces.blocks, example, way(None))
     got = group.run(lambda i: computed(pieces, parts[i].blocks, example, way(parts[i])))
     promised = {name for block in pieces.graph.blocks if block.tensor for name in block.tensor.parameters}
@@ -249,7 +249,7 @@ def test_ways_to_write_attention(style: str, shared: int, members: int) -> None:
     pieces = cut(Styles(style, shared), Example(args=(torch.randn(1, 5, 8),)), name=style)
     assert {block.tensor.heads for block in pieces.graph.blocks if block.tensor} in ({shared, 12}, {shared})
     assert_members_equal_the_whole(pieces, Example(args=(torch.randn(3, 5, 8),)), members)
-    slices = shard_blocks(
+    slices = divide_blocks(
         pieces, member=0, members=members, blocks=range(len(pieces.blocks)), reduce=lambda x: x
     ).slices
     sections = (72,) if style == "interleaved" else (24, 4 * shared, 4 * shared)
@@ -290,12 +290,12 @@ def test_the_part_of_random_numbers_is_told(name: str) -> None:
     model = Bert(Sizes(**sizes, dropout=0.2)) if name == "bert" else Styles(name, dropout=0.2)
     inputs = models.ids(3) if name == "bert" else torch.randn(3, 5, 8)
     pieces = cut(model, Example(args=(inputs[:1],)), name=name)
-    shard = shards(pieces, Group(2))[1]
-    assert len(shard.random) == (1 if name == "bert" else 2)
-    assert {part.dim for part in shard.random.values()} == ({1} if name == "bert" else {1, 2})
+    own = members_of(pieces, Group(2))[1]
+    assert len(own.random) == (1 if name == "bert" else 2)
+    assert {part.dim for part in own.random.values()} == ({1} if name == "bert" else {1, 2})
 
-    def run(shard: MemberBlocks | None) -> Run:
-        return lambda block, inputs: Drops(block, shard.random if shard else {}).run(*inputs)
+    def run(own: MemberBlocks | None) -> Run:
+        return lambda block, inputs: Drops(block, own.random if own else {}).run(*inputs)
 
     assert_members_equal_the_whole(pieces, Example(args=(inputs,)), 2, run=run)
 
@@ -369,8 +369,8 @@ def test_what_is_not_proven_is_not_promised(why: str) -> None:
         split_pair(traced, flow, pair)
     pieces = cut(model, example, name=why)
     assert all(block.tensor is None for block in pieces.graph.blocks)
-    shard = shard_blocks(pieces, member=1, members=2, blocks=range(len(pieces.blocks)), reduce=lambda x: x)
-    assert shard.blocks == pieces.blocks and not shard.slices
+    own = divide_blocks(pieces, member=1, members=2, blocks=range(len(pieces.blocks)), reduce=lambda x: x)
+    assert own.blocks == pieces.blocks and not own.slices
 
 
 class Drawn(nn.Module):
@@ -446,12 +446,12 @@ def test_errors() -> None:
     pieces = cut_family(FAMILIES["gpt"], False)
     blocks, same = range(len(pieces.blocks)), lambda x: x
     with pytest.raises(ModelError, match=r"attn.c_proj.weight and the layers .* Found 3 members for 4 equal parts"):
-        shard_blocks(pieces, member=0, members=3, blocks=blocks, reduce=same)
+        divide_blocks(pieces, member=0, members=3, blocks=blocks, reduce=same)
     with pytest.raises(UsageError, match="member 2 of 2"):
-        shard_blocks(pieces, member=2, members=2, blocks=blocks, reduce=same)
+        divide_blocks(pieces, member=2, members=2, blocks=blocks, reduce=same)
     chain = cut(models.chain(), Example(args=(torch.randn(2, 4),)), name="chain")
     with pytest.raises(ModelError, match="cut at its child modules"):
-        shard_blocks(chain, member=0, members=2, blocks=[0], reduce=same)
+        divide_blocks(chain, member=0, members=2, blocks=[0], reduce=same)
 
 
 sections_of = st.lists(st.integers(1, 3), min_size=1, max_size=3)
