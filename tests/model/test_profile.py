@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from isthmus.cluster.spec import PRECISIONS
 from isthmus.errors import ProfileError
+from isthmus.model.load_profile import load_profile, profile_digest, save_profile
 from isthmus.model.profile import (
     BlockTime,
     CollectiveTime,
@@ -22,9 +23,6 @@ from isthmus.model.profile import (
     NetworkCosts,
     Profile,
     along,
-    load_profile,
-    profile_digest,
-    save_profile,
 )
 
 seconds = st.floats(0.0, 1e6)
