@@ -217,5 +217,5 @@ def test_errors_say_where_and_what(tmp_path: Path) -> None:
     with pytest.raises(ProfileError) as caught:
         load_profile(path)
     assert str(caught.value) == (
-        f"{path} at blocks[0].samples: blocks[0].samples cannot be. Found 0. Expected 1 to 1000000000."
+        f"{path} at blocks[0].samples: blocks[0].samples has an impossible value. Found 0. Expected 1 to 1000000000."
     )
