@@ -77,6 +77,7 @@ def test_what_was_damaged_and_what_is_used_is_said(
     assert told["resume"]["step"] == 1 and told["resume"]["notes"] == []
 
 
+@pytest.mark.slow("two runs of two processes; `test_free_memory` has the check in the fast set")
 def test_a_machine_with_too_little_memory(
     isthmus: Isthmus, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

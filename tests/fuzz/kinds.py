@@ -21,6 +21,7 @@ from isthmus.model.digest import digest_of
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job, Workload
 from isthmus.model.load_job import check_job, load_jobs
+from isthmus.model.load_profile import load_profile
 from isthmus.model.profile import (
     BlockTime,
     CollectiveTime,
@@ -28,7 +29,6 @@ from isthmus.model.profile import (
     NetworkCosts,
     Profile,
     along,
-    load_profile,
 )
 from isthmus.model.saved import read_graph
 from isthmus.plan.file import PlanFile, load_plan

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from isthmus.cluster.spec import PRECISIONS
 from isthmus.errors import ProfileError
+from isthmus.model.load_profile import load_profile, profile_digest, save_profile
 from isthmus.model.profile import (
     BlockTime,
     CollectiveTime,
@@ -22,9 +23,6 @@ from isthmus.model.profile import (
     NetworkCosts,
     Profile,
     along,
-    load_profile,
-    profile_digest,
-    save_profile,
 )
 
 seconds = st.floats(0.0, 1e6)
@@ -219,5 +217,5 @@ def test_errors_say_where_and_what(tmp_path: Path) -> None:
     with pytest.raises(ProfileError) as caught:
         load_profile(path)
     assert str(caught.value) == (
-        f"{path} at blocks[0].samples: blocks[0].samples cannot be. Found 0. Expected 1 to 1000000000."
+        f"{path} at blocks[0].samples: blocks[0].samples has an impossible value. Found 0. Expected 1 to 1000000000."
     )
