@@ -18,7 +18,7 @@ if os.access(ROOT, os.W_OK):
 
 # Gloo opens hundreds of sockets in one process of tests; many systems allow a user 1024 files unless asked for more.
 _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+resource.setrlimit(resource.RLIMIT_NOFILE, (most if 0 < most < 65536 else 65536, most))
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
