@@ -1,6 +1,7 @@
 """What all tests share: where things lie, and steady hypothesis settings."""
 
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -14,6 +15,10 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if os.access(ROOT, os.W_OK):
     os.environ.setdefault("ISTHMUS_CACHE", str(ROOT / "build" / "test-cache"))
+
+# Gloo opens hundreds of sockets in one process of tests; many systems allow a user 1024 files unless asked for more.
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (most if 0 < most < 65536 else 65536, most))
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

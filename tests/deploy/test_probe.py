@@ -356,6 +356,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@needs_quiet()
 def test_a_prober_that_dies_costs_its_own_pairs_only() -> None:
     cluster = cluster_of({"h1": "a", "h2": "a", "h3": "a", "h4": "a"}, ["a a, bandwidth: 1 Gbit/s, latency: 1 ms"])
 

@@ -241,7 +241,9 @@ class _Router:
         with contextlib.suppress(BrokenPipeError):
             stdin.write(json.dumps(order).encode() + b"\n")
             stdin.flush()
-        if not select.select([stdout], [], [], _PATIENCE)[0]:
+        waiting = select.poll()  # select() takes no file beyond the 1024th
+        waiting.register(stdout, select.POLLIN)
+        if not waiting.poll(1000 * _PATIENCE):
             return f"no answer from the router within {_PATIENCE:.0f} s"
         line = stdout.readline()
         if not line:
