@@ -27,6 +27,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m pip --python $(BIN)/python install -q pip
 	@echo "Installing into $(VENV) (the first time takes some minutes)"
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@echo "Compiling the simulator (up to a minute)"
+	@$(BIN)/python -c "from isthmus.planners.warm_up import warm_up; warm_up()"
 	@touch $@
 
 demo: $(STAMP)

@@ -116,7 +116,7 @@ def test_memory_binds_where_more_of_it_would_bring_most(memory: float, binds: bo
     assert found.step_seconds == pytest.approx(5 * (0.25 + 0.5 + 0.25), rel=1e-5)
     assert (found.binding.sort == "memory") is binds
     if binds:
-        assert found.binding.name == "memory of a/k1.0/0" and "3 GB there" in found.binding.text
+        assert found.binding.name == "memory of a/k1.0/0" and "3 GB available" in found.binding.text
         assert found.binding.seconds == pytest.approx(5 * 0.25, rel=1e-5)
     kept = next(each for each in found.what_if if each.change.startswith("nothing computed again"))
     assert kept.step_seconds == pytest.approx(two_stages(1e9, 1e-6).price().step_seconds)

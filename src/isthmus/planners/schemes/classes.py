@@ -161,7 +161,7 @@ def _gap(problem: Problem, subset: Sequence[_Class]) -> _Gap:
     """Return what passes between regions. Each region is next to another one: at least all samples pass to its best
     neighbour.
     """
-    cluster, size = problem.cluster, problem.job.batch * problem.thinnest
+    cluster, size = problem.network, problem.job.batch * problem.thinnest
     regions = list(dict.fromkeys(cluster.host_of(member.lead).region for member in subset))
     if len(regions) < 2:
         return _Gap(0.0, 0.0, 0.0)
