@@ -18,6 +18,7 @@ The files in reading order:
 - `restored_state.py`: runs a module and puts back what its forward changed.
 - `gradients.py`: refuses a model that defines gradients which export would lose.
 - `quiet.py`: silences a warning of torch.
+- `single_sample.py`: refuses a model that computes something else for a batch of one sample.
 - `regions.py`: opens the nested graphs of an exported program.
 - `trace.py`: reads an exported program as one list of operations.
 - `unreached.py`: finds the parameters that no loss can reach.

@@ -16,6 +16,7 @@ from isthmus.model import source
 from isthmus.model.built import BuiltModel
 from isthmus.model.job import Job
 from isthmus.model.runnable_blocks import Pieces, cut
+from isthmus.model.single_sample import check_single_sample
 from isthmus.model.torch_export import Example
 from isthmus.plan.types import Pipeline
 from isthmus.runtime.checkpoint.manifest import SavedScale
@@ -200,6 +201,8 @@ def cut_model(
     measure: bool,
 ) -> Pieces:
     """Cut the model, in the plan's precision, into the blocks for which the plan was made; `measure` as in `cut`."""
+    if part.job.batch == 1:
+        check_single_sample(module, example)
     pieces = cut(
         cast_module(module, DTYPES[part.precision]), example, name=part.job.name, sequence=sequence, measure=measure
     )
