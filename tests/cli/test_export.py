@@ -31,6 +31,11 @@ def holds(path: Path, state: State) -> bool:
     return found.keys() == SHAPES.keys() and all(torch.equal(found[name], state[name, "weight"]) for name in SHAPES)
 
 
+def test_an_average_that_was_not_kept(isthmus: Isthmus, folder: Path, tmp_path: Path) -> None:
+    done = isthmus("export", folder, "-o", tmp_path / "a.safetensors", "--average")
+    assert done.code == 1 and "no average of the weights" in done.err and not (tmp_path / "a.safetensors").exists()
+
+
 def test_the_newest_of_a_folder_or_the_one_that_is_named(isthmus: Isthmus, folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
     done = isthmus("export", folder, "-o", file, "--json")
@@ -43,6 +48,7 @@ def test_the_newest_of_a_folder_or_the_one_that_is_named(isthmus: Isthmus, folde
         "job": "small",
         "model": "zoo:mlp-tiny",
         "precision": "fp32",
+        "average": False,
         "parameters": 24 * 8 + 7 + 8 * 5 + 1,
     }
     said = isthmus("export", folder / "step-00000002", "-o", file)

@@ -31,7 +31,7 @@ FLAGS = {
     "isthmus doctor": ["--help", "--json", "-h"],
     "isthmus emulate": ["--change", "--help", "--json", "--on", "--unshaped", "-h"],
     "isthmus explain": ["--budget", "--cluster", "--help", "--json", "--model", "--profile", "--schemes", "-h"],
-    "isthmus export": ["--help", "--json", "--output", "-h", "-o"],
+    "isthmus export": ["--average", "--help", "--json", "--output", "-h", "-o"],
     "isthmus model": ["--help", "-h"],
     "isthmus model show": ["--help", "--json", "--save", "--sequence", "-h"],
     "isthmus plan": [

@@ -183,7 +183,7 @@ def test_defaults_of_the_optimizer_are_those_of_torch(name: str) -> None:
 
     weights = [torch.nn.Parameter(torch.ones(3))]
     theirs = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[name](weights).defaults
-    ours = _optimizer(Optimizer(name=name), weights).defaults  # type: ignore[arg-type]
+    ours = _optimizer(Optimizer(name=name), {0: weights}).defaults  # type: ignore[arg-type]
     assert {key: value for key, value in ours.items() if key != "fused"} == {
         key: value for key, value in theirs.items() if key != "fused"
     }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from isthmus.cluster.spec import PRECISIONS, Cluster, DeviceKind, Host, Link
 from isthmus.model.digest import digest_of
 from isthmus.model.graph import Block, BlockGraph, Tensor
-from isthmus.model.job import Job, Optimizer
+from isthmus.model.job import Job, Optimizer, ParameterGroup, RateSchedule
 from isthmus.plan import types
 from isthmus.plan.types import Pipeline, Plan, Pool, PoolJob, Replica, Shard, Stage, Sync, Via
 from isthmus.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
@@ -417,6 +417,20 @@ _optimizers = st.builds(
     momentum=_numbers,
     weight_decay=_numbers,
     clip=_maybe(_numbers),
+    eps=_numbers,
+    amsgrad=st.booleans(),
+    dampening=_numbers,
+    nesterov=st.booleans(),
+    maximize=st.booleans(),
+    average=_maybe(_numbers),
+    schedule=st.builds(
+        RateSchedule, shape=_names, warmup=_counts, decay=_maybe(_counts), end=_numbers, steps=_maybe(_counts)
+    ),
+    groups=_tuples(
+        st.builds(
+            ParameterGroup, parameters=_tuples(_names), learning_rate=_maybe(_numbers), weight_decay=_maybe(_numbers)
+        )
+    ),
 )
 _jobs = st.builds(
     Job,
@@ -429,6 +443,7 @@ _jobs = st.builds(
     precision=_maybe(st.sampled_from(PRECISIONS)),
     mixed=st.booleans(),
     seed=_counts,
+    frozen=_tuples(_names),
     data=_names,
     loss=_names,
     sparsity=_maybe(_numbers),

@@ -293,6 +293,7 @@ def _export(parser: Parser) -> None:
         help="the folder of a checkpoint, or of several, of which the newest is taken",
     )
     parser.add_argument("-o", "--output", metavar="FILE.safetensors", help="where to write the weights (required)")
+    parser.add_argument("--average", action="store_true", help="write the moving average of the weights instead")
 
 
 def _report(parser: Parser) -> None:

@@ -21,7 +21,7 @@ __all__ = ["run"]
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
     """Write the weights of a checkpoint, or of the newest in a folder, as one file; check every byte first."""
     check_folder(args.output)
-    path, checkpoint = _exported(Path(args.checkpoint), args.output, progress)
+    path, checkpoint = _exported(Path(args.checkpoint), args.output, progress, average=args.average)
     saved, size = checkpoint.manifest, Path(args.output).stat().st_size
     values = {
         "file": args.output,
@@ -31,16 +31,16 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         "job": saved.job.name,
         "model": saved.job.model,
         "precision": saved.precision,
+        "average": args.average,
         "parameters": sum(math.prod(shape) for shape in saved.parameters.values()),
     }
-    text = (
-        f"{args.output}: {values['parameters']:,} parameters of {saved.job.name} ({saved.job.model}) in "
-        f"{saved.precision}, {format_bytes(size)}\nfrom {path}, after step {saved.step}"
-    )
+    what = f"{values['parameters']:,} parameters of {saved.job.name} ({saved.job.model}) in {saved.precision}"
+    averaged = "the average of " if args.average else ""
+    text = f"{args.output}: {averaged}{what}, {format_bytes(size)}\nfrom {path}, after step {saved.step}"
     return Answer(values=values, text=text)
 
 
-def _exported(given: Path, output: str, progress: Progress) -> tuple[Path, Checkpoint]:
+def _exported(given: Path, output: str, progress: Progress, *, average: bool) -> tuple[Path, Checkpoint]:
     """Write the file, and return its checkpoint; begin again if a run has replaced that by a newer one."""
     from isthmus.runtime.checkpoint.reading import export, latest, open_checkpoint
 
@@ -51,7 +51,7 @@ def _exported(given: Path, output: str, progress: Progress) -> tuple[Path, Check
                 progress.phase(f"Checking {path or given}")
                 checkpoint = open_checkpoint(path or given, verify=True)
             progress.phase(f"Writing {output}")
-            export(checkpoint, output)
+            export(checkpoint, output, average=average)
             return path or given, checkpoint
         except CheckpointError:
             before, path = path, latest(given)

@@ -16,7 +16,7 @@ from isthmus.deploy.engine import Notice
 from isthmus.deploy.local import LocalEngine
 from isthmus.deploy.training import RunResult
 from isthmus.errors import UsageError
-from isthmus.model.job import Optimizer
+from isthmus.model.job import Optimizer, RateSchedule
 from isthmus.plan.file import load_plan
 from isthmus.plan.paths import check_data
 from isthmus.plan.trust import check_trust
@@ -140,15 +140,26 @@ def _trained(args: argparse.Namespace, progress: Progress, priced: Simulated) ->
 
 
 def _optimizer(used: Optimizer) -> str:
-    """Return the optimizer and all its settings as text, including those that were not given.
+    """Return the optimizer and its main settings as text, including those that were not given.
 
     For example: `Updating with adamw: learning rate 0.001, betas 0.9 and 0.999, weight decay 0.01`.
     """
     own = f"momentum {used.momentum:g}" if used.name == "sgd" else f"betas {used.betas[0]:g} and {used.betas[1]:g}"
     clipped = f", gradients clipped to norm {used.clip:g}" if used.clip is not None else ""
-    return (
-        f"Updating with {used.name}: learning rate {used.learning_rate:g}, {own}, weight decay {used.decay:g}{clipped}"
-    )
+    rates = used.schedule
+    parts = [
+        f"learning rate {used.learning_rate:g}" + ("" if rates == RateSchedule() else f" ({_rates(rates)})"),
+        own,
+        f"weight decay {used.decay:g}{clipped}",
+        *([f"{len(used.groups)} parameter group{'s' * (len(used.groups) > 1)}"] if used.groups else []),
+        *([f"average with decay {used.average:g}"] if used.average is not None else []),
+    ]
+    return f"Updating with {used.name}: {', '.join(parts)}"
+
+
+def _rates(used: RateSchedule) -> str:
+    """Return a learning-rate schedule as text: `cosine after 100 steps of warm-up`."""
+    return used.shape + (f" after {used.warmup} steps of warm-up" if used.warmup else "")
 
 
 def _emulation(args: argparse.Namespace, priced: Simulated, opened: contextlib.ExitStack) -> Emulation | None:

@@ -80,9 +80,7 @@ class StateBytes(NamedTuple):
 
 def moment_bytes(optimizer: Optimizer) -> float:
     """Return the bytes of the optimizer's moments per element."""
-    if optimizer.name == "sgd":
-        return 4.0 if optimizer.momentum else 0.0
-    return 8.0
+    return 4.0 * optimizer.moments
 
 
 def state_bytes(precision: Precision, optimizer: Optimizer, masked: bool = False) -> StateBytes:

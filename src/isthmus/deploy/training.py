@@ -215,7 +215,7 @@ def _buffers(job: Job, graph: BlockGraph) -> dict[str, tuple[int, ...]]:
     from isthmus.runtime.worker_run import kept_buffers
 
     with torch.device("meta"):
-        module = source.build(job.model, job.sequence).module
+        module = source.build(job.model, job.sequence, job.frozen).module
     state = module.state_dict()
     return {name: tuple(state[name].shape) for name in kept_buffers(module, graph.unreached)}
 
@@ -245,7 +245,7 @@ def _check_same_job(checkpoint: Checkpoint, job: Job) -> None:
 
 def _what_is_trained(job: Job) -> dict[str, object]:
     """Return the settings that a training keeps from first to last step; rates, steps and the plan may change."""
-    fields = ("batch", "sequence", "seed", "data", "loss", "sparsity")
+    fields = ("batch", "sequence", "seed", "frozen", "data", "loss", "sparsity")
     return {field: getattr(job, field) for field in fields} | {"optimizer": job.optimizer.name}
 
 

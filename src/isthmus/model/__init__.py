@@ -10,6 +10,7 @@ The files in reading order:
 - `function.py`: models that a user's function builds.
 - `hf.py`: models from a transformers configuration.
 - `zoo/`: the built-in models.
+- `parameter_groups.py`: the parameters that a job freezes, and the optimizer's groups of the others.
 - `targets.py`: refuses a job whose model has nothing to train towards.
 - `graph.py`: the block graph, which is all that planners and the simulator know of a model.
 - `capture.py`: makes the block graph of a model.

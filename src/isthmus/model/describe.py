@@ -21,7 +21,7 @@ from isthmus.model.sections import Section, Sections
 from isthmus.model.tensor_parallel.linear_pairs import Pair
 from isthmus.model.trace import Op, Trace
 
-__all__ = ["describe", "parameters_of", "tensor_names"]
+__all__ = ["describe", "parameters_of", "tensor_names", "untrained_elements"]
 
 
 def describe(model: nn.Module, cut: Sections, *, name: str, sequence: int | None) -> BlockGraph:
@@ -35,7 +35,7 @@ def describe(model: nn.Module, cut: Sections, *, name: str, sequence: int | None
         tensors=tuple(_tensors(cut)),
         parameters=parameters_of(model, blocks, _linears(cut)),
         sequence=sequence,
-        buffers=sum(buffer.numel() for buffer in model.buffers()),
+        buffers=untrained_elements(model),
         outputs=_outputs(cut.trace),
         how="export",
         unreached=cut.trace.unreached,
@@ -50,6 +50,12 @@ def _outputs(trace: Trace) -> float:
     """
     values = (trace.values[node][0] for node in trace.outputs if isinstance(node, fx.Node) and node in trace.values)
     return next((value.size.slope for value in values if value.floating), 0.0)
+
+
+def untrained_elements(model: nn.Module) -> int:
+    """Return the elements of buffers, and of parameters that are frozen."""
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    return sum(tensor.numel() for tensor in (*model.buffers(), *frozen))
 
 
 def parameters_of(model: nn.Module, blocks: Sequence[Block], linears: dict[str, Linear]) -> tuple[Parameter, ...]:

@@ -111,7 +111,7 @@ class BlockGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     tensors: tuple[Tensor, ...]
     parameters: tuple[Parameter, ...]
     sequence: int | None = None
-    buffers: int = 0  # elements of non-trained state (batch statistics)
+    buffers: int = 0  # elements of non-trained state: batch statistics and frozen parameters
     outputs: float = 0.0  # elements per sample of the model's output, which its loss reads
     how: Literal["export", "modules"] = "export"  # what the blocks were cut from
     unreached: tuple[str, ...] = ()  # parameters that no loss can reach: they are not trained, and not in `parameters`

@@ -9,7 +9,31 @@ import msgspec
 
 from isthmus.cluster.spec import Precision
 
-__all__ = ["Job", "Optimizer", "Workload"]
+__all__ = ["SHAPES", "Job", "Optimizer", "ParameterGroup", "RateSchedule", "Workload"]
+
+
+SHAPES = ("constant", "linear", "cosine", "warmup-stable-decay")  # of learning-rate schedules
+
+
+class RateSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The factor on every learning rate over the steps; `runtime.learning_rate` has the formulas.
+
+    `shape` is constant, linear, cosine, warmup-stable-decay, or a function of one's own from the step to the factor.
+    """
+
+    shape: str = "constant"
+    warmup: int = 0  # steps in which the factor rises from 0 to 1
+    decay: int | None = None  # steps of the decay at the end (warmup-stable-decay); None: a tenth of all
+    end: float = 0.0  # the factor in the end
+    steps: int | None = None  # of the whole schedule; None: the job's
+
+
+class ParameterGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Parameters with settings of their own, chosen by patterns like `*.bias`; the first group that matches holds."""
+
+    parameters: tuple[str, ...]
+    learning_rate: float | None = None  # None: the optimizer's
+    weight_decay: float | None = None
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,9 +42,17 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     name: Literal["adamw", "adam", "sgd"] = "adamw"
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8  # adam and adamw
+    amsgrad: bool = False  # adam and adamw
     momentum: float = 0.0  # sgd only
+    dampening: float = 0.0  # sgd only
+    nesterov: bool = False  # sgd only
+    maximize: bool = False
     weight_decay: float | None = None  # filled in when the optimizer is made: 0.01 for adamw, else 0
     clip: float | None = None
+    schedule: RateSchedule = RateSchedule()
+    groups: tuple[ParameterGroup, ...] = ()
+    average: float | None = None  # decay of an exponential moving average of the weights; None: there is none
 
     def __post_init__(self) -> None:
         if self.weight_decay is None:
@@ -30,6 +62,12 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def decay(self) -> float:
         """Return the weight decay as a number."""
         return self.weight_decay or 0.0
+
+    @property
+    def moments(self) -> int:
+        """Return the number of fp32 values that are kept for each weight, besides an exact copy of it."""
+        own = 2 + self.amsgrad if self.name != "sgd" else int(self.momentum != 0)
+        return own + (self.average is not None)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,6 +82,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     precision: Precision | None = None  # None: the fastest that every used device has; the plan states it
     mixed: bool = False  # kinds that lack the precision compute in fp32
     seed: int = 0
+    frozen: tuple[str, ...] = ()  # patterns of parameters that are not trained
     data: str = "synthetic"
     loss: str = "default"
     sparsity: float | None = None

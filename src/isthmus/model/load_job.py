@@ -18,7 +18,7 @@ from isthmus.files import (
     parse_yaml,
     show_path,
 )
-from isthmus.model.job import Job, Optimizer, Workload
+from isthmus.model.job import SHAPES, Job, Optimizer, ParameterGroup, RateSchedule, Workload
 from isthmus.units import parse_seconds
 
 __all__ = ["check_job", "load_job", "load_jobs", "load_workload", "named_code", "parse_jobs"]
@@ -27,6 +27,7 @@ _FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 _MODEL = re.compile(rf"zoo:[A-Za-z0-9][A-Za-z0-9._-]*|hf:.+|.+\.json|{_FUNCTION}", re.ASCII)
 _DATA = re.compile(rf"synthetic|text:.+|{_FUNCTION}", re.ASCII)
 _SOUND: dict[str | int, object] = {"name": "job", "model": "zoo:gpt2", "batch": 1}  # for required fields
+_SHAPE = re.compile(rf"{'|'.join(SHAPES)}|{_FUNCTION}", re.ASCII)
 _LOSS = re.compile(rf"default|{_FUNCTION}", re.ASCII)
 
 
@@ -71,7 +72,9 @@ def named_code(job: Job) -> tuple[str, ...]:
     It must be trusted before it runs: a function may be imported only if the user named it, on the command line or in a
     job file given there.
     """
-    given = ((job.model, ("zoo:", "hf:")), (job.data, ("text:",)), (job.loss, ()))
+    given = (
+        (job.model, ("zoo:", "hf:")), (job.data, ("text:",)), (job.loss, ()), (job.optimizer.schedule.shape, ()),
+    )  # fmt: skip
     named = [text for text, others in given if re.fullmatch(_FUNCTION, text, re.ASCII) and not text.startswith(others)]
     return tuple(dict.fromkeys(named))
 
@@ -147,6 +150,9 @@ def _broken_texts(job: Job) -> Iterator[_Broken]:
         yield _Broken(("data",), job.data, "synthetic, text:FILE or package.module:function")
     if not _LOSS.fullmatch(job.loss):
         yield _Broken(("loss",), job.loss, "default or package.module:function")
+    for index, pattern in enumerate(job.frozen):
+        if not pattern:
+            yield _Broken(("frozen", index), pattern, "a pattern of parameters, like transformer.wte.*")
     for pattern, place in job.place.items():
         if not pattern or not is_name(place):
             yield _Broken(("place", pattern), place, "a block or parameter pattern, and a region or host that holds it")
@@ -166,6 +172,47 @@ def _broken_optimizer(optimizer: Optimizer) -> Iterator[_Broken]:
         yield _Broken((*path, "weight_decay"), optimizer.weight_decay, "0 or more")
     if optimizer.clip is not None and not 0 < optimizer.clip <= 1e12:
         yield _Broken((*path, "clip"), optimizer.clip, "more than 0")
+    if not 0 < optimizer.eps <= 1:
+        yield _Broken((*path, "eps"), optimizer.eps, "more than 0")
+    if not 0 <= optimizer.dampening <= 1:
+        yield _Broken((*path, "dampening"), optimizer.dampening, "0 to 1")
+    for field in ("dampening", "nesterov") if optimizer.name != "sgd" else ("amsgrad",):
+        if getattr(optimizer, field):
+            others = "adam and adamw" if field == "amsgrad" else "sgd"
+            yield _Broken((*path, field), getattr(optimizer, field), f"no {field}: only {others} can have it")
+    if optimizer.nesterov and (not optimizer.momentum or optimizer.dampening):
+        yield _Broken((*path, "nesterov"), True, "a momentum, and no dampening")
+    if optimizer.average is not None and not 0 < optimizer.average < 1:
+        yield _Broken((*path, "average"), optimizer.average, "more than 0 and less than 1, like 0.999")
+    yield from _broken_schedule(optimizer.schedule, (*path, "schedule"))
+    for index, group in enumerate(optimizer.groups):
+        yield from _broken_group(group, (*path, "groups", index))
+
+
+def _broken_schedule(schedule: RateSchedule, path: ValuePath) -> Iterator[_Broken]:
+    if not _SHAPE.fullmatch(schedule.shape):
+        yield _Broken((*path, "shape"), schedule.shape, f"{', '.join(SHAPES)} or package.module:function")
+    for field, least in (("warmup", 0), ("decay", 1), ("steps", 1)):
+        value = getattr(schedule, field)
+        if value is not None and not least <= value <= 10**12:
+            yield _Broken((*path, field), value, f"a number of steps, {least} or more")
+    if not 0 <= schedule.end <= 1:
+        yield _Broken((*path, "end"), schedule.end, "0 to 1: the part of the learning rate that is left in the end")
+    if schedule.decay is not None and schedule.shape != "warmup-stable-decay":
+        yield _Broken((*path, "decay"), schedule.decay, "no decay: only warmup-stable-decay has steps of decay")
+    if schedule.end and schedule.shape == "constant":
+        yield _Broken((*path, "end"), schedule.end, "no end: a constant learning rate does not fall")
+    if ":" in schedule.shape and schedule != RateSchedule(shape=schedule.shape):
+        yield _Broken(path, "settings beside a function", "only the function: it gives the factor of every step")
+
+
+def _broken_group(group: ParameterGroup, path: ValuePath) -> Iterator[_Broken]:
+    if not group.parameters or not all(group.parameters):
+        yield _Broken((*path, "parameters"), list(group.parameters), 'patterns of parameters, like ["*.bias"]')
+    if group.learning_rate is not None and not 0 <= group.learning_rate <= 1e6:
+        yield _Broken((*path, "learning_rate"), group.learning_rate, "0 or more")
+    if group.weight_decay is not None and not 0 <= group.weight_decay <= 1e6:
+        yield _Broken((*path, "weight_decay"), group.weight_decay, "0 or more")
 
 
 def _is_duration(text: str) -> bool:

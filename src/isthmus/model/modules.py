@@ -30,7 +30,7 @@ from torch.utils.flop_counter import flop_registry
 import isthmus
 from isthmus.errors import ModelError
 from isthmus.model.blocks import Item, choose_blocks
-from isthmus.model.describe import parameters_of
+from isthmus.model.describe import parameters_of, untrained_elements
 from isthmus.model.digest import digest_of
 from isthmus.model.gradients import NoHooks
 from isthmus.model.graph import Block, BlockGraph, Tensor
@@ -260,7 +260,7 @@ def _describe(
         blocks=blocks,
         tensors=tuple(tensors),
         parameters=parameters_of(model, blocks, {}),
-        buffers=sum(buffer.numel() for buffer in model.buffers()),
+        buffers=untrained_elements(model),
         outputs=_outputs(*meters[-1], probes),
         how="modules",
         unreached=unreached,

@@ -15,6 +15,7 @@ from isthmus.model import hf, source
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Job, Workload
 from isthmus.model.load_job import check_job, load_jobs, named_code
+from isthmus.model.parameter_groups import check_groups
 
 __all__ = ["Request", "check_functions", "check_kind", "models_of", "requested_jobs"]
 
@@ -68,13 +69,16 @@ def check_kind(what: object) -> None:
 
 def models_of(jobs: Collection[Job]) -> dict[str, BlockGraph]:
     """Return the block graph of each job by the job's name."""
-    return {job.name: source.load_graph(job.model, sequence=job.sequence) for job in jobs}
+    models = {job.name: source.load_graph(job.model, sequence=job.sequence, frozen=job.frozen) for job in jobs}
+    for job in jobs:
+        check_groups(job, models[job.name])
+    return models
 
 
 def check_functions(jobs: Collection[Job]) -> None:
     """Import the data and losses that jobs name, and that are trusted, so that a misspelt name is known at once."""
     for job in jobs:
-        named = [name for name in (job.data, job.loss) if name in named_code(job)]
+        named = [name for name in (job.data, job.loss, job.optimizer.schedule.shape) if name in named_code(job)]
         if named:
             from isthmus.model.function import find
 

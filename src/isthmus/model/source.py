@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from isthmus.model import cache as store
 from isthmus.model import hf, zoo
 from isthmus.model.digest import digest_of
 from isthmus.model.graph import UNMEASURED, BlockGraph
+from isthmus.model.parameter_groups import freeze
 from isthmus.model.saved import read_graph, save_graph
 
 if TYPE_CHECKING:
@@ -94,37 +95,49 @@ def parse(spec: str) -> Source:
     raise ModelError("This names no model", found=repr(spec[:80]), expected=_FORMS, next=f"Try zoo:{near[0]}")
 
 
-def build(spec: str, sequence: int | None = None) -> BuiltModel:
-    """Build the model on torch's current default device."""
-    return _build(parse(spec), sequence)
+def build(spec: str, sequence: int | None = None, frozen: Sequence[str] = ()) -> BuiltModel:
+    """Build the model on torch's current default device; parameters that match a pattern of `frozen` do not train."""
+    return _build(parse(spec), sequence, frozen)
 
 
 def load_graph(
-    spec: str, *, sequence: int | None = None, cache: bool = True, capturing: Callable[[], None] = lambda: None
+    spec: str,
+    *,
+    sequence: int | None = None,
+    frozen: Sequence[str] = (),
+    cache: bool = True,
+    capturing: Callable[[], None] = lambda: None,
 ) -> BlockGraph:
     """Return the block graph of a model from its file or from the cache, or by capture.
 
     A model is captured on the meta device and its graph stored in the cache. `capturing` is called if the model is
-    captured.
+    captured. Parameters that match a pattern of `frozen` are captured as untrained.
     """
     source = parse(spec)
     if isinstance(source, SavedModel):
-        return _read_saved(source.path, sequence)
-    built = _on_meta(source, sequence) if isinstance(source, Function) or not cache else None
-    key = _key(source, sequence, built) if cache else None
+        return _read_saved(source.path, sequence, frozen)
+    built = _on_meta(source, sequence, frozen) if isinstance(source, Function) or not cache else None
+    key = _key(source, sequence, frozen, built) if cache else None
     graph = _cached(key)
     if graph is None:
         capturing()
-        graph = _capture(built or _on_meta(source, sequence))
+        graph = _capture(built or _on_meta(source, sequence, frozen))
         if any(UNMEASURED in block.unproven for block in graph.blocks) and _bytes(graph) <= _MEASURED_BYTES:
-            graph = _capture(_build(source, sequence))  # with weights, to measure that samples stay apart
+            graph = _capture(_build(source, sequence, frozen))  # with weights, to measure that samples stay apart
         if key:
             store.write(key, msgspec.json.encode(graph))
     return msgspec.structs.replace(graph, name=_name(source))
 
 
-def _read_saved(path: Path, sequence: int | None) -> BlockGraph:
+def _read_saved(path: Path, sequence: int | None, frozen: Sequence[str]) -> BlockGraph:
     graph = read_graph(path)
+    if frozen:
+        raise ModelError(
+            "a captured model cannot be frozen afterwards",
+            where=str(path),
+            found=f"frozen: {', '.join(frozen)}",
+            next="Name the model's code in the job, or capture it with requires_grad False",
+        )
     if sequence not in (None, graph.sequence):
         raise ModelError(
             "The model was captured for another sequence",
@@ -158,20 +171,24 @@ def _capture(built: BuiltModel) -> BlockGraph:
     return capture(built.module, example, name=built.name, sequence=built.sequence)
 
 
-def _key(source: Source, sequence: int | None, built: BuiltModel | None) -> str | None:
+def _key(source: Source, sequence: int | None, frozen: Sequence[str], built: BuiltModel | None) -> str | None:
     """Return a hash of everything that the capture depends on, or None if that cannot be told."""
     if isinstance(source, Zoo):
         length = zoo.sequence_of(source.name, sequence)
-        return store.content_key(["zoo", source.name, str(length), store.versions("torch"), store.model_code()])
+        return store.content_key(
+            ["zoo", source.name, str(length), store.versions("torch"), store.model_code(), *frozen]
+        )
     if isinstance(source, Config):
         versions = store.versions("torch", "transformers")
-        return store.content_key(["hf", hf.read_config(source.path), str(sequence), versions, store.model_code()])
+        return store.content_key(
+            ["hf", hf.read_config(source.path), str(sequence), versions, store.model_code(), *frozen]
+        )
     if built is None:
         return None
     from isthmus.model.fingerprint import fingerprint
 
     seen = fingerprint(built.module, built.example(_EXAMPLE_BATCH, device="meta"))
-    return store.content_key(["function", seen, str(built.sequence), store.model_code()]) if seen else None
+    return store.content_key(["function", seen, str(built.sequence), store.model_code(), *frozen]) if seen else None
 
 
 def _name(source: Zoo | Config | Function) -> str:
@@ -184,14 +201,20 @@ def _name(source: Zoo | Config | Function) -> str:
             return f"{module}:{function}"
 
 
-def _on_meta(source: Source, sequence: int | None) -> BuiltModel:
+def _on_meta(source: Source, sequence: int | None, frozen: Sequence[str]) -> BuiltModel:
     import torch
 
     with torch.device("meta"):
-        return _build(source, sequence)
+        return _build(source, sequence, frozen)
 
 
-def _build(source: Source, sequence: int | None) -> BuiltModel:
+def _build(source: Source, sequence: int | None, frozen: Sequence[str] = ()) -> BuiltModel:
+    built = _built(source, sequence)
+    freeze(built.module, frozen, built.name)
+    return built
+
+
+def _built(source: Source, sequence: int | None) -> BuiltModel:
     match source:
         case Zoo(name=name):
             return zoo.build(name, sequence)

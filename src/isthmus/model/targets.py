@@ -26,7 +26,7 @@ def check_targets(job: Job) -> None:
     if (job.data, job.loss) != ("synthetic", "default") or not isinstance(source.parse(job.model), source.Function):
         return
     with torch.device("meta"):
-        built = source.build(job.model, job.sequence)
+        built = source.build(job.model, job.sequence, job.frozen)
     raise DataError(
         "this model has no synthetic targets, and the default loss (cross entropy) needs some",
         where=job.model,

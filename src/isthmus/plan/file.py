@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -29,6 +29,10 @@ from isthmus.plan.types import Plan, Prediction
 __all__ = ["PlanFile", "inputs_digest", "load_plan", "plan_digest", "save_plan"]
 
 _TEXT = (".plan", ".txt")
+_LATER_OF_JOBS = ("frozen",)
+_LATER_OF_OPTIMIZERS = (
+    "eps", "amsgrad", "dampening", "nesterov", "maximize", "schedule", "groups", "average",
+)  # fmt: skip
 _LARGEST_TEXT = 64 * 2**20  # bytes
 _MOST_DEVICES = 200_000
 
@@ -54,8 +58,23 @@ def inputs_digest(
     That is the cluster, the jobs in order, the model digest of each job by name and, if there is one, the profile.
     """
     measured = () if profile is None else (profile_digest(profile),)
-    inputs = (cluster_digest(cluster), tuple(map(names_only, jobs)), dict(sorted(model_digests.items())), *measured)
+    plain = [_without_later_defaults(names_only(job)) for job in jobs]
+    inputs = (cluster_digest(cluster), plain, dict(sorted(model_digests.items())), *measured)
     return hashlib.sha256(encode_json(inputs)).hexdigest()
+
+
+def _without_later_defaults(job: Job) -> dict[str, Any]:
+    """Return a job's fields without those that came later and have their defaults: older files know nothing of them."""
+    plain: dict[str, Any] = msgspec.to_builtins(job)
+    default: dict[str, Any] = msgspec.to_builtins(Job(name="", model="", batch=1))
+    for fields, usual, later in (
+        (plain, default, _LATER_OF_JOBS),
+        (plain["optimizer"], default["optimizer"], _LATER_OF_OPTIMIZERS),
+    ):
+        for field in later:
+            if fields[field] == usual[field]:
+                del fields[field]
+    return plain
 
 
 def plan_digest(plan: Plan) -> str:

@@ -57,12 +57,11 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True):
 def element_weight(job: Job, precision: Precision, kept: float | None = None) -> Weight:
     """Return the bytes that one element takes when it is sent.
 
-    Weights take 4 bytes (fp32) or 2. State takes 4 bytes a moment (adam 2, sgd with momentum 1, else 0), and 4 more for
-    the fp32 copy under 16-bit weights. Gradients are not state.
+    Weights take 4 bytes (fp32) or 2. State takes 4 bytes for each of the optimizer's `moments`, and 4 more for the fp32
+    copy under 16-bit weights. Gradients are not state.
     """
-    moments = 2 if job.optimizer.name != "sgd" else int(job.optimizer.momentum != 0)
     half = precision != "fp32"
-    return Weight(weights=2 if half else 4, state=4 * (moments + half), kept=kept)
+    return Weight(weights=2 if half else 4, state=4 * (job.optimizer.moments + half), kept=kept)
 
 
 def weights_of(plan: Plan, models: Mapping[str, BlockGraph]) -> dict[tuple[str, str], Weight]:

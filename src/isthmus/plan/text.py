@@ -4,6 +4,8 @@
     via va1 - fra over va2
     pipeline gpt2-xl: zoo:gpt2-xl, batch 256, sequence 1024, precision bf16, digest 3f2a
       job optimizer sgd, learning-rate 0.1, steps 500
+      rates cosine, warmup 20
+      group *.bias *norm*, weight-decay 0.0
       schedule 1f1b, micro-batches 8, ahead 2
       stage h.0.attn .. h.5.mlp, sharded-optimizer, recompute
         va1/A100-40GB/0: share 6
@@ -25,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from isthmus.model.job import Job, Optimizer
+from isthmus.model.job import Job, Optimizer, ParameterGroup, RateSchedule
 from isthmus.plan.text_lines import quote
 from isthmus.plan.text_parse import parse
 from isthmus.plan.types import Pipeline, Plan, Pool, PoolJob, Replica, Stage, Sync
@@ -33,8 +35,13 @@ from isthmus.units import format_bytes, parse_bytes
 
 __all__ = ["parse", "render", "render_replica", "render_schedule", "render_stage", "render_sync"]
 
-_OPTIMIZER = ("learning_rate", "betas", "momentum", "weight_decay", "clip")
-_RUN = ("steps", "mixed", "seed", "data", "loss", "sparsity", "place", "priority", "deadline")
+_OPTIMIZER = (
+    "learning_rate", "betas", "eps", "amsgrad", "momentum", "dampening", "nesterov", "maximize", "weight_decay", "clip",
+    "average",
+)  # fmt: skip
+_RATES = ("warmup", "decay", "end", "steps")
+_GROUP = ("learning_rate", "weight_decay")
+_RUN = ("steps", "mixed", "seed", "frozen", "data", "loss", "sparsity", "place", "priority", "deadline")
 _JOB = (*_RUN, "trust_independent_samples")
 
 
@@ -102,12 +109,19 @@ def _head(keyword: str, part: Pipeline | PoolJob, *clauses: str) -> str:
 
 
 def _job_lines(job: Job) -> list[str]:
-    """Return the line of the job's fields that are not at their defaults and not in the head line, or no line."""
+    """Return lines of the job's fields that are not at their defaults and not in the head line."""
     clauses = [f"optimizer {job.optimizer.name}"] if job.optimizer.name != Optimizer().name else []
     clauses += _changed(job.optimizer, Optimizer(name=job.optimizer.name), _OPTIMIZER)
     clauses += [f"asks {job.precision}"] if job.precision is not None else []
     clauses += _changed(job, Job(name="", model="", batch=0), _JOB)
-    return [f"job {', '.join(clauses)}"] if clauses else []
+    lines = [f"job {', '.join(clauses)}"] if clauses else []
+    rates = job.optimizer.schedule
+    if rates != RateSchedule():
+        lines.append(", ".join([f"rates {quote(rates.shape)}", *_changed(rates, RateSchedule(), _RATES)]))
+    for group in job.optimizer.groups:
+        names = _joined("group", *map(quote, group.parameters))
+        lines.append(", ".join([names, *_changed(group, ParameterGroup(parameters=()), _GROUP)]))
+    return lines
 
 
 def _changed(value: msgspec.Struct, default: msgspec.Struct, fields: tuple[str, ...]) -> list[str]:
@@ -121,7 +135,7 @@ def _words(value: Any) -> list[str]:
     if isinstance(value, Mapping):
         return [quote(word) for item in sorted(value.items()) for word in item]
     if isinstance(value, tuple):
-        return [repr(item) for item in value]
+        return [quote(item) if isinstance(item, str) else repr(item) for item in value]
     return [quote(value) if isinstance(value, str) else repr(value)]
 
 

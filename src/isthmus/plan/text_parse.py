@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from isthmus.cluster.spec import Precision
-from isthmus.model.job import Job, Optimizer
+from isthmus.model.job import Job, Optimizer, ParameterGroup, RateSchedule
 from isthmus.plan.text_lines import Line, Reader, read_lines
 from isthmus.plan.types import (
     How,
@@ -107,16 +107,30 @@ _OPTIMIZER: dict[str, Reader] = {
     "optimizer": lambda line: line.choice(("adamw", "adam", "sgd")),
     "learning-rate": Line.number,
     "betas": _two_numbers,
+    "eps": Line.number,
+    "amsgrad": _flag,
     "momentum": Line.number,
+    "dampening": Line.number,
+    "nesterov": _flag,
+    "maximize": _flag,
     "weight-decay": Line.number,
     "clip": Line.number,
+    "average": Line.number,
 }
+_RATES: dict[str, Reader] = {
+    "warmup": Line.integer,
+    "decay": Line.integer,
+    "end": Line.number,
+    "steps": Line.integer,
+}
+_GROUP: dict[str, Reader] = {"learning-rate": Line.number, "weight-decay": Line.number}
 _JOB: dict[str, Reader] = {
     "asks": _one_of(Precision),
     "steps": Line.integer,
     "mixed": _flag,
     "trust-independent-samples": _flag,
     "seed": Line.integer,
+    "frozen": Line.names,
     "data": Line.name,
     "loss": Line.name,
     "sparsity": Line.number,
@@ -124,6 +138,7 @@ _JOB: dict[str, Reader] = {
     "priority": Line.number,
     "deadline": Line.name,
 }
+_OF_JOB = ("job", "rates", "group")  # lines of a job, below its pipeline or its place in a pool
 _STAGE: dict[str, Reader] = {
     "sharded-optimizer": _flag,
     "sharded-all": _flag,
@@ -155,18 +170,31 @@ def _head(line: Line, keys: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, 
     return job, part
 
 
-def _job(job: dict[str, Any], lines: list[Line]) -> Job:
-    """Return the job of a head, with the fields of its `job` line."""
-    if len(lines) > 1:
-        lines[1].fail("the job is described twice", expected="one `job` line")
-    if not lines:
-        return Job(**job)
-    found = lines[0].clauses(_OPTIMIZER | _JOB)
-    lines[0].leaf()
+def _job(job: dict[str, Any], below: dict[str, list[Line]]) -> Job:
+    """Return the job of a head, with the fields of its lines `job`, `rates` and `group`."""
+    found: dict[str, Any] = {}
+    for word in ("job", "rates"):
+        if len(below[word]) > 1:
+            below[word][1].fail("the job is described twice", expected=f"one `{word}` line")
+    for line in below["job"]:
+        found = line.clauses(_OPTIMIZER | _JOB)
+        line.leaf()
     optimizer = {key: found.pop(key) for key in list(found) if key in _OPTIMIZER}
+    for line in below["rates"]:
+        optimizer["schedule"] = RateSchedule(shape=line.name(), **_fields(line.more_clauses(_RATES), {}))
+        line.leaf()
+    if below["group"]:
+        optimizer["groups"] = tuple(map(_group, below["group"]))
     if optimizer:
         found["optimizer"] = Optimizer(**_fields(optimizer, {"optimizer": "name"}))
     return Job(**job, **_fields(found, {"asks": "precision"}))
+
+
+def _group(line: Line) -> ParameterGroup:
+    parameters = line.names()
+    found = _fields(line.more_clauses(_GROUP), {})
+    line.leaf()
+    return ParameterGroup(parameters=parameters, **found)
 
 
 def _children(line: Line, words: tuple[str, ...]) -> dict[str, list[Line]]:
@@ -179,11 +207,11 @@ def _children(line: Line, words: tuple[str, ...]) -> dict[str, list[Line]]:
 
 def _pipeline(line: Line) -> Pipeline:
     job, part = _head(line, ("batch", "sequence", "precision", "digest"))
-    below = _children(line, ("job", "schedule", "stage", "sync"))
+    below = _children(line, (*_OF_JOB, "schedule", "stage", "sync"))
     if len(below["schedule"]) != 1:
         line.fail("the pipeline needs one schedule", expected="one line like `schedule 1f1b, micro-batches 8`")
     return Pipeline(
-        job=_job(job, below["job"]),
+        job=_job(job, below),
         stages=tuple(_stage(child) for child in below["stage"]),
         syncs=tuple(_sync(child) for child in below["sync"]),
         **part,
@@ -267,10 +295,10 @@ def _devices(lines: list[Line]) -> tuple[list[str], list[float]]:
 
 def _pool_job(line: Line) -> PoolJob:
     job, part = _head(line, tuple(_HEAD))
-    below = _children(line, ("job", "shard"))
+    below = _children(line, (*_OF_JOB, "shard"))
     recompute = not part.pop("no-recompute", False)
     shards = tuple(_shard(child) for child in below["shard"])
-    return PoolJob(job=_job(job, below["job"]), shards=shards, recompute=recompute, **part)
+    return PoolJob(job=_job(job, below), shards=shards, recompute=recompute, **part)
 
 
 def _shard(line: Line) -> Shard:

@@ -11,6 +11,7 @@ Read the files in this order:
 - `placed_blocks.py`: the blocks that a worker computes, divided for tensor groups and moved to its device.
 - `buckets.py`: parameters as flat tensors, whose gradients are summed as soon as they are final.
 - `optimizer.py`: the update of a bucket's flat tensor, and the loss scale of fp16.
+- `learning_rate.py`: the learning rate over the steps.
 - `sharded_weights.py`: gathers weights and scatters gradients of `sharded-all` stages.
 - `weight_turns.py`: the order in which a worker uses sharded weights, and whether all workers reach its end.
 - `batch_statistics.py`: batch norm over all replicas of a stage.
@@ -21,9 +22,14 @@ Read the files in this order:
 
 The folders hold `comm/` (messages and sums between workers), `checkpoint/`, `data/`, `random/` and `profiling/`.
 
-To add an optimizer, add its name to `Optimizer` in `isthmus/model/job.py` and to the text form in
-`isthmus/plan/text_parse.py`; then create it in `_optimizer` and list its state in `QUANTITIES`, both in `optimizer.py`.
-Its rule must work element by element. For checkpoints, list the state in `Quantity` and `quantities_of`
-(`checkpoint/manifest.py`) and in `_QUANTITIES` (`checkpoint/worker_state.py`); for the memory of plans, count it in
-`isthmus/plan/parameter_pieces.py`.
+To add an optimizer, add its name, its settings and the number of its moments (which memory and `diff` count) to
+`Optimizer` in `isthmus/model/job.py`, the rules of its settings to `_broken_optimizer` in `isthmus/model/load_job.py`,
+and its name and settings to the text form (`isthmus/plan/text.py` and `text_parse.py`). Then create it in `_optimizer`
+and list its state in `quantities`, both in `optimizer.py`; see there whether `Updater.load` has all that it needs. Its
+rule must work element by element. For checkpoints, list the state in `Quantity` and `quantities_of`
+(`checkpoint/manifest.py`) and in `_QUANTITIES` (`checkpoint/worker_state.py`). `isthmus/cli/train.py` prints its
+settings.
+
+To add a shape of learning rates, add its name to `SHAPES` in `isthmus/model/job.py`, and its formula to `_SHAPES` in
+`learning_rate.py`.
 """

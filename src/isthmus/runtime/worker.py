@@ -22,6 +22,7 @@ from isthmus.runtime.comm.syncs import Ring, SyncMethod, make_sync
 from isthmus.runtime.comm.totals import Totals
 from isthmus.runtime.comm.unequal_groups import UnequalGroups
 from isthmus.runtime.executor import Executor, Hooks, Loss, WorkSpan
+from isthmus.runtime.learning_rate import rate_factor
 from isthmus.runtime.optimizer import LossScale, Updater
 from isthmus.runtime.pace import Pace
 from isthmus.runtime.placed_blocks import Draws, Placed, place
@@ -101,7 +102,8 @@ class Worker:
         ordered = meets(program, pieces) or not all(bucket.resident for bucket in self.buckets)
         hooks = Hooks(watch=self, randomness=randomness.at, ordered=ordered, pace=self._pace)
         self.executor = Executor(program, pieces, modules, network, device, loss, hooks)
-        self.updater = Updater(program.job.optimizer, self.buckets)
+        self.updater = Updater(program.job.optimizer, self.buckets, pieces.graph)
+        self._rate = rate_factor(program.job)
         self.scale = LossScale(used=program.precision == "fp16")
         self.totals = Totals(program, network)
         self._modules, self._buffers = modules, _homes(pieces, buffers)
@@ -157,7 +159,7 @@ class Worker:
                 factor *= min(1.0, job.optimizer.clip / (norm + 1e-6))
         if not skipped:
             self._pace.start()
-            self.updater.step(factor)
+            self.updater.step(factor, self._rate(number))
             self._pace.keep()
             self._syncs.share()
         self.scale.follow(not skipped)

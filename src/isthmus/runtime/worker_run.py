@@ -187,7 +187,7 @@ def build_model(job: Job) -> tuple[BuiltModel, CheckedLoss]:
     This runs the code that the job names.
     """
     torch.manual_seed(job.seed)
-    built = source.build(job.model, job.sequence)
+    built = source.build(job.model, job.sequence, job.frozen)
     return built, open_loss(job, built)
 
 

@@ -55,7 +55,7 @@ _TRAINED = ("F64", "F32", "F16", "BF16")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,240}\.safetensors")
 _OLDER = "Use an older checkpoint: this one is damaged, or was edited"
 
-Quantity = Literal["weight", "exp_avg", "exp_avg_sq", "momentum", "buffer"]
+Quantity = Literal["weight", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum", "average", "buffer"]
 Run = Annotated[str, msgspec.Meta(max_length=64)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -161,9 +161,10 @@ class Manifest(Header, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def quantities_of(optimizer: Optimizer) -> tuple[Quantity, ...]:
     """Return the quantities kept for each parameter from the first update on; before it, perhaps only the weight."""
+    average: tuple[Quantity, ...] = ("average",) if optimizer.average is not None else ()
     if optimizer.name == "sgd":
-        return ("weight", "momentum") if optimizer.momentum else ("weight",)
-    return ("weight", "exp_avg", "exp_avg_sq")
+        return ("weight", *(("momentum",) if optimizer.momentum else ()), *average)
+    return ("weight", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if optimizer.amsgrad else ()), *average)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -276,8 +276,12 @@ class Checkpoint:
         return self._files[file]
 
 
-def export(checkpoint: Checkpoint, path: Path | str, precision: Precision | None = None) -> Path:
+def export(
+    checkpoint: Checkpoint, path: Path | str, precision: Precision | None = None, *, average: bool = False
+) -> Path:
     """Write the weights as one safetensors file, whole or not at all, in the job's precision or the one given.
+
+    With `average`, the moving average of the weights is written in their place.
 
     Weights and buffers have the names of the original model. Tied weights are written once, under their first name; the
     metadata names the others as `safetensors.torch.save_model` does, so `safetensors.torch.load_model(model, path)`
@@ -289,8 +293,17 @@ def export(checkpoint: Checkpoint, path: Path | str, precision: Precision | None
     buffers = {name: TensorEntry(*checkpoint.form(name, "buffer")) for name in checkpoint.names("buffer")}
     ties = {other: name for name, others in checkpoint.manifest.ties.items() for other in others}
 
+    quantity: Quantity = "average" if average else "weight"
+    if average and not set(weights) <= set(checkpoint.names("average")):
+        raise CheckpointError(
+            "the checkpoint has no average of the weights",
+            where=str(checkpoint.path),
+            expected="a job whose optimizer has an average, like average: 0.999, after its first update",
+            next="Export the weights themselves: leave out --average",
+        )
+
     def load(name: str) -> Tensor:
-        return checkpoint.read(name).to(DTYPES[dtype]) if name in weights else checkpoint.read(name, "buffer")
+        return checkpoint.read(name, quantity).to(DTYPES[dtype]) if name in weights else checkpoint.read(name, "buffer")
 
     aside = path.with_name(f".{path.name}.aside")
     with writing(path, next="Free some space, or check its folder"):

@@ -23,7 +23,9 @@ _QUANTITIES: dict[str, Quantity] = {
     "weight": "weight",
     "exp_avg": "exp_avg",
     "exp_avg_sq": "exp_avg_sq",
+    "max_exp_avg_sq": "max_exp_avg_sq",
     "momentum_buffer": "momentum",
+    "average": "average",
 }  # by torch's names
 
 

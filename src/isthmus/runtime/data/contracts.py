@@ -30,7 +30,7 @@ def check_contracts(job: Job) -> None:
     if not {job.data, job.loss} & {*named_code(job)}:
         return
     with torch.device("meta"):
-        built = source.build(job.model, job.sequence)
+        built = source.build(job.model, job.sequence, job.frozen)
     samples, loss = open_samples(job, built), open_loss(job, built)
     numbers = range(2 if samples.count is None else min(2, samples.count))
     _, target = samples.get(numbers)
