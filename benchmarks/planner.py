@@ -300,7 +300,11 @@ def sync_claims(rows: Mapping[str, Row]) -> list[Claim]:
     """The programme against simpler choices; factors where and only where they pay."""
     ratios = [min(row["ring"], row.get("greedy", row["ring"])) / row["ilp"] for row in rows.values()]
     return [
-        at_least("Worst-case speed-up of syncs chosen together, compared with only rings and with a greedy choice", min(ratios), 1.0),
+        at_least(
+            "Worst-case speed-up of syncs chosen together, compared with only rings and with a greedy choice",
+            min(ratios),
+            1.0,
+        ),
         at_least(
             "Smallest fraction of gradients sent as factors where factors pay (few rows, slow links)",
             min(rows[n]["by_factors"] for n in FACTORS_PAY),
