@@ -292,6 +292,7 @@ def join(
     targets)` gives the sum of the losses and how many were summed (absent: the job's). Both stay in this process.
     """
     from isthmus.deploy.join import Joined
+    from isthmus.runtime.starting_weights import StartingWeights
     from isthmus.runtime.worker_run import build_model
 
     file, machines = _read_plan(plan.plan if isinstance(plan, Choice) else plan, cluster)
@@ -301,6 +302,8 @@ def join(
         check_trust([part.job], trusted, runs=True)
         built, own = build_model(part.job)
         model, loss, sequence = built.module, loss or own, built.sequence
+        if part.job.weights is not None:
+            StartingWeights(Path(part.job.weights)).load(model)
     if loss is None:
         raise UsageError("a module of your own needs its loss", expected="join(plan, module, loss)")
     begin = Path(resume) if resume is not None else None

@@ -443,6 +443,7 @@ _jobs = st.builds(
     precision=_maybe(st.sampled_from(PRECISIONS)),
     mixed=st.booleans(),
     seed=_counts,
+    weights=_maybe(_names),
     frozen=_tuples(_names),
     data=_names,
     loss=_names,

@@ -292,7 +292,12 @@ def _export(parser: Parser) -> None:
         metavar="CHECKPOINT",
         help="the folder of a checkpoint, or of several, of which the newest is taken",
     )
-    parser.add_argument("-o", "--output", metavar="FILE.safetensors", help="where to write the weights (required)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE.safetensors|FOLDER/",
+        help="where to write the weights (required); a folder: with the configuration, for from_pretrained",
+    )
     parser.add_argument("--average", action="store_true", help="write the moving average of the weights instead")
 
 

@@ -20,9 +20,12 @@ __all__ = ["run"]
 
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
     """Write the weights of a checkpoint, or of the newest in a folder, as one file; check every byte first."""
-    check_folder(args.output)
-    path, checkpoint = _exported(Path(args.checkpoint), args.output, progress, average=args.average)
-    saved, size = checkpoint.manifest, Path(args.output).stat().st_size
+    into = Path(args.output)
+    if not (folder := into.is_dir() or args.output.endswith("/")):
+        check_folder(args.output)
+    path, checkpoint = _exported(Path(args.checkpoint), into, progress, folder=folder, average=args.average)
+    file = into / "model.safetensors" if folder else into
+    saved, size = checkpoint.manifest, file.stat().st_size
     values = {
         "file": args.output,
         "bytes": size,
@@ -40,9 +43,9 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     return Answer(values=values, text=text)
 
 
-def _exported(given: Path, output: str, progress: Progress, *, average: bool) -> tuple[Path, Checkpoint]:
+def _exported(given: Path, output: Path, progress: Progress, *, folder: bool, average: bool) -> tuple[Path, Checkpoint]:
     """Write the file, and return its checkpoint; begin again if a run has replaced that by a newer one."""
-    from isthmus.runtime.checkpoint.reading import export, latest, open_checkpoint
+    from isthmus.runtime.checkpoint.reading import export, export_folder, latest, open_checkpoint
 
     path = latest(given)
     while True:
@@ -51,7 +54,7 @@ def _exported(given: Path, output: str, progress: Progress, *, average: bool) ->
                 progress.phase(f"Checking {path or given}")
                 checkpoint = open_checkpoint(path or given, verify=True)
             progress.phase(f"Writing {output}")
-            export(checkpoint, output, average=average)
+            (export_folder if folder else export)(checkpoint, output, average=average)
             return path or given, checkpoint
         except CheckpointError:
             before, path = path, latest(given)

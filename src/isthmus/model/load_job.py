@@ -150,6 +150,8 @@ def _broken_texts(job: Job) -> Iterator[_Broken]:
         yield _Broken(("data",), job.data, "synthetic, text:FILE or package.module:function")
     if not _LOSS.fullmatch(job.loss):
         yield _Broken(("loss",), job.loss, "default or package.module:function")
+    if job.weights == "":
+        yield _Broken(("weights",), job.weights, "a safetensors file, or a folder of them")
     for index, pattern in enumerate(job.frozen):
         if not pattern:
             yield _Broken(("frozen", index), pattern, "a pattern of parameters, like transformer.wte.*")

@@ -107,7 +107,10 @@ def _job(job: Job, change: Callable[[str], str]) -> Job:
         model = _text(model, change)
     if data.startswith("text:"):
         data = _text(data, change)
-    return job if (model, data) == (job.model, job.data) else replace(job, model=model, data=data)
+    weights = None if job.weights is None else change(job.weights)
+    if (model, data, weights) == (job.model, job.data, job.weights):
+        return job
+    return replace(job, model=model, data=data, weights=weights)
 
 
 def _text(text: str, change: Callable[[str], str]) -> str:

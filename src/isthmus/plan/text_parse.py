@@ -130,6 +130,7 @@ _JOB: dict[str, Reader] = {
     "mixed": _flag,
     "trust-independent-samples": _flag,
     "seed": Line.integer,
+    "weights": Line.name,
     "frozen": Line.names,
     "data": Line.name,
     "loss": Line.name,

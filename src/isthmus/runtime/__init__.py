@@ -15,6 +15,7 @@ Read the files in this order:
 - `sharded_weights.py`: gathers weights and scatters gradients of `sharded-all` stages.
 - `weight_turns.py`: the order in which a worker uses sharded weights, and whether all workers reach its end.
 - `batch_statistics.py`: batch norm over all replicas of a stage.
+- `starting_weights.py`: weights from safetensors files.
 - `loss.py`: the loss, checked when it is first used.
 - `sample_check.py`: checks in the first step that blocks keep samples apart.
 - `pace.py`: slows a worker down to the speed of an emulated device.

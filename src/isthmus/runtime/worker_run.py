@@ -31,6 +31,7 @@ from isthmus.runtime.process_memory import keep_freed_memory, peak_bytes, share_
 from isthmus.runtime.program import Program
 from isthmus.runtime.protocol import STOP, Done, Event, Measured, Ready, Saving, Start, Stepped, Traffic, Wrote
 from isthmus.runtime.random.draws import draws_of
+from isthmus.runtime.starting_weights import StartingWeights
 from isthmus.runtime.worker import DTYPES, Step, Worker
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class Serving:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         built, loss = build_model(self.program.job)
+        if self.program.job.weights is not None and self.order.resume is None:
+            StartingWeights(Path(self.program.job.weights)).load(built.module, self._held(built.module))
         loss.micro_batch = self.program.micro_batch
         if _splits(self.program) and not self.program.job.trust_independent_samples:
             check_hooks(built.module, "the plan splits the batch, and each part's gradient would be changed by itself")
@@ -114,6 +117,12 @@ class Serving:
         if self._leads:
             self._mailbox.deliver(worker.totals.ask)
         return worker
+
+    def _held(self, module: torch.nn.Module) -> set[str]:
+        """Return the names of the trained parameters that this worker has, and of everything that is not trained."""
+        own = {name for bucket in self.program.buckets for name in bucket.parameters}
+        trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        return own | {name for name in module.state_dict() if name not in trained}
 
     def _resume(self, worker: Worker, path: Path) -> None:
         checkpoint = open_checkpoint(path)  # whoever chose it has verified the hashes

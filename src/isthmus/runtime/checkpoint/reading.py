@@ -20,7 +20,8 @@ from torch import Tensor
 
 from isthmus.cluster.spec import Precision
 from isthmus.errors import CheckpointError, UsageError
-from isthmus.files import plain_target
+from isthmus.files import plain_target, write_whole
+from isthmus.model import source
 from isthmus.model.graph import BlockGraph
 from isthmus.model.job import Optimizer
 from isthmus.runtime.checkpoint.extents import Extent, MemberCut, Overlap, Shape, overlaps, part_elements
@@ -69,6 +70,7 @@ __all__ = [
     "assemble",
     "clear",
     "export",
+    "export_folder",
     "finish",
     "latest",
     "newest_whole",
@@ -314,6 +316,27 @@ def export(
         finally:
             aside.unlink(missing_ok=True)  # already gone if all went well
     return path
+
+
+def export_folder(checkpoint: Checkpoint, folder: Path, *, average: bool = False) -> Path:
+    """Write the weights and the configuration of a transformers model, as `from_pretrained` reads them."""
+    found = source.parse(checkpoint.manifest.job.model)
+    if not isinstance(found, source.Config):
+        raise UsageError(
+            "only a transformers model has a folder to be loaded from",
+            found=f"the model {checkpoint.manifest.job.model}",
+            expected="a model of the form hf:CONFIG.json",
+            next="Name a file: -o weights.safetensors",
+        )
+    try:
+        config = found.path.read_bytes()
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        where, reason = str(problem.filename), str(problem.strerror)
+        raise CheckpointError("the folder cannot be written", where=where, found=reason) from None
+    export(checkpoint, folder / "model.safetensors", average=average)
+    write_whole(folder / "config.json", config)
+    return folder
 
 
 def assemble(pieces: Sequence[Piece]) -> Tensor:

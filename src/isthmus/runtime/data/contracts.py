@@ -18,19 +18,24 @@ from isthmus.model.job import Job
 from isthmus.model.load_job import named_code
 from isthmus.runtime.data.sources import open_samples
 from isthmus.runtime.loss import open_loss
+from isthmus.runtime.starting_weights import check_weights
 
 __all__ = ["check_contracts"]
 
 
 def check_contracts(job: Job) -> None:
-    """Refuse data that do not give samples for the model, and a loss that is not a sum.
+    """Refuse starting weights that do not fit, data that give no samples for the model, and a loss that is not a sum.
 
     This runs the code that the job names.
     """
-    if not {job.data, job.loss} & {*named_code(job)}:
+    own = {job.data, job.loss} & {*named_code(job)}
+    if not own and job.weights is None:
         return
     with torch.device("meta"):
         built = source.build(job.model, job.sequence, job.frozen)
+    check_weights(job, built.module)
+    if not own:
+        return
     samples, loss = open_samples(job, built), open_loss(job, built)
     numbers = range(2 if samples.count is None else min(2, samples.count))
     _, target = samples.get(numbers)
