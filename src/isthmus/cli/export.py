@@ -21,7 +21,7 @@ __all__ = ["run"]
 def run(args: argparse.Namespace, progress: Progress) -> Answer:
     """Write the weights of a checkpoint, or of the newest in a folder, as one file; check every byte first."""
     into = Path(args.output)
-    if not (folder := into.is_dir() or args.output.endswith("/")):
+    if not (folder := args.output.endswith("/")):
         check_folder(args.output)
     path, checkpoint = _exported(Path(args.checkpoint), into, progress, folder=folder, average=args.average)
     file = into / "model.safetensors" if folder else into
