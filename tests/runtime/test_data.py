@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -148,6 +149,40 @@ def test_text_goes_in_as_the_model_takes_it(tmp_path: Path) -> None:
     named = reader(draw=partial(_repeated, example=Example(kwargs={"input_ids": torch.zeros(2, 16, dtype=torch.long)})))
     drawn, targets = open_samples(job(data=f"text:{tmp_path / 't'}"), named).get([2])
     assert bytes(drawn.kwargs["input_ids"][0].tolist()) == b"2345678901234567" and targets is not None
+
+
+@pytest.mark.parametrize("form", ["u2.npy", "i4.npy", "u4.npy", "bin"])
+def test_tokens_are_cut_into_sequences(form: str, tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 256, 50)
+    path = tmp_path / f"tokens.{form.rpartition('.')[2]}"
+    if form == "bin":
+        path.write_bytes(ids.astype("<u2").tobytes())
+    else:
+        np.save(path, ids.astype(form[:2]))
+    samples = open_samples(job(data=f"tokens:{path}"), reader())
+    assert samples.count == 49 // 8
+    drawn, targets = samples.get([5, 0])
+    for row, number in enumerate((5, 0)):
+        assert drawn.args[0][row].tolist() == ids[8 * number : 8 * number + 8].tolist()
+        assert targets is not None and targets[row].tolist() == ids[8 * number + 1 : 8 * number + 9].tolist()
+
+
+def test_tokens_that_cannot_be_used(tmp_path: Path) -> None:
+    np.save(tmp_path / "real.npy", np.ones(50))
+    np.save(tmp_path / "objects.npy", np.array([{}] * 50, dtype=object), allow_pickle=True)
+    np.save(tmp_path / "short.npy", np.ones(8, dtype=np.uint16))
+    for name, said in (
+        ("real.npy", "no file of tokens. Found an array float64"),
+        ("objects.npy", "the tokens cannot be read"),
+        ("short.npy", "too short for one sample. Found 8 tokens"),
+        ("none.bin", "cannot be read"),
+    ):
+        with pytest.raises(DataError, match=re.escape(said)):
+            open_samples(job(data=f"tokens:{tmp_path / name}"), reader())
+    np.save(tmp_path / "large.npy", np.full(50, 70_000, dtype=np.uint32))
+    samples = open_samples(job(data=f"tokens:{tmp_path / 'large.npy'}"), reader())
+    with pytest.raises(DataError, match="token 70000, read as uint32"):
+        samples.get([0])
 
 
 def test_text_that_cannot_be_used(tmp_path: Path) -> None:

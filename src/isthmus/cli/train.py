@@ -16,7 +16,7 @@ from isthmus.deploy.engine import Notice
 from isthmus.deploy.local import LocalEngine
 from isthmus.deploy.training import RunResult
 from isthmus.errors import UsageError
-from isthmus.model.job import Optimizer, RateSchedule
+from isthmus.model.job import Job, Optimizer, RateSchedule
 from isthmus.plan.file import load_plan
 from isthmus.plan.paths import check_data
 from isthmus.plan.trust import check_trust
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         )
         failure = f"interrupted after step {result.last_step}{saved}"
     text = "\n".join(_lines(args, priced, result, shaped))
-    values = {**_values(args, result), "shaped": shaped}
+    values = {**_values(args, priced.plan.jobs[0], result), "shaped": shaped}
     return Answer(values=values, text=text, failure=failure, exit_code=130)
 
 
@@ -113,7 +113,9 @@ def _trained(args: argparse.Namespace, progress: Progress, priced: Simulated) ->
         shaped = emulation.world.shaped if emulation is not None else None
         progress.rest()
         shown: list[Any] = [
-            open_files.enter_context(Bar(steps, job.batch, priced.price.step_seconds if shaped else None))
+            open_files.enter_context(
+                Bar(steps, job.batch, priced.price.step_seconds if shaped else None, priced.models[job.name].sequence)
+            )
         ]
         if args.events:
             events = EventFile(args.events, job, priced.plan, steps, priced.price.step_seconds, shaped)
@@ -173,12 +175,13 @@ def _emulation(args: argparse.Namespace, priced: Simulated, opened: contextlib.E
     return opened.enter_context(Emulation(priced.cluster, list(hosts)))
 
 
-def _values(args: argparse.Namespace, result: RunResult) -> dict[str, Any]:
+def _values(args: argparse.Namespace, job: Job, result: RunResult) -> dict[str, Any]:
     return {
         "steps": result.steps,
         "last_step": result.last_step,
         "loss": result.loss,
         "step_seconds": result.step_seconds,
+        "samples_per_second": job.batch / result.step_seconds if result.step_seconds else None,
         "predicted_step_seconds": result.predicted_step_seconds,
         "checkpoint": str(result.checkpoint) if result.checkpoint else None,
         "bytes_sent": result.bytes_sent,

@@ -54,13 +54,14 @@ class _Watch(ABC):
 
 
 class Bar(_Watch):
-    """Shows step, loss, samples a second, time and bytes on standard error.
+    """Shows step, loss, samples and tokens a second, time, bytes and the time left on standard error.
 
     `predicted` is the time that was predicted for these devices and links; if it is None, no prediction is shown.
+    `sequence` is the number of tokens in a sample, for models that have them.
     """
 
-    def __init__(self, steps: int, batch: int, predicted: float | None) -> None:
-        self._steps, self._batch, self._predicted = steps, batch, predicted
+    def __init__(self, steps: int, batch: int, predicted: float | None, sequence: int | None = None) -> None:
+        self._steps, self._batch, self._predicted, self._sequence = steps, batch, predicted, sequence
         self._stream = sys.stderr
         self._sent: dict[str, int] = {}
         self._next_line = 0.0
@@ -104,8 +105,10 @@ class Bar(_Watch):
     def _step(self, step: Stepped) -> None:
         loss = "loss not a number" if step.loss is None else f"loss {step.loss:.4f}"
         predicted = "" if self._predicted is None else f" ({format_seconds(self._predicted)} predicted)"
+        rate = self._batch / step.seconds
+        tokens = "" if self._sequence is None else f" ({rate * self._sequence:.3g} tokens/s)"
         text = (
-            f"{loss}  {self._batch / step.seconds:.3g} samples/s  {format_seconds(step.seconds)}{predicted}"
+            f"{loss}  {rate:.3g} samples/s{tokens}  {format_seconds(step.seconds)}{predicted}"
             f"  {format_bytes(sum(self._sent.values()))} sent"
         )
         text += "  (skipped: gradients overflowed)" * step.skipped
@@ -114,7 +117,8 @@ class Bar(_Watch):
             self._bar.update(self._task, completed=done, description=text)
         elif time.monotonic() >= self._next_line or done == self._steps:
             self._next_line = time.monotonic() + _LINE_EVERY
-            self._say(f"step {done}/{self._steps}  {text}")
+            left = f"  {format_seconds((self._steps - done) * step.seconds)} left" if done < self._steps else ""
+            self._say(f"step {done}/{self._steps}  {text}{left}")
 
     def _say(self, text: str) -> None:
         if self._bar is not None:

@@ -25,7 +25,7 @@ __all__ = ["check_job", "load_job", "load_jobs", "load_workload", "named_code", 
 
 _FUNCTION = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 _MODEL = re.compile(rf"zoo:[A-Za-z0-9][A-Za-z0-9._-]*|hf:.+|.+\.json|{_FUNCTION}", re.ASCII)
-_DATA = re.compile(rf"synthetic|text:.+|{_FUNCTION}", re.ASCII)
+_DATA = re.compile(rf"synthetic|(?:text|tokens):.+|{_FUNCTION}", re.ASCII)
 _SOUND: dict[str | int, object] = {"name": "job", "model": "zoo:gpt2", "batch": 1}  # for required fields
 _SHAPE = re.compile(rf"{'|'.join(SHAPES)}|{_FUNCTION}", re.ASCII)
 _LOSS = re.compile(rf"default|{_FUNCTION}", re.ASCII)
@@ -73,8 +73,11 @@ def named_code(job: Job) -> tuple[str, ...]:
     job file given there.
     """
     given = (
-        (job.model, ("zoo:", "hf:")), (job.data, ("text:",)), (job.loss, ()), (job.optimizer.schedule.shape, ()),
-    )  # fmt: skip
+        (job.model, ("zoo:", "hf:")),
+        (job.data, ("text:", "tokens:")),
+        (job.loss, ()),
+        (job.optimizer.schedule.shape, ()),
+    )
     named = [text for text, others in given if re.fullmatch(_FUNCTION, text, re.ASCII) and not text.startswith(others)]
     return tuple(dict.fromkeys(named))
 
@@ -147,7 +150,7 @@ def _broken_texts(job: Job) -> Iterator[_Broken]:
     if not _MODEL.fullmatch(job.model):
         yield _Broken(("model",), job.model, "zoo:NAME, hf:CONFIG.json, package.module:function or MODEL.json")
     if not _DATA.fullmatch(job.data):
-        yield _Broken(("data",), job.data, "synthetic, text:FILE or package.module:function")
+        yield _Broken(("data",), job.data, "synthetic, text:FILE, tokens:FILE or package.module:function")
     if not _LOSS.fullmatch(job.loss):
         yield _Broken(("loss",), job.loss, "default or package.module:function")
     if job.weights == "":

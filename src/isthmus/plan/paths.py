@@ -20,7 +20,7 @@ from isthmus.plan.types import Pipeline, Plan
 
 __all__ = ["check_data", "from_file", "named_plan", "names_only", "to_file"]
 
-_PATH = re.compile(r"(?P<head>hf:|text:)?(?P<path>.+)", re.DOTALL)
+_PATH = re.compile(r"(?P<head>hf:|text:|tokens:)?(?P<path>.+)", re.DOTALL)
 
 
 def to_file(plan: Plan, file: Path) -> Plan:
@@ -43,10 +43,10 @@ def check_data(plan: Plan, file: Path) -> None:
     """Raise DataError unless the text files that the jobs are trained on exist; the plan was read from `file`."""
     for job in plan.jobs:
         kind, _, path = job.data.partition(":")
-        if kind == "text" and not _exists(Path(path)):
+        if kind in ("text", "tokens") and not _exists(Path(path)):
             places = dict.fromkeys(str((folder / path).resolve()) for folder in (*_folders(file), Path.cwd()))
             raise DataError(
-                "there is no such file of text",
+                f"there is no such file of {kind}",
                 where=f"{file}: {job.data}",
                 found=f"none at {', '.join(places)}",
                 expected="a path that is relative to the plan's folder",
@@ -105,7 +105,7 @@ def _job(job: Job, change: Callable[[str], str]) -> Job:
     model, data = job.model, job.data
     if model.startswith("hf:") or (model.endswith(".json") and not model.startswith("zoo:")):
         model = _text(model, change)
-    if data.startswith("text:"):
+    if data.startswith(("text:", "tokens:")):
         data = _text(data, change)
     weights = None if job.weights is None else change(job.weights)
     if (model, data, weights) == (job.model, job.data, job.weights):

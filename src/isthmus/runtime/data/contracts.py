@@ -29,11 +29,15 @@ def check_contracts(job: Job) -> None:
     This runs the code that the job names.
     """
     own = {job.data, job.loss} & {*named_code(job)}
-    if not own and job.weights is None:
+    files = job.data.startswith(("text:", "tokens:"))
+    if not own and not files and job.weights is None:
         return
     with torch.device("meta"):
         built = source.build(job.model, job.sequence, job.frozen)
     check_weights(job, built.module)
+    if files:
+        samples = open_samples(job, built)
+        samples.get(range(min(2, samples.count or 2)))
     if not own:
         return
     samples, loss = open_samples(job, built), open_loss(job, built)

@@ -2,6 +2,7 @@
 
 synthetic                   drawn for each number from the job's seed; endless
 text:FILE                   the bytes of a file as tokens, each followed by its next byte
+tokens:FILE                 the numbers of a file as tokens: a .npy of 16 or 32 bits, else raw 16 bits, little-endian
 package.module:function     the user's: a dataset with `len()` and `[number] -> (inputs, target)`, or Samples
 
 The order in which a job goes through its samples is in `sample_order.py`.
@@ -15,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -50,8 +52,9 @@ def open_samples(job: Job, built: BuiltModel) -> Samples:
     """
     if job.data == "synthetic":
         return _Synthetic(job, built)
-    if job.data.startswith("text:"):
-        return _Text(Path(job.data.removeprefix("text:")), built)
+    kind, _, path = job.data.partition(":")
+    if kind in ("text", "tokens"):
+        return _Sequences(kind, Path(path), built)
     offered = {"seed": job.seed} if built.sequence is None else {"seed": job.seed, "sequence": built.sequence}
     expected = "a function that can be called without arguments, or with seed and sequence"
     given = call(find(job.data, DataError), offered, job.data, expected=expected, error=DataError)
@@ -93,41 +96,60 @@ def _seed_of(seed: int, number: int) -> int:
     return int.from_bytes(blake2b(f"sample {seed} {number}".encode(), digest_size=8).digest(), "little") >> 1
 
 
-class _Text:
-    """The bytes of a file as samples, which predict the next byte.
+class _Sequences:
+    """A file of tokens as samples, which predict the next token.
 
-    Sample i is the bytes i s .. (i + 1) s of the file, with s the length of a sequence: all but the last are inputs,
-    all but the first are targets. A file that changes after it was opened is refused, because its samples would be
-    others.
+    Sample i is the tokens i s .. (i + 1) s of the file, with s the length of a sequence: all but the last are inputs,
+    all but the first are targets. The bytes of `text:FILE` are tokens themselves; `tokens:FILE` holds numbers of 16 or
+    32 bits. A file that changes after it was opened is refused, because its samples would be others.
     """
 
-    def __init__(self, path: Path, built: BuiltModel) -> None:
-        self._path, self._where = path, f"text:{path}"
-        self._form = _next_token_form(built, self._where)
-        self._length = inputs_of(self._form)[0].shape[1]
+    def __init__(self, kind: str, path: Path, built: BuiltModel) -> None:
+        self._path, self._where = path, f"{kind}:{path}"
         self._state = self._look()
-        if self._state.size <= self._length:
+        self._dtype: np.dtype[Any] = np.dtype(np.uint8)
+        self._start = 0  # the byte at which the tokens begin
+        if kind == "tokens":
+            self._dtype, self._start = _stored(path, self._where)
+        self._vocabulary = _vocabulary(built)
+        self._form = _next_token_form(built, self._where, known=_BYTES if kind == "text" else 1)
+        self._length = inputs_of(self._form)[0].shape[1]
+        tokens = (self._state.size - self._start) // self._dtype.itemsize
+        if tokens <= self._length:
+            what, unit = ("text", "bytes") if kind == "text" else ("file", "tokens")
             raise DataError(
-                "the text is too short for one sample",
+                f"the {what} is too short for one sample",
                 where=self._where,
-                found=f"{self._state.size} bytes",
-                expected=f"at least {self._length + 1}: a sequence and the byte after it",
+                found=f"{tokens} {unit}",
+                expected=f"at least {self._length + 1}: a sequence and the {unit[:-1]} after it",
             )
-        self.count = (self._state.size - 1) // self._length
+        self.count = (tokens - 1) // self._length
 
     def get(self, numbers: Sequence[int]) -> tuple[Example, Tensor]:
         """Read these samples."""
-        size = self._length + 1
+        width, size = self._dtype.itemsize, self._length + 1
         try:
             with self._path.open("rb", buffering=0) as file:
                 self._check_same(_State.of(os.fstat(file.fileno())))
-                read = [os.pread(file.fileno(), size, number * self._length) for number in numbers]
+                read = [
+                    os.pread(file.fileno(), size * width, self._start + number * self._length * width)
+                    for number in numbers
+                ]
         except OSError as error:
             raise self._unreadable(error) from error
-        if any(len(part) != size for part in read):
+        if any(len(part) != size * width for part in read):
             found, expected = str(list(numbers)[:8]), f"numbers below {self.count}"
             raise DataError("a sample lies outside of the text", where=self._where, found=found, expected=expected)
-        tokens = torch.frombuffer(bytearray().join(read), dtype=torch.uint8).view(len(read), size).long()
+        stored = np.frombuffer(b"".join(read), dtype=self._dtype).reshape(len(read), size)
+        if stored.size and int(stored.max()) >= self._vocabulary:
+            raise DataError(
+                "a token is not in the model's vocabulary",
+                where=self._where,
+                found=f"token {int(stored.max())}, read as {self._dtype.name}",
+                expected=f"tokens below {self._vocabulary}",
+                next="Use the model's own tokenizer; save 32-bit tokens as .npy",
+            )
+        tokens = torch.from_numpy(stored.astype(np.int64))
         return refilled(self._form, [tokens[:, :-1].contiguous()]), tokens[:, 1:].contiguous()
 
     def _look(self) -> _State:
@@ -174,27 +196,50 @@ class _State:
         return cls(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
-def _next_token_form(built: BuiltModel, where: str) -> Example:
-    """Return an example of a model that reads one sequence of tokens, knows every byte, and predicts the next token.
+def _stored(path: Path, where: str) -> tuple[np.dtype[Any], int]:
+    """Return the dtype of a file's tokens and the byte at which they begin; nothing is unpickled."""
+    if path.suffix != ".npy":
+        return np.dtype("<u2"), 0
+    try:
+        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as problem:
+        raise DataError("the tokens cannot be read", where=where, found=str(problem)[:200]) from None
+    if mapped.ndim != 1 or mapped.dtype.kind not in "ui" or mapped.dtype.itemsize not in (2, 4):
+        raise DataError(
+            "this is no file of tokens",
+            where=where,
+            found=f"an array {mapped.dtype.name}{list(mapped.shape)}",
+            expected="one dimension of integers of 16 or 32 bits",
+        )
+    return mapped.dtype, int(mapped.offset)
+
+
+def _vocabulary(built: BuiltModel) -> int:
+    """Return the number of tokens that the model knows: the rows of its first embedding."""
+    return next((m.num_embeddings for m in built.module.modules() if isinstance(m, nn.Embedding)), 0)
+
+
+def _next_token_form(built: BuiltModel, where: str, known: int) -> Example:
+    """Return an example of a model that reads one sequence of tokens, knows so many, and predicts the next token.
 
     Raise DataError for any other model.
     """
     example, target = built.draw(1, 0)
     inputs = inputs_of(example)
-    vocabulary = next((m.num_embeddings for m in built.module.modules() if isinstance(m, nn.Embedding)), 0)
+    vocabulary = _vocabulary(built)
     shifted = target is None or (target.shape == inputs[0].shape and torch.equal(target[:, :-1], inputs[0][:, 1:]))
     if len(inputs) != 1 or inputs[0].ndim != 2 or inputs[0].is_floating_point():
         found = "inputs " + ", ".join(described(value) for value in inputs)
-    elif vocabulary < _BYTES:
+    elif vocabulary < known:
         found = f"a vocabulary of {vocabulary}"
     elif not shifted:
         found = "a model that does not predict the next token"
     else:
         return example
     raise DataError(
-        f"{built.name} cannot be trained on the bytes of a file",
+        f"{built.name} cannot be trained on {'the bytes of a file' if known == _BYTES else 'a file of tokens'}",
         where=where,
         found=found,
-        expected=f"a model that predicts the next of a sequence of tokens, and knows {_BYTES} or more",
+        expected=f"a model that predicts the next of a sequence of tokens, and knows {known} or more",
         next="Use data: synthetic, or name a function: data: package.module:function",
     )
