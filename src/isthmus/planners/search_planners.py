@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from isthmus.planners.budget import Search
 from isthmus.planners.layout.memory_fit import MemoryFit
@@ -29,7 +30,7 @@ from isthmus.planners.search_constants import (
     TREE_POLISH_PART,
 )
 
-__all__ = ["BEYOND"]
+__all__ = ["BEYOND", "Registered"]
 
 Planner = Callable[[Problem, MemoryFit, Search, Sequence[Candidate]], Candidate | None]  # plans so far, the best first
 
@@ -107,4 +108,18 @@ def _tree_search(
     return pool.best
 
 
-BEYOND: dict[str, Planner] = {"auto": auto, "split": split, "exact": exact, "search": search, "learned": learned}
+class Registered(NamedTuple):
+    """A planner, and how it is run."""
+
+    find: Planner
+    with_schemes: bool = True  # it is given the schemes' plans, and one of these may be the answer
+    usual_effort: bool = True  # without a budget, the usual effort ends it; False: it runs until it is done
+
+
+BEYOND: dict[str, Registered] = {
+    "auto": Registered(auto),
+    "split": Registered(split, with_schemes=False),
+    "exact": Registered(exact, usual_effort=False),
+    "search": Registered(search),
+    "learned": Registered(learned),
+}
