@@ -99,9 +99,10 @@ class Rounds:
         self._begin()
 
     def _begin(self) -> None:
-        """Forget which plans the schemes have tried, and all prices; plans that were found before stay answers.
+        """Begin all schemes anew, and forget all prices; plans that were found before stay answers.
 
-        The round of the usual effort begins like this. If it is the first one, there is nothing to forget.
+        The search begins so, and so does the round of the usual effort. Where that is the first round, the second time
+        changes nothing.
         """
         self._known, before = {}, self.schemes
         self.schemes = {

@@ -55,7 +55,7 @@ class Candidates:
         self.shaped: set[object] = set()  # stages that were looked at
         self.polished: set[Layout] = set()
         self.rest: list[tuple[Grouping, tuple[Bundle, ...], Layout]] = []  # what promised too little to be priced
-        self.width = 1  # times _POOL: settings whose changes are tried
+        self.width = 1  # times POOL: settings whose changes are tried
         self._seen: set[object] = set()
         self._direct = problem.network is problem.simulator.priced  # over relays the same layout is another plan
 

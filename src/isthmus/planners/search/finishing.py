@@ -15,8 +15,7 @@ from isthmus.planners.schemes.data_parallel import data
 from isthmus.planners.schemes.fix import Fix
 from isthmus.planners.search.candidates import Candidates, distinct, replicated, resync, sync_anew
 from isthmus.planners.search.duplicates import could_duplicate, with_duplicates
-from isthmus.planners.search_constants import DUPLICATED_ENDS, DUPLICATES_NEAR, DUPLICATES_PART, SYNC_GAIN, SYNCED
-from isthmus.planners.search_constants import GAIN as WORTH
+from isthmus.planners.search_constants import DUPLICATED_ENDS, DUPLICATES_NEAR, DUPLICATES_PART, GAIN, SYNC_GAIN, SYNCED
 
 __all__ = ["finish"]
 
@@ -92,7 +91,7 @@ def slice_stages(pool: Candidates) -> None:
         plan, before = more_slices(pool.problem, pool.best.plan, stage % stages), pool.limit
         candidate = None if plan is None else pool.search.price(plan)
         pool.search.tell("slices")
-        if candidate is not None and candidate.price.step_seconds < WORTH * before and pool.keep(candidate):
+        if candidate is not None and candidate.price.step_seconds < GAIN * before and pool.keep(candidate):
             since = 0
         else:
             stage, since = stage + 1, since + 1

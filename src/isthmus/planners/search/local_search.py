@@ -32,6 +32,7 @@ from isthmus.planners.search_constants import (
     DEGREES,
     FIRST_PART,
     FIRST_PRICED,
+    GAIN,
     KEPT,
     MAKE_PART,
     ONE_LANE_PART,
@@ -43,7 +44,6 @@ from isthmus.planners.search_constants import (
     SHAPED,
     WIDER_PRICED,
 )
-from isthmus.planners.search_constants import GAIN as WORTH
 
 __all__ = ["Proposals", "explore", "one_lane", "polish"]
 
@@ -93,7 +93,7 @@ def _proposed(pool: Candidates, propose: Proposals) -> None:
 def _refine(pool: Candidates) -> None:
     """Climb, reshape and polish in turns, until none of them gains."""
     before = float("inf")
-    while pool.limit < WORTH * before and not pool.search.spent():
+    while pool.limit < GAIN * before and not pool.search.spent():
         before = pool.limit
         with pool.search.within(CLIMB_PART):
             _climb(pool)
@@ -214,7 +214,7 @@ def _reshaped(pool: Candidates, found: Tried) -> Tried | None:
             return None
         candidate = pool.priced(layout, found.how, found.buckets)
         pool.search.tell("stages")
-        gains = candidate is not None and candidate.price.step_seconds < WORTH * found.seconds
+        gains = candidate is not None and candidate.price.step_seconds < GAIN * found.seconds
         if candidate is not None and gains and pool.keep(candidate):
             parts = tuple(
                 tuple(bundle_of(pool.problem, (group,)) for stage in lane.stages for group, _ in stage)
@@ -287,7 +287,7 @@ def polish(pool: Candidates) -> None:
                     continue
                 candidate = pool.priced(timed, start.how, start.buckets)
                 pool.search.tell("polish")
-                gains = candidate is not None and candidate.price.step_seconds < WORTH * seconds
+                gains = candidate is not None and candidate.price.step_seconds < GAIN * seconds
                 if candidate is not None and gains and pool.keep(candidate):
                     current, seconds, moved = timed, candidate.price.step_seconds, True
                     break
