@@ -37,25 +37,26 @@ Planner = Callable[[Problem, MemoryFit, Search, Sequence[Candidate]], Candidate 
 
 def split(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Return the best pipeline over all devices, in every usual order of them, by dynamic programming."""
-    pool = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
-    one_lane(pool)
-    finish(pool)
-    return pool.best
+    candidates = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
+    one_lane(candidates)
+    finish(candidates)
+    return candidates.best
 
 
 def auto(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Search for pipelines side by side, with direct links first; then settle all that a layout leaves open."""
-    pool = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
+    candidates = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
     with search.within(EXPLORE_PART):
         with search.within(DIRECT_PART if problem.vias else 1.0):
-            explore(pool, given, _proposals())
+            explore(candidates, given, _proposals())
         if problem.vias:
             relayed = problem.with_relays
-            direct, pool = pool, Candidates(relayed, LaneMaker(relayed, memory, search.state), search, pool.best)
-            pool.found += direct.found
-            explore(pool, ())
-    finish(pool, synced=True)
-    return pool.best
+            direct = candidates
+            candidates = Candidates(relayed, LaneMaker(relayed, memory, search.state), search, direct.best)
+            candidates.found += direct.found
+            explore(candidates, ())
+    finish(candidates, synced=True)
+    return candidates.best
 
 
 def _proposals() -> Proposals | None:
@@ -72,16 +73,16 @@ def exact(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[C
     with search.within(EXACT_FIRST_PART):
         explore(first, given, _proposals())
     search.cut_short = False  # what `auto` left out is looked at here
-    pool = Candidates(relayed, lanes, search, first.best)
+    candidates = Candidates(relayed, lanes, search, first.best)
     with search.within(1.0 - EXACT_LAST_PART):
-        open_forms(pool)
+        open_forms(candidates)
     proven = not search.cut_short
     with search.within(EXACT_POLISH_PART):
-        polish(pool)
-    finish(pool)
+        polish(candidates)
+    finish(candidates)
     finish(first, synced=True)  # it may gain more by that
     search.cut_short = not proven
-    return first.best if first.limit < pool.limit else pool.best
+    return first.best if first.limit < candidates.limit else candidates.best
 
 
 def search(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
@@ -98,14 +99,14 @@ def _tree_search(
     problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate], prior: Prior
 ) -> Candidate | None:
     """Return the best plan so far, or a faster one that a tree search with this prior leads to."""
-    pool = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
+    candidates = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
     with search.within(TREE_PART):
-        SearchTree(pool, prior).grow()
-    pool.rank()
+        SearchTree(candidates, prior).grow()
+    candidates.rank()
     with search.within(TREE_POLISH_PART):
-        polish(pool)
-    finish(pool)
-    return pool.best
+        polish(candidates)
+    finish(candidates)
+    return candidates.best
 
 
 class Registered(NamedTuple):
