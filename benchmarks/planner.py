@@ -107,7 +107,7 @@ def judged(key: tuple[str, str, int, int]) -> Row:
     group, name, seed, calls = key
     case = case_named(group, name)
     made = {planner: attempt(case, seed, planner, calls) for planner in PLANNED}
-    with mock.patch("isthmus.planners.search_planners.propose", lambda prior, pool: None):
+    with mock.patch("isthmus.planners.search_planners.propose", lambda prior, candidates: None):
         made["auto_without_network"] = attempt(case, seed, "auto", calls)
     row: Row = {"case": f"{case.group}/{case.name}", "devices": len(case.cluster.devices)}
     row |= schemes(case, seed)

@@ -67,7 +67,7 @@ class Plain:
 
     def passing(self, groups: Groups, last: str, first: str, b: int) -> float:
         """Seconds in which all samples go from a stage, whose last device is named, to the next one's first."""
-        cluster, size = self.task.simulator.priced, [0.0, 0.0]
+        cluster, size = self.task.simulator.priced_cluster, [0.0, 0.0]
         for tensor in self.task.graph.tensors:
             width = tensor.width or self.task.table.width
             if tensor.source < b <= max(tensor.targets, default=-1) and tensor.source >= 0:

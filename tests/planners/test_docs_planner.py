@@ -12,7 +12,7 @@ from isthmus.plan.types import Pipeline
 from isthmus.planners import portfolio
 from isthmus.planners.portfolio import choose_plan
 from isthmus.planners.schemes.all_schemes import SCHEMES
-from isthmus.planners.search_planners import BEYOND
+from isthmus.planners.search_planners import BEYOND, Registered
 from tests.plan.small_models import chain
 from tests.planners.test_portfolio import problem, two_regions
 from tests.test_docs import DOCS, FENCE, empty_folder, play
@@ -41,14 +41,19 @@ def test_a_planner_is_added_as_the_page_says(tmp_path: Path, monkeypatch: pytest
     (block,) = [b for b in FENCE.finditer((DOCS / "planners.md").read_text("utf-8")) if b["language"] == "python"]
     file = tmp_path / "alone.py"
     file.write_text(block["body"], "utf-8")
-    monkeypatch.setitem(BEYOND, "alone", runpy.run_path(str(file))["alone"])
+    alone = Registered(runpy.run_path(str(file))["alone"])
+    monkeypatch.setitem(BEYOND, "alone", alone._replace(with_schemes=False))
     monkeypatch.setattr(portfolio, "PLANNERS", (*BEYOND, *SCHEMES))
-    choice = choose_plan(problem(two_regions(), chain(6), batch=8), planner="alone", calls=60)
+    task = problem(two_regions(), chain(6), batch=8)
+    choice = choose_plan(task, planner="alone", calls=60)
     (part,) = choice.plan.parts
     assert isinstance(part, Pipeline)
     assert choice.planner == "alone"
     assert [replica.devices for stage in part.stages for replica in stage.replicas] == [("a/quick/0",)]
     assert choice.price.fits and choice.price.step_seconds >= choice.lower_bound
+    monkeypatch.setitem(BEYOND, "alone", alone)
+    improved = choose_plan(task, planner="alone")
+    assert improved.price.step_seconds == min(s for s in (*improved.schemes.values(), choice.price.step_seconds) if s)
 
 
 def test_every_planner_that_is_registered_can_be_named() -> None:

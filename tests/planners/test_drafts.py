@@ -49,7 +49,7 @@ def random_draft(drafts: Drafts, random: Random) -> Draft:
     return draft
 
 
-def pool_of(task: Problem, **limits: int) -> Candidates:
+def candidates_of(task: Problem, **limits: int) -> Candidates:
     search = Search(SearchState(task), Limits(**limits), None)
     return Candidates(task, LaneMaker(task, MemoryFit(task), search.state), search, None)
 
@@ -98,35 +98,35 @@ def test_what_can_be_chosen() -> None:
 def test_the_tree_finds_the_best_of_all_drafts() -> None:
     """Against pricing every draft there is."""
     task = problem(two_regions(), chain(6), 24)
-    drafts, leaves = Drafts(task), Leaves(pool_of(task), Drafts(task))
+    drafts, leaves = Drafts(task), Leaves(candidates_of(task), Drafts(task))
     best = min(leaves.price(draft) for draft in whole_drafts(drafts))
-    pool = pool_of(problem(two_regions(), chain(6), 24), calls=600)
-    SearchTree(pool, even).grow()
-    assert pool.limit <= best * 1.001
+    candidates = candidates_of(problem(two_regions(), chain(6), 24), calls=600)
+    SearchTree(candidates, even).grow()
+    assert candidates.limit <= best * 1.001
 
 
-def wrong(pool: Candidates, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
+def wrong(candidates: Candidates, drafts: Drafts, asked: Sequence[Asked]) -> list[Floats]:
     """Sure of the last action, always: the last devices idle, all state sharded."""
     return [np.array([1e-6] * (len(actions) - 1) + [1.0]) for _, actions in asked]
 
 
 def test_a_prior_that_is_wrong_is_doubted_in_time() -> None:
     task = problem(two_regions(), chain(6), 24)
-    best = min(Leaves(pool_of(task), Drafts(task)).price(draft) for draft in whole_drafts(Drafts(task)))
-    pool = pool_of(problem(two_regions(), chain(6), 24), calls=600)
-    tree = SearchTree(pool, wrong)
+    best = min(Leaves(candidates_of(task), Drafts(task)).price(draft) for draft in whole_drafts(Drafts(task)))
+    candidates = candidates_of(problem(two_regions(), chain(6), 24), calls=600)
+    tree = SearchTree(candidates, wrong)
     for _ in range(3):
         tree.round()
-    assert pool.limit > best * 1.05
+    assert candidates.limit > best * 1.05
     tree.grow()
-    assert pool.limit <= best * 1.001
+    assert candidates.limit <= best * 1.001
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:
     found = []
     for _ in range(2):
-        pool = pool_of(problem(two_regions(), chain(8), 48), calls=60)
-        SearchTree(pool, even).grow()
-        found.append(pool.best)
-        assert pool.search.made <= 60 + 3
+        candidates = candidates_of(problem(two_regions(), chain(8), 48), calls=60)
+        SearchTree(candidates, even).grow()
+        found.append(candidates.best)
+        assert candidates.search.made <= 60 + 3
     assert found[0] is not None and found[1] is not None and found[0].plan == found[1].plan

@@ -179,11 +179,11 @@ def test_a_scheme_that_never_ends_thinking_is_cut_short(monkeypatch: pytest.Monk
 def test_the_hasty_ask_the_network_first(seconds: float | None, first: bool) -> None:
     task = problem(two_regions(), chain(6))
     search, found = Search(SearchState(task), Limits(seconds, calls=40), None), []
-    pool = Candidates(task, LaneMaker(task, MemoryFit(task), search.state), search, None)
-    explore(pool, [], lambda asked: found.append(len(asked.found)))
+    candidates = Candidates(task, LaneMaker(task, MemoryFit(task), search.state), search, None)
+    explore(candidates, [], lambda asked: found.append(len(asked.found)))
     assert len(found) == 1 and (found[0] == 0) == first
-    with pool.search.within(0.01):
-        assert pool.search.hasty == first, "it is the whole budget that counts"
+    with candidates.search.within(0.01):
+        assert candidates.search.hasty == first, "it is the whole budget that counts"
 
 
 def one_micro_batch(graph: BlockGraph) -> tuple[Problem, Candidates]:
@@ -193,22 +193,22 @@ def one_micro_batch(graph: BlockGraph) -> tuple[Problem, Candidates]:
     members = [[((first,), 24)], [((last,), 24)]]
     start = task.price(make_plan(task, build_stages(task, [0, 3], members, StageOptions()), 1))
     search = Search(SearchState(task), Limits(), None)
-    pool = Candidates(task, LaneMaker(task, MemoryFit(task), search.state), search, start)
-    return task, pool
+    candidates = Candidates(task, LaneMaker(task, MemoryFit(task), search.state), search, start)
+    return task, candidates
 
 
 def test_slices_are_taken_as_long_as_they_gain() -> None:
-    task, pool = one_micro_batch(chain(6, width=512, rows=1024))
-    before = pool.limit
-    finish(pool)
-    assert pool.best is not None and pool.limit < 0.9 * before
-    check(pool.best.plan, task.cluster, {"job": task.graph})
-    slices = [stage.replicas[0].slices for stage in only_pipeline(pool.best.plan).stages]
+    task, candidates = one_micro_batch(chain(6, width=512, rows=1024))
+    before = candidates.limit
+    finish(candidates)
+    assert candidates.best is not None and candidates.limit < 0.9 * before
+    check(candidates.best.plan, task.cluster, {"job": task.graph})
+    slices = [stage.replicas[0].slices for stage in only_pipeline(candidates.best.plan).stages]
     assert max(slices) > 1
     for number in range(2):
-        plan = more_slices(task, pool.best.plan, number)
-        assert plan is None or task.price(plan).price.step_seconds >= 0.999 * pool.limit
-    start = pool.best.plan
+        plan = more_slices(task, candidates.best.plan, number)
+        assert plan is None or task.price(plan).price.step_seconds >= 0.999 * candidates.limit
+    start = candidates.best.plan
     for _ in range(6):
         start = more_slices(task, start, 0) or start
     assert only_pipeline(start).stages[0].replicas[0].slices == 24 and more_slices(task, start, 0) is None
@@ -217,9 +217,11 @@ def test_slices_are_taken_as_long_as_they_gain() -> None:
 def test_samples_that_a_block_mixes_are_not_sliced() -> None:
     graph = chain(6, width=512, rows=1024)
     mixing = msgspec.structs.replace(graph.blocks[1], mixes_samples=("batch_norm",))
-    task, pool = one_micro_batch(msgspec.structs.replace(graph, blocks=(graph.blocks[0], mixing, *graph.blocks[2:])))
-    assert pool.best is not None and more_slices(task, pool.best.plan, 0) is None
-    assert more_slices(task, pool.best.plan, 1) is not None
+    task, candidates = one_micro_batch(
+        msgspec.structs.replace(graph, blocks=(graph.blocks[0], mixing, *graph.blocks[2:]))
+    )
+    assert candidates.best is not None and more_slices(task, candidates.best.plan, 0) is None
+    assert more_slices(task, candidates.best.plan, 1) is not None
 
 
 class Impatience:

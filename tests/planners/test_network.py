@@ -21,7 +21,7 @@ from isthmus.planners.learned.network_numpy import log_likely
 from isthmus.planners.learned.prior import load_network, save_network, shipped_prior
 from isthmus.planners.learned.tree_search import SearchTree
 from tests.plan.small_models import chain
-from tests.planners.test_drafts import pool_of
+from tests.planners.test_drafts import candidates_of
 from tests.planners.test_portfolio import problem, two_regions
 
 SHIPPED = Path(__file__).resolve().parents[2] / "src" / "isthmus" / "planners" / "learned" / "planner.safetensors"
@@ -52,10 +52,10 @@ def looks(seed: int = 0) -> list[Looked]:
     """Some drafts of one problem, on the way to whole ones."""
     task = problem(two_regions(), chain(8), 48)
     drafts, random = Drafts(task), Random(seed)
-    pool = pool_of(task, calls=10)
-    SearchTree(pool, even).grow()
-    assert pool.best is not None
-    look, told, found = Look(task, drafts), feedback_of(task, pool.best), []
+    candidates = candidates_of(task, calls=10)
+    SearchTree(candidates, even).grow()
+    assert candidates.best is not None
+    look, told, found = Look(task, drafts), feedback_of(task, candidates.best), []
     draft = Draft()
     while actions := drafts.actions(draft):
         found.append(look.at(draft, actions, told))
@@ -121,9 +121,9 @@ def test_the_shipped_network() -> None:
     for batch in (24, 48, 96):
         found = []
         for prior in (shipped_prior(), even):
-            pool = pool_of(problem(two_regions(), chain(8), batch), calls=8)
-            SearchTree(pool, prior).grow()
-            found.append(pool.limit)
+            candidates = candidates_of(problem(two_regions(), chain(8), batch), calls=8)
+            SearchTree(candidates, prior).grow()
+            found.append(candidates.limit)
         gains.append(np.log(found[1] / found[0]))
     assert np.mean(gains) > 0.0
 

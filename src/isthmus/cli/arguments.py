@@ -200,7 +200,7 @@ def _plan(parser: Parser) -> None:
         "--planner",
         metavar="NAME",
         default="auto",
-        help="auto (all of them, the default), split, exact, search, learned, or one scheme of the table",
+        help="auto (the default: improves on the best scheme), split, exact, search, learned, or a scheme of the table",
     )
     parser.add_argument("--fix", metavar="tp=2,pp=4", help="pin degrees of the grid planner: tp, pp, dp, micro")
     parser.add_argument("--budget", type=_seconds, metavar="SECONDS", help="stop searching after this time")

@@ -26,7 +26,5 @@ In reading order:
 - `calibrate.py`: how constants are fitted to measurements.
 - `version.py`: the version of the cost model.
 
-To add a kind of sync, name it in `How` (`plan/types.py`); give it a number in `task_types.py` and an entry in `_HOW`
-(`plan_arrays.py`); write its messages in `collectives.py`, and call that function in `reduce` (`bucket_tasks.py`); and
-count its memory in `scratch_bytes` (`memory.py`). `plan/__init__.py` says where its rules go.
+`plan/__init__.py` lists all that has to be done to add a kind of sync.
 """

@@ -87,7 +87,10 @@ def reduce(
     out: TaskList, wires: Wires, how: int, devices: Ints, ready: Ints, done: Ints, whole: float, planned: int,
     root: int, b: int,
 ) -> None:  # fmt: skip
-    """Write the messages after which every participant has the sum of a bucket."""
+    """Write the messages after which every participant has the sum of a bucket.
+
+    `how` is RING, TREE or SERVER; `sync` writes the other kinds itself.
+    """
     if how == SERVER:
         server(out, wires, devices, ready, done, whole, planned, root, b)
     elif how == TREE:

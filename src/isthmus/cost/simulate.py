@@ -112,9 +112,8 @@ class Simulator:
         """
         self.cluster, self.models, self.efficiency, self.profile = cluster, models, efficiency, profile
         self.tasks = 0  # of all plans priced so far
-        self.priced = (
-            with_overheads(cluster, profile.network) if profile is not None else cluster
-        )  # with the rates and latencies that messages meet
+        # with the rates and latencies that messages meet
+        self.priced_cluster = with_overheads(cluster, profile.network) if profile is not None else cluster
         self._fabrics: dict[tuple[object, ...], Fabric] = {}
         self._tables: dict[tuple[str, Precision, bool], ModelTable] = {}
         self._out = new_list(4096, 8192)
@@ -155,7 +154,7 @@ class Simulator:
         key = (job, precision, mixed)
         if key not in self._tables:
             graph = self.models[job]
-            self._tables[key] = ModelTable(self.priced, graph, precision, mixed, self.efficiency, self.profile)
+            self._tables[key] = ModelTable(self.priced_cluster, graph, precision, mixed, self.efficiency, self.profile)
         return self._tables[key]
 
     def small(self, plan: Plan, most: int) -> tuple[Plan, Fabric, Folded | None]:
@@ -173,7 +172,7 @@ class Simulator:
         hosts, copies = folded.kept_hosts()
         names = [self._folder.hosts[host] for host in hosts]
         if (hosts, copies) not in self._fabrics:
-            self._keep((hosts, copies), folded_fabric(self.priced, names, copies, self._costs))
+            self._keep((hosts, copies), folded_fabric(self.priced_cluster, names, copies, self._costs))
         base, senders = self._fabrics[hosts, copies], [folded.senders.get(name, 1) for name in names]
         return folded.plan, with_copies(base, folded.kept, folded.copies, senders, folded.rounds), folded
 
@@ -183,9 +182,10 @@ class Simulator:
         if (plan.via, hosts) not in self._fabrics:
             there = {v.between: v.hosts for v in plan.via}
             back = {v.between[::-1]: v.hosts[::-1] for v in plan.via}
-            own = self.priced.hosts if hosts is None else {name: self.priced.hosts[name] for name in hosts}
+            all_hosts = self.priced_cluster.hosts
+            own = all_hosts if hosts is None else {name: all_hosts[name] for name in hosts}
             _check_playable("devices", sum(sum(host.devices.values()) for host in own.values()), _MOST)
-            cluster = self.priced if hosts is None else replace(self.priced, hosts=own)
+            cluster = self.priced_cluster if hosts is None else replace(self.priced_cluster, hosts=own)
             self._keep((plan.via, hosts), fabric(cluster, there | back, self._costs))
         return self._fabrics[plan.via, hosts]
 
@@ -202,7 +202,7 @@ class Simulator:
 
     @cached_property
     def _folder(self) -> Folder:
-        return Folder(self.priced)
+        return Folder(self.priced_cluster)
 
     @cached_property
     def _costs(self) -> Mapping[str, DeviceCosts]:
@@ -220,7 +220,7 @@ class Simulator:
             tables = [self.table(job.job.name, job.precision, job.job.mixed) for job in part.jobs]
             return prepare_pool(part, tables, self.cluster, net)
         table = self.table(part.job.name, part.precision, part.job.mixed)
-        flat = flatten(part, table, self.priced, net)
+        flat = flatten(part, table, self.priced_cluster, net)
         runs = merge_runs(flat.shape)
         links = stage_links(flat.shape.first, table.tensors)
         forward = run_edges(flat.shape, runs, links[0], links[1], False)

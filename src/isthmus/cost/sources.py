@@ -55,7 +55,7 @@ def times_used(simulator: Simulator, plan: Plan) -> TimesUsed:
     for part in small.parts:
         if isinstance(part, Pipeline):
             table = simulator.table(part.job.name, part.precision, part.job.mixed)
-            flat = flatten(part, table, simulator.priced, net)
+            flat = flatten(part, table, simulator.priced_cluster, net)
             blocks.extend(_of_pipeline(flat, table))
             syncs.append(flat.sources[flat.syncs.how != DUPLICATE])
             if simulator.profile is not None and simulator.profile.collectives:

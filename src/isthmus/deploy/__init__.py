@@ -14,5 +14,6 @@ Read the files in this order:
 To add an engine, write a file beside `local.py` with a class that implements `Engine`; its `start` returns an object
 that implements `Running` (both in `engine.py`). The worker's side is `isthmus.runtime.worker_process`, which takes a
 `Start` line and sends the events of `isthmus.runtime.protocol`. In Python the engine is passed to `isthmus.train(...,
-engine=...)`; for the command line, choose it where `cli/train.py` creates the `LocalEngine`.
+engine=...)`. For the command line, add its name to the choices of `--engine` in `cli/arguments.py`, and create it in
+`_trained` in `cli/train.py`, which creates a `LocalEngine` now.
 """

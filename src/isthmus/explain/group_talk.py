@@ -34,7 +34,7 @@ def talk_of(given: PricedPlan, device: str) -> Talk | None:
     if not found or len(found[0][2].devices) == 1:
         return None
     simulator, (_, _, replica) = given.simulator, found[0]
-    size, rate, latency = group_of(simulator.priced, replica.devices)
+    size, rate, latency = group_of(simulator.priced_cluster, replica.devices)
     kind = given.cluster.devices[device].kind
 
     def seconds(group: Group) -> float:

@@ -15,7 +15,9 @@ The files in reading order:
 - `graph.py`: the block graph, which is all that planners and the simulator know of a model.
 - `capture.py`: makes the block graph of a model.
 - `torch_export.py`: exports a model's operations by `torch.export`, with the batch size left open.
+- `repeated_calls.py`: checks that a model does the same operations with the same numbers in every call.
 - `hidden_state.py`: refuses a model whose calls change what it keeps in Python.
+- `seen_by.py`: finds what a model's functions see besides its modules.
 - `restored_state.py`: runs a module and puts back what its forward changed.
 - `gradients.py`: refuses a model that defines gradients which export would lose.
 - `quiet.py`: silences a warning of torch.

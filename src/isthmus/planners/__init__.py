@@ -3,7 +3,7 @@
 Files in reading order:
 
 - `problem.py`: what is to be planned, on what; a `Problem` never changes.
-- `portfolio.py`: `choose_plan`, the way in; every planner proposes, the simulator judges, the fastest plan wins.
+- `portfolio.py`: `choose_plan`, the way in; it runs the search, and returns the fastest plan with all that it found.
 - `rounds.py`: one search in rounds: all schemes, then the planner that goes beyond them.
 - `schemes/`: the usual ways to train, which a planner must beat.
 - `search_planners.py`: the planners that go beyond them, each as a sequence of steps.
@@ -22,5 +22,6 @@ To add a scheme, write a function that yields ideas in a file of `schemes/`, lik
 Then give it a line in `SCHEMES`, in `schemes/all_schemes.py`.
 
 To add a planner, write a function like `split` in a file of its own (docs/planners.md has a whole one).
-Then give it a line in `BEYOND`, in `search_planners.py`.
+Then give it a line in `BEYOND`, in `search_planners.py`, which also says whether it starts from the schemes' plans and
+whether the usual effort ends it.
 """

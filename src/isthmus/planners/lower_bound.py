@@ -79,7 +79,7 @@ def worth_of(problem: Problem) -> Worth | None:
 
 
 def _islands(problem: Problem, worth: Worth, *, by_region: bool) -> _Islands:
-    cluster = problem.simulator.priced
+    cluster = problem.simulator.priced_cluster
     speeds: dict[str, float] = {}
     for name in problem.usable:
         host = cluster.host_of(name)

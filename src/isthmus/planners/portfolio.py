@@ -1,6 +1,8 @@
-"""Choose a plan: every planner proposes, the simulator judges, the fastest plan that fits wins.
+"""Choose a plan: the usual schemes are searched first, then `auto` or another planner searches for a faster plan.
 
-The search itself goes in rounds (`rounds`). Clusters of very many devices are planned as copies of a small one.
+`auto` is one function (`search_planners`), which starts from the best plan of the schemes. Without a budget, the
+schemes are searched to their end after it. The simulator judges all plans, and the fastest one that fits wins. The
+search goes in rounds (`rounds`). Clusters of very many devices are planned as copies of a small one.
 """
 
 from __future__ import annotations
@@ -107,8 +109,10 @@ def choose_plan(
     watch: Watch | None = None,
     beside: bool = True,
 ) -> Choice:
-    """Find the fastest plan that the planner can; `auto` tries all. With `beside` the usual schemes are priced too.
+    """Find the fastest plan that the planner can; its name is `auto`, another one of `BEYOND`, or that of a scheme.
 
+    `auto` searches all schemes, and then, from the best of their plans, for a faster one. With `beside` the usual
+    schemes are searched for every planner, to compare with.
     `fix` pins degrees of `grid`. A budget in seconds or calls ends the search with the best plan so far, and so does
     Ctrl-C; with calls the same seed gives the same plan, and more calls never a worse one. Raises NoPlanError, saying
     what is missing where, if nothing fits, and KeyboardInterrupt if nothing did so far.

@@ -113,7 +113,8 @@ class Problem:
     def replica_kind(self, devices: tuple[str, ...]) -> ReplicaKind:
         """Return the kind and the links of devices that act as one replica."""
         if devices not in self._kinds:
-            self._kinds[devices] = self.cluster.devices[devices[0]].kind, group_of(self.simulator.priced, devices)
+            kind = self.cluster.devices[devices[0]].kind
+            self._kinds[devices] = kind, group_of(self.simulator.priced_cluster, devices)
         return self._kinds[devices]
 
     def block_seconds(self, kind: str, group: Group, samples: int) -> Floats:
@@ -213,7 +214,7 @@ def make_problem(
         seed=seed,
         profile=profile,
         simulator=simulator,
-        network=simulator.priced,
+        network=simulator.priced_cluster,
         usable=usable,
         left_out=tuple(kind for kind in cluster.kinds if kind not in kinds),
         places=tuple(places),

@@ -44,9 +44,6 @@ from isthmus.planners.stop import Stop
 
 __all__ = ["Asked", "Rounds", "SearchResult"]
 
-_ALL = ("auto", "exact", "search", "learned")  # planners whose answer may be a scheme's plan
-_USUAL = ("auto", "split", "search", "learned")  # planners that the usual effort ends
-
 
 class Asked(NamedTuple):
     """The request for a plan."""
@@ -62,7 +59,7 @@ class Asked(NamedTuple):
         """Return the schemes whose plans are an answer."""
         if self.fix is not None:
             return ("grid",)
-        if self.planner in _ALL:
+        if self.planner in BEYOND and BEYOND[self.planner].with_schemes:
             return tuple(SCHEMES)
         return (self.planner,) if self.planner in SCHEMES else ()
 
@@ -74,7 +71,7 @@ class Asked(NamedTuple):
     @property
     def usual(self) -> bool:
         """Return whether the usual effort ends the search."""
-        return not self.limited and self.planner in _USUAL
+        return not self.limited and self.planner in BEYOND and BEYOND[self.planner].usual_effort
 
 
 class SearchResult(NamedTuple):
@@ -97,12 +94,16 @@ class Rounds:
         self.best: Candidate | None = None  # of the planner that goes beyond the schemes
         self.crowded = 0
         self.stopped = self.interrupted = self.cut_short = False
-        self._beyond = BEYOND.get(asked.planner) if asked.fix is None else None
+        self._beyond = BEYOND[asked.planner].find if asked.planner in BEYOND and asked.fix is None else None
         self._known: dict[object, Candidate] = {}
         self._begin()
 
     def _begin(self) -> None:
-        """Begin all schemes, and what is known of prices, anew; plans that were found before stay answers."""
+        """Begin all schemes anew, and forget all prices; plans that were found before stay answers.
+
+        The search begins so, and so does the round of the usual effort. Where that is the first round, the second time
+        changes nothing.
+        """
         self._known, before = {}, self.schemes
         self.schemes = {
             name: SchemeSearch(self.state, self.memory, name, self.asked.fix, before.get(name))
@@ -204,9 +205,11 @@ class Rounds:
         self.crowded = max(self.crowded, crowded)
 
     def _faster(self, other: Candidate) -> bool:
+        """Return whether the best plan beyond the schemes is faster than another plan."""
         return self.best is not None and self.best.price.step_seconds < other.price.step_seconds
 
     def _slower(self, other: Candidate) -> bool:
+        """Return whether the best plan beyond the schemes is slower than another plan, or missing."""
         return self.best is None or other.price.step_seconds < self.best.price.step_seconds
 
 

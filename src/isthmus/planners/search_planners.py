@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from isthmus.planners.budget import Search
 from isthmus.planners.layout.memory_fit import MemoryFit
@@ -29,32 +30,33 @@ from isthmus.planners.search_constants import (
     TREE_POLISH_PART,
 )
 
-__all__ = ["BEYOND"]
+__all__ = ["BEYOND", "Registered"]
 
 Planner = Callable[[Problem, MemoryFit, Search, Sequence[Candidate]], Candidate | None]  # plans so far, the best first
 
 
 def split(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Return the best pipeline over all devices, in every usual order of them, by dynamic programming."""
-    pool = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
-    one_lane(pool)
-    finish(pool)
-    return pool.best
+    candidates = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
+    one_lane(candidates)
+    finish(candidates)
+    return candidates.best
 
 
 def auto(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
     """Search for pipelines side by side, with direct links first; then settle all that a layout leaves open."""
-    pool = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
+    candidates = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
     with search.within(EXPLORE_PART):
         with search.within(DIRECT_PART if problem.vias else 1.0):
-            explore(pool, given, _proposals())
+            explore(candidates, given, _proposals())
         if problem.vias:
             relayed = problem.with_relays
-            direct, pool = pool, Candidates(relayed, LaneMaker(relayed, memory, search.state), search, pool.best)
-            pool.found += direct.found
-            explore(pool, ())
-    finish(pool, synced=True)
-    return pool.best
+            direct = candidates
+            candidates = Candidates(relayed, LaneMaker(relayed, memory, search.state), search, direct.best)
+            candidates.found += direct.found
+            explore(candidates, ())
+    finish(candidates, synced=True)
+    return candidates.best
 
 
 def _proposals() -> Proposals | None:
@@ -71,16 +73,16 @@ def exact(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[C
     with search.within(EXACT_FIRST_PART):
         explore(first, given, _proposals())
     search.cut_short = False  # what `auto` left out is looked at here
-    pool = Candidates(relayed, lanes, search, first.best)
+    candidates = Candidates(relayed, lanes, search, first.best)
     with search.within(1.0 - EXACT_LAST_PART):
-        open_forms(pool)
+        open_forms(candidates)
     proven = not search.cut_short
     with search.within(EXACT_POLISH_PART):
-        polish(pool)
-    finish(pool)
+        polish(candidates)
+    finish(candidates)
     finish(first, synced=True)  # it may gain more by that
     search.cut_short = not proven
-    return first.best if first.limit < pool.limit else pool.best
+    return first.best if first.limit < candidates.limit else candidates.best
 
 
 def search(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
@@ -97,14 +99,28 @@ def _tree_search(
     problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate], prior: Prior
 ) -> Candidate | None:
     """Return the best plan so far, or a faster one that a tree search with this prior leads to."""
-    pool = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
+    candidates = Candidates(problem, LaneMaker(problem, memory, search.state), search, given[0] if given else None)
     with search.within(TREE_PART):
-        SearchTree(pool, prior).grow()
-    pool.rank()
+        SearchTree(candidates, prior).grow()
+    candidates.rank()
     with search.within(TREE_POLISH_PART):
-        polish(pool)
-    finish(pool)
-    return pool.best
+        polish(candidates)
+    finish(candidates)
+    return candidates.best
 
 
-BEYOND: dict[str, Planner] = {"auto": auto, "split": split, "exact": exact, "search": search, "learned": learned}
+class Registered(NamedTuple):
+    """A planner, and how it is run."""
+
+    find: Planner
+    with_schemes: bool = True  # it is given the schemes' plans, and one of these may be the answer
+    usual_effort: bool = True  # without a budget, the usual effort ends it; False: it runs until it is done
+
+
+BEYOND: dict[str, Registered] = {
+    "auto": Registered(auto),
+    "split": Registered(split, with_schemes=False),
+    "exact": Registered(exact, usual_effort=False),
+    "search": Registered(search),
+    "learned": Registered(learned),
+}

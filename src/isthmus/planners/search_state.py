@@ -47,7 +47,7 @@ class SearchState:
 
     def price(self, plan: Plan) -> Candidate:
         """Return the plan with its price."""
-        return Candidate(plan, self.priced(self.problem.simulator, plan))
+        return Candidate(plan, self.counted_price(self.problem.simulator, plan))
 
     def count_call(self) -> None:
         """Count a call of the simulator; raise SearchEnded where the search may make no more."""
@@ -55,7 +55,7 @@ class SearchState:
             self.stop.take()
         self.calls += 1
 
-    def priced(self, simulator: Simulator, plan: Plan) -> Price:
+    def counted_price(self, simulator: Simulator, plan: Plan) -> Price:
         """Return a plan's price, and count the call and its effort."""
         self.count_call()
         before = simulator.tasks

@@ -24,7 +24,7 @@ from isthmus.runtime.checkpoint.reading import open_checkpoint
 from isthmus.runtime.checkpoint.saving import Saver
 from isthmus.runtime.checkpoint.worker_state import load_state, saved_pieces
 from isthmus.runtime.comm.channel import Channels
-from isthmus.runtime.data.sample_order import SampleOrder as SampleOrder
+from isthmus.runtime.data.sample_order import SampleOrder
 from isthmus.runtime.data.sources import open_samples
 from isthmus.runtime.loss import CheckedLoss, open_loss
 from isthmus.runtime.process_memory import keep_freed_memory, peak_bytes, share_freed_memory, start_peak

@@ -163,7 +163,7 @@ def _batch_norm(call: Call) -> list[State]:
     return [moved(state, 0), *[_STATISTICS] * (len(call.values) - 1)]
 
 
-_STATISTICS = Free()  # nothing may read them: `batch_statistics.py` refuses a model that does
+_STATISTICS = Free()  # nothing may read them: `runtime/batch_statistics.py` refuses a model that does
 
 
 def _attention(call: Call) -> State:

@@ -91,13 +91,13 @@ def _talks(resolved: Resolved, cluster: Cluster) -> Iterator[tuple[int, int, str
         yield from ((a, b, f"{where}, between stages") for a, b in _stage_pairs(part, resolved))
         yield from ((a, b, f"{where}, batch statistics") for a, b in _mixing_pairs(part, resolved, linked))
         seen: set[tuple[str, int | None, int, int, frozenset[Layout]]] = set()
-        for sync, run in zip(part.pipeline.syncs, part.syncs, strict=True):
-            holders, states = part.holders[run.parameters[0]], _states(part, run)
-            alike = (run.how, run.root, id(run.participants), id(holders), states)
+        for given, sync in zip(part.pipeline.syncs, part.syncs, strict=True):
+            holders, states = part.holders[sync.parameters[0]], _states(part, sync)
+            alike = (sync.how, sync.root, id(sync.participants), id(holders), states)
             if alike not in seen:
                 seen.add(alike)
-                pairs = _sync_pairs(part, run, resolved, linked, states)
-                yield from ((a, b, f"{where}, sync {sync.bucket}") for a, b in pairs)
+                pairs = _sync_pairs(part, sync, resolved, linked, states)
+                yield from ((a, b, f"{where}, sync {given.bucket}") for a, b in pairs)
         yield from ((a, b, f"{where}, totals of a step") for a, b in _total_pairs(part))
 
 
@@ -155,26 +155,26 @@ def _between(one: ResolvedReplica, other: ResolvedReplica) -> Iterator[Pair]:
 
 def _sync_pairs(
     part: ResolvedPipeline,
-    run: ResolvedSync,
+    sync: ResolvedSync,
     resolved: Resolved,
     linked: set[tuple[str, str]],
     states: frozenset[Layout],
 ) -> Iterator[Pair]:
-    groups = _groups(part, run)
-    if run.how == "server" and run.root is not None:
-        yield from ((device, run.root) for group in groups.values() for device in group)
-    elif run.how == "tree":
+    groups = _groups(part, sync)
+    if sync.how == "server" and sync.root is not None:
+        yield from ((device, sync.root) for group in groups.values() for device in group)
+    elif sync.how == "tree":
         by_region: dict[str, list[int]] = {}
-        for first in run.participants:
+        for first in sync.participants:
             by_region.setdefault(resolved.regions[first], []).append(first)
         for members in by_region.values():
             yield from _all_pairs((groups[first] for first in members), resolved, linked)
         for a, b in _ring([members[0] for members in by_region.values()]):
             yield from ((x, y) for x in groups[a] for y in groups[b])
-    if run.how == "factors" or "sharded-all" in states:
-        yield from _all_pairs((groups[first] for first in run.participants), resolved, linked)
-    if run.how in ("ring", "sparse") or states != {"replicated"}:
-        for a, b in _ring(run.participants):
+    if sync.how == "factors" or "sharded-all" in states:
+        yield from _all_pairs((groups[first] for first in sync.participants), resolved, linked)
+    if sync.how in ("ring", "sparse") or states != {"replicated"}:
+        for a, b in _ring(sync.participants):
             yield from ((x, y) for x in groups[a] for y in groups[b])
 
 
@@ -189,11 +189,11 @@ def _all_pairs(groups: Iterable[tuple[int, ...]], resolved: Resolved, linked: se
             yield from combinations(by_region[one], 2) if one == other else product(by_region[one], by_region[other])
 
 
-def _groups(part: ResolvedPipeline, run: ResolvedSync) -> dict[int, tuple[int, ...]]:
+def _groups(part: ResolvedPipeline, sync: ResolvedSync) -> dict[int, tuple[int, ...]]:
     """Return all devices of each participant, by its first device."""
     return {
         replica.devices[0]: replica.devices
-        for holder in part.holders[run.parameters[0]]
+        for holder in part.holders[sync.parameters[0]]
         for replica in (part.replica(holder),)
     }
 
@@ -202,9 +202,9 @@ def _ring(members: Sequence[int]) -> Iterator[Pair]:
     return pairwise((*members, members[0])) if len(members) > 1 else iter(())
 
 
-def _states(part: ResolvedPipeline, run: ResolvedSync) -> frozenset[Layout]:
+def _states(part: ResolvedPipeline, sync: ResolvedSync) -> frozenset[Layout]:
     """Return the states of the stages that hold the bucket.
 
     Sharded state is gathered around the ring, however the gradient came.
     """
-    return frozenset(part.pipeline.stages[stage].state for name in run.parameters for stage, _ in part.holders[name])
+    return frozenset(part.pipeline.stages[stage].state for name in sync.parameters for stage, _ in part.holders[name])

@@ -17,39 +17,39 @@ def check_syncs(part: ResolvedPipeline, resolved: Resolved) -> None:
     _check_once(part, where)
     uses = Counter(name for block in part.graph.blocks for name in block.parameters)
     seen: set[tuple[str, int, int]] = set()
-    for sync, run in zip(part.pipeline.syncs, part.syncs, strict=True):
-        at = f"{where}, sync {sync.bucket}"
-        if not run.parameters:
+    for given, sync in zip(part.pipeline.syncs, part.syncs, strict=True):
+        at = f"{where}, sync {given.bucket}"
+        if not sync.parameters:
             raise PlanError(
                 "sync-needless",
                 "the sync has no parameters",
                 where=at,
-                found=" ".join(sync.parameters) or "an empty bucket",
+                found=" ".join(given.parameters) or "an empty bucket",
                 expected="parameters that no other sync names",
                 next="Leave the sync out",
             )
-        for name in _one_of_each(run, part):
-            alike = (run.how, id(run.participants), id(part.holders.get(name)))
+        for name in _one_of_each(sync, part):
+            alike = (sync.how, id(sync.participants), id(part.holders.get(name)))
             if alike in seen:
                 continue
             seen.add(alike)
-            _check_participants(name, run, part, resolved, at)
-            _check_duplicate(name, run, part, at)
-            _check_sharded_ring(name, run, part, at)
-            if run.how == "sparse":
+            _check_participants(name, sync, part, resolved, at)
+            _check_duplicate(name, sync, part, at)
+            _check_sharded_ring(name, sync, part, at)
+            if sync.how == "sparse":
                 _check_sparse(name, part, at)
-        if run.how == "factors":
-            for name in run.parameters:
+        if sync.how == "factors":
+            for name in sync.parameters:
                 _check_factors(name, uses[name], part, at)
     _check_missing(part, where)
 
 
-def _one_of_each(run: ResolvedSync, part: ResolvedPipeline) -> list[str]:
+def _one_of_each(sync: ResolvedSync, part: ResolvedPipeline) -> list[str]:
     """Return one parameter for each set of holders, since the others would be checked alike.
 
     Parameters with equal holders share one object.
     """
-    return list({id(part.holders.get(name)): name for name in reversed(run.parameters)}.values())
+    return list({id(part.holders.get(name)): name for name in reversed(sync.parameters)}.values())
 
 
 def _check_once(part: ResolvedPipeline, where: str) -> None:
@@ -57,9 +57,9 @@ def _check_once(part: ResolvedPipeline, where: str) -> None:
     twice = next((name for name, times in count.items() if times > 1), None)
     if twice is not None:
         buckets = [
-            sync.bucket
-            for sync, run in zip(part.pipeline.syncs, part.syncs, strict=True)
-            for name in run.parameters
+            given.bucket
+            for given, sync in zip(part.pipeline.syncs, part.syncs, strict=True)
+            for name in sync.parameters
             if name == twice
         ]
         raise PlanError(
@@ -89,7 +89,7 @@ def _block_of(name: str, graph: BlockGraph) -> str:
     return next(block.name for block in graph.blocks if name in block.parameters)
 
 
-def _check_participants(name: str, run: ResolvedSync, part: ResolvedPipeline, resolved: Resolved, where: str) -> None:
+def _check_participants(name: str, sync: ResolvedSync, part: ResolvedPipeline, resolved: Resolved, where: str) -> None:
     holders = part.participants(name) if name in part.holders else ()
     if len(holders) < 2:
         raise PlanError(
@@ -100,12 +100,12 @@ def _check_participants(name: str, run: ResolvedSync, part: ResolvedPipeline, re
             expected="two or more",
             next="Leave it out of the sync",
         )
-    if Counter(run.participants) != Counter(holders):
+    if Counter(sync.participants) != Counter(holders):
         raise PlanError(
             "sync-participants",
             f"the participants are not the replicas that hold {name}",
             where=where,
-            found=_names(run.participants, resolved),
+            found=_names(sync.participants, resolved),
             expected=_names(holders, resolved),
         )
 
@@ -118,24 +118,24 @@ def _stages(name: str, part: ResolvedPipeline) -> list[int]:
     return list(dict.fromkeys(stage for stage, _ in part.holders[name]))
 
 
-def _check_duplicate(name: str, run: ResolvedSync, part: ResolvedPipeline, where: str) -> None:
+def _check_duplicate(name: str, sync: ResolvedSync, part: ResolvedPipeline, where: str) -> None:
     """Refuse `duplicate` unless every participant computes every use of the parameter on all samples; then demand it.
 
     If only some uses are duplicated no sum is exact, because their gradient would count once for each duplicate.
     """
     stages = [part.stages[index] for index in _stages(name, part)]
-    everyone = set(run.participants)
+    everyone = set(sync.participants)
     whole = all(
         {replica.devices[0] for replica in stage.replicas if replica.hi - replica.lo == part.micro_batch} == everyone
         for stage in stages
     )
     partly = not whole and any(stage.duplicate for stage in stages)
-    if partly or whole != (run.how == "duplicate"):
+    if partly or whole != (sync.how == "duplicate"):
         raise PlanError(
             "duplicate-iff",
             f"{name} cannot be synced in this way",
             where=where,
-            found=f"{run.how}, and {'all' if whole else 'not all'} participants compute all samples of every use",
+            found=f"{sync.how}, and {'all' if whole else 'not all'} participants compute all samples of every use",
             expected="the stages that use it duplicated on the same devices, or none" if partly else _duplicate(whole),
         )
 
@@ -144,18 +144,18 @@ def _duplicate(whole: bool) -> str:
     return "duplicate: there is nothing to send" if whole else "a sync that sends: ring, tree, server, factors, sparse"
 
 
-def _check_sharded_ring(name: str, run: ResolvedSync, part: ResolvedPipeline, where: str) -> None:
+def _check_sharded_ring(name: str, sync: ResolvedSync, part: ResolvedPipeline, where: str) -> None:
     """Refuse `sharded-all` state that is not reduced and gathered around a ring of exactly its stage's replicas."""
     stages = _stages(name, part)
     if all(part.pipeline.stages[index].state != "sharded-all" for index in stages):
         return
-    if run.how != "ring" or len(stages) > 1:
+    if sync.how != "ring" or len(stages) > 1:
         raise PlanError(
             "sharded-replicas",
             f"{name} cannot be sharded-all",
             where=where,
-            found=f"sync {run.how}" if run.how != "ring" else f"it tied across {len(stages)} stages",
-            expected="sync ring" if run.how != "ring" else "a parameter of one stage",
+            found=f"sync {sync.how}" if sync.how != "ring" else f"it tied across {len(stages)} stages",
+            expected="sync ring" if sync.how != "ring" else "a parameter of one stage",
             next="Use sharded-optimizer or replicated state",
         )
 

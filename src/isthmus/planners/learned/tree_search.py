@@ -39,10 +39,10 @@ __all__ = ["Leaves", "SearchTree", "propose"]
 _NOISE = 1e-3  # part of a prior
 
 
-def propose(prior: Prior, pool: Candidates) -> None:
+def propose(prior: Prior, candidates: Candidates) -> None:
     """Price what a prior likes best, for others to go on from, until some rounds in a row find nothing better."""
-    tree = SearchTree(pool, prior)
-    while not pool.search.spent() and tree.same < TREE_FEW:
+    tree = SearchTree(candidates, prior)
+    while not candidates.search.spent() and tree.same < TREE_FEW:
         tree.round()
 
 
@@ -78,8 +78,8 @@ class _Node:
 class Leaves:
     """The seconds of whole drafts, by the exact pieces and the simulator; each is priced once."""
 
-    def __init__(self, pool: Candidates, drafts: Drafts) -> None:
-        self.pool, self.drafts = pool, drafts
+    def __init__(self, candidates: Candidates, drafts: Drafts) -> None:
+        self.candidates, self.drafts = candidates, drafts
         self.seconds: dict[object, float] = {}  # by the settings' signatures; infinite where nothing fits
 
     def price(self, draft: Draft) -> float:
@@ -91,15 +91,15 @@ class Leaves:
         return self.seconds[key]
 
     def _priced(self, setting: Grouping, degree: int) -> float:
-        pool, best = self.pool, float("inf")
-        layout = pool.lanes.complete(setting.parts, setting.pace)
+        candidates, best = self.candidates, float("inf")
+        layout = candidates.lanes.complete(setting.parts, setting.pace)
         if layout is None:
             return best
-        hows = ways(pool.problem, layout, copied=pool.search.state.copied)
+        hows = ways(candidates.problem, layout, copied=candidates.search.state.copied)
         for how, buckets in hows[::-1]:  # few buckets first, by trees where there are any
-            if pool.search.spent() or TREE_CLOSE * pool.limit < best < float("inf"):
+            if candidates.search.spent() or TREE_CLOSE * candidates.limit < best < float("inf"):
                 break
-            candidate = pool.price_one(setting, self.drafts.bundles[degree], layout, how, buckets)
+            candidate = candidates.price_one(setting, self.drafts.bundles[degree], layout, how, buckets)
             if candidate is None or not candidate.price.fits:
                 break
             best = min(best, candidate.price.step_seconds)
@@ -112,25 +112,29 @@ class SearchTree:
     """
 
     def __init__(
-        self, pool: Candidates, prior: Prior, told: Callable[[Draft, float], None] | None = None, noise: float = _NOISE
+        self,
+        candidates: Candidates,
+        prior: Prior,
+        told: Callable[[Draft, float], None] | None = None,
+        noise: float = _NOISE,
     ) -> None:
-        self.pool, self.prior, self.told, self.noise = pool, prior, told, noise
-        self.drafts = Drafts(pool.problem)
-        self.leaves = Leaves(pool, self.drafts)
-        self.scale, self.best = pool.limit, float("inf")  # seconds at the start; of the best leaf
+        self.candidates, self.prior, self.told, self.noise = candidates, prior, told, noise
+        self.drafts = Drafts(candidates.problem)
+        self.leaves = Leaves(candidates, self.drafts)
+        self.scale, self.best = candidates.limit, float("inf")  # seconds at the start; of the best leaf
         self.same = 0  # rounds in a row that brought nothing better
-        self._draw = np.random.default_rng(pool.problem.seed)  # for actions that are otherwise alike
+        self._draw = np.random.default_rng(candidates.problem.seed)  # for actions that are otherwise alike
         self._nodes: dict[Draft, _Node] = {}
 
     def grow(self) -> None:
         """Go down to leaves again and again, until the budget ends or nothing new is found."""
         known = free = 0
-        while not self.pool.search.spent() and known < TREE_KNOWN and free < TREE_FREE:
-            before, made = len(self.leaves.seconds), self.pool.search.made
+        while not self.candidates.search.spent() and known < TREE_KNOWN and free < TREE_FREE:
+            before, made = len(self.leaves.seconds), self.candidates.search.made
             self.round()
             known = 0 if len(self.leaves.seconds) > before else known + 1
-            free = 0 if self.pool.search.made > made else free + 1
-            self.pool.search.tell("search")
+            free = 0 if self.candidates.search.made > made else free + 1
+            self.candidates.search.tell("search")
 
     def round(self) -> None:
         """Make some descents side by side."""
@@ -148,14 +152,14 @@ class SearchTree:
                 paths[i].append((node, action))
                 ends[i] = ends[i].having(node.actions[action])
         for draft, path in zip(ends, paths, strict=True):
-            worth = 0.0 if self.pool.search.spent() or not draft.whole else self._worth(draft)
+            worth = 0.0 if self.candidates.search.spent() or not draft.whole else self._worth(draft)
             for node, action in path:
                 node.learn(action, worth)
         self.same = 0 if self.best < before else self.same + 1
 
     def _expand(self, asked: Sequence[Asked]) -> None:
         choices = [one for one in asked if len(one[1]) > 1]
-        priors = self.prior(self.pool.search, self.drafts, choices) if choices else []
+        priors = self.prior(self.candidates.search, self.drafts, choices) if choices else []
         known = {draft: prior for (draft, _), prior in zip(choices, priors, strict=True)}
         for draft, actions in asked:
             prior = known.get(draft, np.ones(1))

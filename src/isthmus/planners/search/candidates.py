@@ -55,9 +55,10 @@ class Candidates:
         self.shaped: set[object] = set()  # stages that were looked at
         self.polished: set[Layout] = set()
         self.rest: list[tuple[Grouping, tuple[Bundle, ...], Layout]] = []  # what promised too little to be priced
-        self.width = 1  # times _POOL: settings whose changes are tried
+        self.width = 1  # times POOL: settings whose changes are tried
         self._seen: set[object] = set()
-        self._direct = problem.network is problem.simulator.priced  # over relays the same layout is another plan
+        # over relays the same layout is another plan
+        self._direct = problem.network is problem.simulator.priced_cluster
 
     @property
     def limit(self) -> float:
@@ -165,29 +166,33 @@ def replicated(layout: Layout) -> bool:
     return len(layout.lanes) > 1 or any(len(stage) > 1 for stage in layout.lanes[0].stages)
 
 
-def resync(pool: Candidates, count: int = SYNCED) -> None:
+def resync(candidates: Candidates, count: int = SYNCED) -> None:
     """Choose by an integer programme how the best few plans sync each bucket. Copies are left, as they sync all alike.
 
     Plans that gather sharded state leave little to choose, so that the best ones with whole state are looked at too.
     """
-    if pool.search.state.copied:
+    if candidates.search.state.copied:
         return
-    whole = [found for found in pool.found if found.layout.pace.state == "replicated" and replicated(found.layout)]
-    likely = [*distinct(pool.found, count), *distinct(whole, count)]
-    near = [found.candidate for found in likely if found.seconds < SYNC_GAIN * pool.limit]
-    starts = list({id(candidate): candidate for candidate in (pool.best, *near) if candidate is not None}.values())
+    whole = [
+        found for found in candidates.found if found.layout.pace.state == "replicated" and replicated(found.layout)
+    ]
+    likely = [*distinct(candidates.found, count), *distinct(whole, count)]
+    near = [found.candidate for found in likely if found.seconds < SYNC_GAIN * candidates.limit]
+    starts = list(
+        {id(candidate): candidate for candidate in (candidates.best, *near) if candidate is not None}.values()
+    )
     for start in starts:
-        sync_anew(pool, start)
+        sync_anew(candidates, start)
 
 
-def sync_anew(pool: Candidates, start: Candidate) -> Candidate | None:
+def sync_anew(candidates: Candidates, start: Candidate) -> Candidate | None:
     """Choose the syncs of a plan, and keep the result; None where too little is left for that."""
-    pool.search.tell("syncs")
-    calls = pool.search.calls_left()
-    if pool.search.spent() or (calls is not None and calls < SYNC_CALLS):
+    candidates.search.tell("syncs")
+    calls = candidates.search.calls_left()
+    if candidates.search.spent() or (calls is not None and calls < SYNC_CALLS):
         return None
-    left = pool.search.left()
+    left = candidates.search.left()
     seconds = min(0.5, left) if calls is None else left
-    choice = best_syncs(pool.search.state, start.plan, seconds=seconds, calls=calls)
+    choice = best_syncs(candidates.search.state, start.plan, seconds=seconds, calls=calls)
     found = Candidate(choice.plan, choice.price)
-    return found if pool.keep(found) else None
+    return found if candidates.keep(found) else None

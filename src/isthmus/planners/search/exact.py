@@ -42,12 +42,12 @@ __all__ = ["open_forms"]
 Part = Sequence[tuple[Bundle, ...]]  # a lane: the bundles of each of its stages
 
 
-def open_forms(pool: Candidates) -> None:
+def open_forms(candidates: Candidates) -> None:
     """Price every layout that could be faster than the best plan; `cut_short` of the search says if any is left."""
-    for degree in tensor_degrees(pool.problem):
-        bundles = all_bundles(pool.problem, degree, most=len(pool.problem.usable))
+    for degree in tensor_degrees(candidates.problem):
+        bundles = all_bundles(candidates.problem, degree, most=len(candidates.problem.usable))
         if bundles:
-            _Branches(Sorts(pool.problem, bundles), pool).open_all()
+            _Branches(Sorts(candidates.problem, bundles), candidates).open_all()
 
 
 class _Cuts(NamedTuple):
@@ -67,16 +67,17 @@ class _Cuts(NamedTuple):
 class _Branches:
     """The forms of bundles of one size."""
 
-    def __init__(self, sorts: Sorts, pool: Candidates) -> None:
-        self.sorts, self.pool, self.problem, self.search = sorts, pool, pool.problem, pool.search
-        self.borders = Borders(pool.problem)
+    def __init__(self, sorts: Sorts, candidates: Candidates) -> None:
+        self.sorts, self.candidates = sorts, candidates
+        self.problem, self.search = candidates.problem, candidates.search
+        self.borders = Borders(candidates.problem)
         self._lines: dict[tuple[Shape, LaneSettings], tuple[float, float] | None] = {}
         self._bounds: dict[tuple[Shape, int, LaneSettings], _Cuts] = {}
 
     def open_all(self) -> None:
         """Price all forms that could be faster than the best plan, the most promising first."""
         for form in sorted(self._listed(), key=lambda form: form.seconds):
-            if self.search.spent() or form.seconds >= self.pool.limit:
+            if self.search.spent() or form.seconds >= self.candidates.limit:
                 return
             self._open(form.shapes)
             self.search.tell("exact")
@@ -85,7 +86,7 @@ class _Branches:
         """Return all forms, or as many as there was memory and time for."""
         listed = []
         try:
-            for form in forms(self.sorts, self.pool.limit):
+            for form in forms(self.sorts, self.candidates.limit):
                 listed.append(form)
                 if len(listed) >= FORMS or self.search.spent():
                     raise OverflowError
@@ -118,33 +119,33 @@ class _Branches:
 
     def _price(self, shapes: Sequence[Shape], parts: Sequence[Part], pace: LaneSettings) -> None:
         """Price lanes in this pace, with samples that let them be done together, and all cuts that could be faster."""
-        pool, given = self.pool, self._samples(shapes, parts, pace)
+        candidates, given = self.candidates, self._samples(shapes, parts, pace)
         found = [self._cuts(*one, pace) for one in zip(shapes, parts, given, strict=False)]
-        cuts = [one for one in found if one is not None and one.seconds[0] < pool.limit]
+        cuts = [one for one in found if one is not None and one.seconds[0] < candidates.limit]
         if len(cuts) < len(parts):
             return
         setting = Grouping(tuple(tuple(b for stage in part for b in stage) for part in parts), pace)
         waits = 0 if pace.state == "sharded-all" else pace.micro_batches - 1  # before a gradient is final
-        for chosen in product(*(range(int(np.searchsorted(one.seconds, pool.limit))) for one in cuts)):
+        for chosen in product(*(range(int(np.searchsorted(one.seconds, candidates.limit))) for one in cuts)):
             picked = list(zip(cuts, chosen, strict=True))
             if self.search.spent():
                 return
-            if max(one.seconds[cut] for one, cut in picked) >= pool.limit:
+            if max(one.seconds[cut] for one, cut in picked) >= candidates.limit:
                 continue
             made = [one.lane(cut) for one, cut in picked]
             start = waits * min(float(one.quickest[cut]) for one, cut in picked)
-            if start + self.borders.seconds(made) < pool.limit:
-                self._fit(setting, pool.lanes.layout(made, pace))
+            if start + self.borders.seconds(made) < candidates.limit:
+                self._fit(setting, candidates.lanes.layout(made, pace))
 
     def _fit(self, setting: Grouping, layout: Layout) -> None:
         """Price a layout; let stages on devices that fall short of memory recompute, until it fits or none is left."""
-        limit = self.pool.limit
+        limit = self.candidates.limit
         while max(lane.least for lane in layout.lanes) < limit and self._bare(layout) < limit:
-            short = self.pool.price(setting, self.sorts.bundles, layout)
+            short = self.candidates.price(setting, self.sorts.bundles, layout)
             changed = [_again(lane, short) for lane in layout.lanes]
             if not short or changed == list(layout.lanes):
                 return
-            layout = self.pool.lanes.layout(changed, layout.pace)
+            layout = self.candidates.lanes.layout(changed, layout.pace)
 
     def _bare(self, layout: Layout) -> float:
         """Return the seconds without any sync: however gradients are synced, it takes no less."""
@@ -176,7 +177,7 @@ class _Branches:
 
     def _cuts(self, shape: Shape, part: Part, samples: int, pace: LaneSettings) -> _Cuts | None:
         """Return all cuts of a lane; None where some replica would have nothing to do: that is another form."""
-        lanes = self.pool.lanes
+        lanes = self.candidates.lanes
         stages = tuple(lanes.sharing.stage([b.groups[0] for b in stage], samples) for stage in part)
         if any(len(stage) < len(members) for stage, members in zip(stages, part, strict=True)):
             return None

@@ -84,7 +84,7 @@ class CopiesState(SearchState):
 
     def _prices(self, plan: Plan) -> list[Price]:
         made = [copied_plan(self.whole, self.copies, plan, how) for how in _hows(plan)]
-        return [self.priced(self.whole.simulator, whole) for whole in made]
+        return [self.counted_price(self.whole.simulator, whole) for whole in made]
 
 
 def _hows(plan: Plan) -> tuple[How, ...]:

@@ -32,6 +32,7 @@ from isthmus.planners.search_constants import (
     DEGREES,
     FIRST_PART,
     FIRST_PRICED,
+    GAIN,
     KEPT,
     MAKE_PART,
     ONE_LANE_PART,
@@ -43,204 +44,208 @@ from isthmus.planners.search_constants import (
     SHAPED,
     WIDER_PRICED,
 )
-from isthmus.planners.search_constants import GAIN as WORTH
 
 __all__ = ["Proposals", "explore", "one_lane", "polish"]
 
 
-Proposals = Callable[[Candidates], None]  # adds settings to the pool that others think of
+Proposals = Callable[[Candidates], None]  # adds settings that others think of to the candidates
 
 
-def explore(pool: Candidates, given: Sequence[Candidate], propose: Proposals | None = None) -> Candidate | None:
-    """Return the best plan so far, or a faster one; all that was found is in the pool.
+def explore(candidates: Candidates, given: Sequence[Candidate], propose: Proposals | None = None) -> Candidate | None:
+    """Return the best plan so far, or a faster one; all that was found is in the candidates.
 
     Nothing is sliced: bounds of layouts know nothing of slices, so that a sliced plan would rule out too much.
     """
-    problem, search = pool.problem, pool.search
+    problem, search = candidates.problem, candidates.search
     for candidate in given:
-        pool.take(candidate)
+        candidates.take(candidate)
     proposals = None if search.state.copied else propose
     if proposals is not None and search.hasty:
-        _proposed(pool, proposals)
+        _proposed(candidates, proposals)
     with search.within(FIRST_PART):
         for degree in tensor_degrees(problem)[:DEGREES]:
-            _first(pool, all_bundles(problem, degree))
-    pool.rank()
+            _first(candidates, all_bundles(problem, degree))
+    candidates.rank()
     with search.within(FIRST_PART):
-        resync(pool, count=1)
+        resync(candidates, count=1)
     if proposals is not None and not search.hasty:  # a good one at once would end the search around lesser plans
         with search.within(OWN_PART):
-            _refine(pool)
-        _proposed(pool, proposals)
-    _refine(pool)
-    resync(pool)
+            _refine(candidates)
+        _proposed(candidates, proposals)
+    _refine(candidates)
+    resync(candidates)
     while search.thorough and not search.spent():
-        before = pool.limit
-        if not _widen(pool):
+        before = candidates.limit
+        if not _widen(candidates):
             break
-        _refine(pool)
-        if pool.limit < before:
-            resync(pool)
-    return pool.best
+        _refine(candidates)
+        if candidates.limit < before:
+            resync(candidates)
+    return candidates.best
 
 
-def _proposed(pool: Candidates, propose: Proposals) -> None:
-    with pool.search.within(PROPOSE_PART):
-        propose(pool)
-    pool.rank()
+def _proposed(candidates: Candidates, propose: Proposals) -> None:
+    with candidates.search.within(PROPOSE_PART):
+        propose(candidates)
+    candidates.rank()
 
 
-def _refine(pool: Candidates) -> None:
+def _refine(candidates: Candidates) -> None:
     """Climb, reshape and polish in turns, until none of them gains."""
     before = float("inf")
-    while pool.limit < WORTH * before and not pool.search.spent():
-        before = pool.limit
-        with pool.search.within(CLIMB_PART):
-            _climb(pool)
-        with pool.search.within(SHAPE_PART):
-            _reshape(pool)
-        with pool.search.within(POLISH_PART):
-            polish(pool)
+    while candidates.limit < GAIN * before and not candidates.search.spent():
+        before = candidates.limit
+        with candidates.search.within(CLIMB_PART):
+            _climb(candidates)
+        with candidates.search.within(SHAPE_PART):
+            _reshape(candidates)
+        with candidates.search.within(POLISH_PART):
+            polish(candidates)
 
 
-def _widen(pool: Candidates) -> bool:
+def _widen(candidates: Candidates) -> bool:
     """Price the most promising settings that were passed over; from then on changes of more settings are tried.
 
     Return whether anything is left to be tried.
     """
-    if not pool.rest and len(distinct(pool.found, KEPT)) <= SHAPED * pool.width:
+    if not candidates.rest and len(distinct(candidates.found, KEPT)) <= SHAPED * candidates.width:
         return False
-    pool.width += 1
-    pool.rest.sort(key=lambda one: one[2].seconds)
-    now, pool.rest = pool.rest[:WIDER_PRICED], pool.rest[WIDER_PRICED:]
+    candidates.width += 1
+    candidates.rest.sort(key=lambda one: one[2].seconds)
+    now, candidates.rest = candidates.rest[:WIDER_PRICED], candidates.rest[WIDER_PRICED:]
     for setting, bundles, layout in now:
-        if pool.search.spent():
+        if candidates.search.spent():
             break
-        if max(lane.least for lane in layout.lanes) < pool.limit:
-            pool.price(setting, bundles, layout)
-            pool.search.tell("lanes")
+        if max(lane.least for lane in layout.lanes) < candidates.limit:
+            candidates.price(setting, bundles, layout)
+            candidates.search.tell("lanes")
     return True
 
 
-def _first(pool: Candidates, bundles: tuple[Bundle, ...]) -> None:
+def _first(candidates: Candidates, bundles: tuple[Bundle, ...]) -> None:
     """Price pipelines of everything, and the usual ways to form lanes."""
-    _one_lane(pool, bundles)
-    for settings in first_settings(pool.problem, bundles) if bundles else ():
-        if pool.search.spent():
+    _one_lane(candidates, bundles)
+    for settings in first_settings(candidates.problem, bundles) if bundles else ():
+        if candidates.search.spent():
             return
-        _price_first(pool, bundles, _made(pool, settings), FIRST_PRICED)
+        _price_first(candidates, bundles, _made(candidates, settings), FIRST_PRICED)
 
 
-def one_lane(pool: Candidates) -> None:
+def one_lane(candidates: Candidates) -> None:
     """Price pipelines of all devices, of which some may stay idle."""
-    with pool.search.within(ONE_LANE_PART):
-        for degree in tensor_degrees(pool.problem)[:DEGREES]:
-            _one_lane(pool, all_bundles(pool.problem, degree))
+    with candidates.search.within(ONE_LANE_PART):
+        for degree in tensor_degrees(candidates.problem)[:DEGREES]:
+            _one_lane(candidates, all_bundles(candidates.problem, degree))
 
 
-def _one_lane(pool: Candidates, bundles: tuple[Bundle, ...]) -> None:
+def _one_lane(candidates: Candidates, bundles: tuple[Bundle, ...]) -> None:
     """Price pipelines of all bundles, those of the most promising paces first."""
-    with pool.search.within(MAKE_PART):
-        made, late = _pipelines(pool, bundles, spill=False), pool.search.spent()
-    if not made and pool.best is None and not late:
-        made = _pipelines(pool, bundles, spill=True)
+    with candidates.search.within(MAKE_PART):
+        made, late = _pipelines(candidates, bundles, spill=False), candidates.search.spent()
+    if not made and candidates.best is None and not late:
+        made = _pipelines(candidates, bundles, spill=True)
     for lane, pace in sorted(made, key=lambda pair: pair[0].seconds)[:CHANGED_PRICED]:
-        if pool.search.spent():
+        if candidates.search.spent():
             return
-        if lane.least < pool.limit:
-            pool.price(Grouping((bundles,), pace), bundles, pool.lanes.layout([lane], pace))
-            pool.search.tell("split")
+        if lane.least < candidates.limit:
+            candidates.price(Grouping((bundles,), pace), bundles, candidates.lanes.layout([lane], pace))
+            candidates.search.tell("split")
 
 
-def _pipelines(pool: Candidates, bundles: tuple[Bundle, ...], *, spill: bool) -> list[tuple[Lane, LaneSettings]]:
+def _pipelines(candidates: Candidates, bundles: tuple[Bundle, ...], *, spill: bool) -> list[tuple[Lane, LaneSettings]]:
     """Return pipelines of all bundles in the usual paces. `spill`: the optimizer's state is in the hosts' memory."""
-    batch = pool.problem.job.batch
+    batch = candidates.problem.job.batch
     made: list[tuple[Lane, LaneSettings]] = []
     for count in micro_batch_counts(batch, 1) if bundles else ():
         for ahead in FIRST_AHEAD if count > 1 else (0,):
-            if pool.search.spent():
+            if candidates.search.spent():
                 return made
             pace = LaneSettings(count, ahead, spill=spill)
-            made += [(lane, pace) for lane in pool.lanes.pipelines(bundles, batch // count, pace)]
-            pool.search.tell("split")
+            made += [(lane, pace) for lane in candidates.lanes.pipelines(bundles, batch // count, pace)]
+            candidates.search.tell("split")
     return made
 
 
-def _climb(pool: Candidates) -> None:
-    """Try changes of the best settings, best first, until those of the whole pool have been tried."""
-    while not pool.search.spent():
-        best = distinct(pool.found, POOL * pool.width)
-        start = next((found for found in best if found.setting.signature not in pool.climbed), None)
+def _climb(candidates: Candidates) -> None:
+    """Try changes of the best settings, the best first, until those of all the best have been tried."""
+    while not candidates.search.spent():
+        best = distinct(candidates.found, POOL * candidates.width)
+        start = next((found for found in best if found.setting.signature not in candidates.climbed), None)
         if start is None:
             return
-        pool.climbed.add(start.setting.signature)
+        candidates.climbed.add(start.setting.signature)
         _price_first(
-            pool, start.bundles, _made(pool, setting_moves(pool.problem, start.setting, start.bundles)), CHANGED_PRICED
+            candidates,
+            start.bundles,
+            _made(candidates, setting_moves(candidates.problem, start.setting, start.bundles)),
+            CHANGED_PRICED,
         )
 
 
-def _made(pool: Candidates, settings: Iterable[Grouping]) -> list[tuple[Grouping, Layout]]:
+def _made(candidates: Candidates, settings: Iterable[Grouping]) -> list[tuple[Grouping, Layout]]:
     """Return settings with the layouts that they become, as far as there is time for it."""
-    with pool.search.within(MAKE_PART):
-        return pool.completed(settings)
+    with candidates.search.within(MAKE_PART):
+        return candidates.completed(settings)
 
 
 def _price_first(
-    pool: Candidates, bundles: tuple[Bundle, ...], made: Sequence[tuple[Grouping, Layout]], count: int
+    candidates: Candidates, bundles: tuple[Bundle, ...], made: Sequence[tuple[Grouping, Layout]], count: int
 ) -> None:
     """Price so many of these settings; the rest waits."""
-    pool.rest += [(setting, bundles, layout) for setting, layout in made[count:]]
+    candidates.rest += [(setting, bundles, layout) for setting, layout in made[count:]]
     for setting, layout in made[:count]:
-        if pool.search.spent():
+        if candidates.search.spent():
             return
-        pool.price(setting, bundles, layout)
-        pool.search.tell("lanes")
+        candidates.price(setting, bundles, layout)
+        candidates.search.tell("lanes")
 
 
-def _reshape(pool: Candidates) -> None:
+def _reshape(candidates: Candidates) -> None:
     """Let replicas change places in the best few layouts, each cut anew, as long as that gains."""
-    for start in distinct(pool.found, SHAPED * pool.width):
+    for start in distinct(candidates.found, SHAPED * candidates.width):
         found: Tried | None = start
-        while found is not None and not pool.search.spent():
-            found = _reshaped(pool, found)
+        while found is not None and not candidates.search.spent():
+            found = _reshaped(candidates, found)
 
 
-def _reshaped(pool: Candidates, found: Tried) -> Tried | None:
+def _reshaped(candidates: Candidates, found: Tried) -> Tried | None:
     """Return the first layout that gains of all that differ in where one or two replicas stand, or in their pace."""
-    with pool.search.within(MAKE_PART):
-        made = [layout for layout in _shapes(pool, found) if max(lane.least for lane in layout.lanes) < found.seconds]
+    with candidates.search.within(MAKE_PART):
+        made = [
+            layout for layout in _shapes(candidates, found) if max(lane.least for lane in layout.lanes) < found.seconds
+        ]
     for layout in sorted(made, key=lambda layout: layout.seconds)[:CHANGED_PRICED]:
-        if pool.search.spent():
+        if candidates.search.spent():
             return None
-        candidate = pool.priced(layout, found.how, found.buckets)
-        pool.search.tell("stages")
-        gains = candidate is not None and candidate.price.step_seconds < WORTH * found.seconds
-        if candidate is not None and gains and pool.keep(candidate):
+        candidate = candidates.priced(layout, found.how, found.buckets)
+        candidates.search.tell("stages")
+        gains = candidate is not None and candidate.price.step_seconds < GAIN * found.seconds
+        if candidate is not None and gains and candidates.keep(candidate):
             parts = tuple(
-                tuple(bundle_of(pool.problem, (group,)) for stage in lane.stages for group, _ in stage)
+                tuple(bundle_of(candidates.problem, (group,)) for stage in lane.stages for group, _ in stage)
                 for lane in layout.lanes
             )
             changed = found._replace(setting=Grouping(parts, layout.pace), layout=layout, candidate=candidate)
-            pool.found = sorted([*pool.found, changed], key=lambda one: one.seconds)
+            candidates.found = sorted([*candidates.found, changed], key=lambda one: one.seconds)
             return changed
     return None
 
 
-def _shapes(pool: Candidates, found: Tried) -> Iterator[Layout]:
+def _shapes(candidates: Candidates, found: Tried) -> Iterator[Layout]:
     """Yield layouts one step away that nobody has looked at."""
     lanes, pace = found.layout.lanes, found.layout.pace
     staged = [tuple(tuple(group for group, _ in stage) for stage in lane.stages) for lane in lanes]
     used = {group for stages in staged for stage in stages for group in stage}
     idle = [group for bundle in found.bundles for group in bundle.groups if group not in used]
-    for other in paces(pool.problem, pace):
-        if len(lanes) == 1 and _fresh(pool.shaped, staged, other):
-            yield from _settled(pool, found, 0, staged[0], other)
+    for other in paces(candidates.problem, pace):
+        if len(lanes) == 1 and _fresh(candidates.shaped, staged, other):
+            yield from _settled(candidates, found, 0, staged[0], other)
     for i, stages in enumerate(staged):
         for moved in stage_moves(stages, idle):
-            if pool.search.spent():
+            if candidates.search.spent():
                 return
-            if moved and _fresh(pool.shaped, [*staged[:i], moved, *staged[i + 1 :]], pace):
-                yield from _settled(pool, found, i, moved, pace)
+            if moved and _fresh(candidates.shaped, [*staged[:i], moved, *staged[i + 1 :]], pace):
+                yield from _settled(candidates, found, i, moved, pace)
 
 
 def _fresh(seen: set[object], staged: Sequence[Stages], pace: LaneSettings) -> bool:
@@ -260,34 +265,34 @@ def _fresh(seen: set[object], staged: Sequence[Stages], pace: LaneSettings) -> b
     return True
 
 
-def _settled(pool: Candidates, found: Tried, i: int, stages: Stages, pace: LaneSettings) -> Iterator[Layout]:
+def _settled(candidates: Candidates, found: Tried, i: int, stages: Stages, pace: LaneSettings) -> Iterator[Layout]:
     """Yield the layout with lane i made of these stages, if it can hold the model."""
     lanes = found.layout.lanes
-    samples = lanes[i].samples if len(lanes) > 1 else pool.problem.job.batch // pace.micro_batches
-    lane = pool.lanes.settled(stages, samples, pace, len(lanes) - 1)
+    samples = lanes[i].samples if len(lanes) > 1 else candidates.problem.job.batch // pace.micro_batches
+    lane = candidates.lanes.settled(stages, samples, pace, len(lanes) - 1)
     if lane is not None:
-        yield pool.lanes.layout((*lanes[:i], lane, *lanes[i + 1 :]), pace)
+        yield candidates.lanes.layout((*lanes[:i], lane, *lanes[i + 1 :]), pace)
 
 
-def polish(pool: Candidates) -> None:
+def polish(candidates: Candidates) -> None:
     """Make one change of a finished layout at a time, as long as one gains."""
-    for start in distinct(pool.found, SHAPED * pool.width):
-        if start.layout in pool.polished or pool.search.spent():
+    for start in distinct(candidates.found, SHAPED * candidates.width):
+        if start.layout in candidates.polished or candidates.search.spent():
             continue
-        pool.polished.add(start.layout)
+        candidates.polished.add(start.layout)
         current, seconds = start.layout, start.seconds
         moved = True
-        while moved and not pool.search.spent():
+        while moved and not candidates.search.spent():
             moved = False
-            for changed in layout_moves(current, len(pool.problem.graph.blocks)):
-                if pool.search.spent():
+            for changed in layout_moves(current, len(candidates.problem.graph.blocks)):
+                if candidates.search.spent():
                     return
-                timed = pool.lanes.layout(changed.lanes, changed.pace)
+                timed = candidates.lanes.layout(changed.lanes, changed.pace)
                 if max(lane.least for lane in timed.lanes) >= seconds:
                     continue
-                candidate = pool.priced(timed, start.how, start.buckets)
-                pool.search.tell("polish")
-                gains = candidate is not None and candidate.price.step_seconds < WORTH * seconds
-                if candidate is not None and gains and pool.keep(candidate):
+                candidate = candidates.priced(timed, start.how, start.buckets)
+                candidates.search.tell("polish")
+                gains = candidate is not None and candidate.price.step_seconds < GAIN * seconds
+                if candidate is not None and gains and candidates.keep(candidate):
                     current, seconds, moved = timed, candidate.price.step_seconds, True
                     break

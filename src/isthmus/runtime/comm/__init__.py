@@ -14,8 +14,5 @@ Read the files in this order:
 - `worker_threads.py`: threads that stay, for syncs beside the backward pass.
 - `scratch.py`: memory that is given back and used again.
 
-To add a sync, write a class that implements `SyncMethod` in `syncs.py`, return it from `make_sync` there, and add its
-name to `How` in `isthmus/plan/types.py`. Then say which pairs it connects in `plan/rules/connections.py`, what it costs
-in `cost/plan_arrays.py` (`_HOW`), `cost/bucket_tasks.py` and `cost/memory.py`, and when to consider it in
-`planners/syncs/sync_options.py`.
+`plan/__init__.py` lists all that has to be done to add a kind of sync.
 """

@@ -16,7 +16,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, assert_never
 
 import numpy as np
 import torch
@@ -362,15 +362,20 @@ def make_sync(spec: BucketSpec, program: Program, network: Channels) -> SyncMeth
     `sparse` is a ring that is given only the kept values. For `factors` this is a ring that adds whole gradients.
     """
     me, members = program.device, spec.members
-    if spec.how in (None, "duplicate") or (me not in members and me != spec.root):
+    if me not in members and me != spec.root:
         return None
-    name = f"{program.job.name} sync {spec.number}"
-    channels = _Neighbours(network, name, me)
-    if spec.how == "tree":
-        return _tree(spec, channels)
-    if spec.how == "server":
-        return _server(spec, channels)
-    return channels.ring(members, spec.segments)
+    channels = _Neighbours(network, f"{program.job.name} sync {spec.number}", me)
+    match spec.how:
+        case None | "duplicate":
+            return None
+        case "ring" | "sparse" | "factors":
+            return channels.ring(members, spec.segments)
+        case "tree":
+            return _tree(spec, channels)
+        case "server":
+            return _server(spec, channels)
+        case _:
+            assert_never(spec.how)
 
 
 class _Neighbours:

@@ -41,10 +41,10 @@ def collect(seed: int, effort: float = 4.0, prior: Prior = even) -> Record | Non
     better: list[Candidate] = []
     state = SearchState(problem)
     lanes = LaneMaker(problem, MemoryFit(problem), state)
-    pool = Candidates(problem, lanes, Search(state, Limits(effort=effort), None), given[0])
+    candidates = Candidates(problem, lanes, Search(state, Limits(effort=effort), None), given[0])
     drafts = Drafts(problem)
-    explore(pool, given)
-    for found in pool.found:
+    explore(candidates, given)
+    for found in candidates.found:
         draft = drafts.draft_of(found.setting)
         if draft is not None:
             leaves[draft] = min(found.seconds, leaves.get(draft, float("inf")))
@@ -63,11 +63,11 @@ def _grow(
     better: list[Candidate],
 ) -> None:
     """Grow a tree; add its leaves, and plans that became its best."""
-    pool = Candidates(problem, lanes, Search(lanes.state, Limits(calls=_TREE_CALLS, effort=3.0), None), given[0])
+    candidates = Candidates(problem, lanes, Search(lanes.state, Limits(calls=_TREE_CALLS, effort=3.0), None), given[0])
 
     def told(draft: Draft, seconds: float) -> None:
         leaves[draft] = min(seconds, leaves.get(draft, float("inf")))
-        if pool.best is not None and pool.best is not (better[-1] if better else given[0]):
-            better.append(pool.best)
+        if candidates.best is not None and candidates.best is not (better[-1] if better else given[0]):
+            better.append(candidates.best)
 
-    SearchTree(pool, prior, told).grow()
+    SearchTree(candidates, prior, told).grow()
