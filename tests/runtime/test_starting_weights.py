@@ -19,6 +19,7 @@ from isthmus.runtime.data.sources import open_samples
 from isthmus.runtime.starting_weights import StartingWeights
 from isthmus.runtime.worker_run import build_model
 from tests.deploy.jobs import two_devices
+from tests.deploy.models import watched
 
 transformers = pytest.importorskip("transformers")
 
@@ -124,6 +125,27 @@ def test_files_that_are_no_weights(folder: Path, tmp_path: Path) -> None:
         index.write_text(json.dumps({"weight_map": map_}))
         with pytest.raises(DataError, match=said):
             StartingWeights(folder)
+
+
+@pytest.mark.slow("starts processes")
+def test_parameters_that_no_loss_reaches_come_from_the_file(tmp_path: Path) -> None:
+    torch.manual_seed(99)
+    module, _ = watched()
+    save_model(module, str(tmp_path / "w.safetensors"))
+    named = "tests.deploy.models:watched", "tests.deploy.models:vectors"
+    job = Job(
+        name="watched", model=named[0], data=named[1], weights=str(tmp_path / "w.safetensors"), batch=8, steps=1,
+        precision="fp32", optimizer=Optimizer(learning_rate=1e-3),
+    )  # fmt: skip
+    choice = isthmus.plan(job, two_devices(), planner="data-even", calls=10)
+    result = isthmus.train(
+        choice.plan, two_devices(), trusted=named, checkpoint=tmp_path / "run", export=tmp_path / "out.safetensors"
+    )
+    example, target = open_samples(job, build_model(job)[0]).get(range(8))
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(module(*example.args), target)
+    assert result.losses == pytest.approx([float(loss)], rel=1e-5)
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["first.weight"], module.state_dict()["first.weight"])
 
 
 @pytest.mark.slow("starts processes")
