@@ -26,6 +26,38 @@ class Halved(nn.Module):
         return x * 0.5
 
 
+class Watched(nn.Module):
+    """Reads its first layer without gradients, so that no loss reaches it, though it is not frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.first(x)
+        out: Tensor = self.second(x)
+        return out
+
+
+def watched() -> tuple[nn.Module, Tensor]:
+    return Watched(), torch.zeros(2, 4)
+
+
+class Vectors:
+    """Eight vectors of two classes."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        return torch.linspace(-1, 1, 4) * number, torch.tensor(number % 2)
+
+
+def vectors() -> Vectors:
+    return Vectors()
+
+
 def changed_gpt() -> tuple[nn.Module, Tensor]:
     """As small_gpt is after somebody has worked on it: the same parameters, another computation."""
     model, example = small_gpt()

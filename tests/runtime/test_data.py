@@ -171,18 +171,44 @@ def test_tokens_that_cannot_be_used(tmp_path: Path) -> None:
     np.save(tmp_path / "real.npy", np.ones(50))
     np.save(tmp_path / "objects.npy", np.array([{}] * 50, dtype=object), allow_pickle=True)
     np.save(tmp_path / "short.npy", np.ones(8, dtype=np.uint16))
+    np.save(tmp_path / "longer.npy", np.ones(50, dtype=np.uint16))
+    whole = (tmp_path / "longer.npy").read_bytes()
+    (tmp_path / "longer.npy").write_bytes(whole + b"\0\0")
+    (tmp_path / "header.npy").write_bytes(whole.replace(b"(50,), }", b"(50     "))
+    (tmp_path / "endless.npy").write_bytes(whole.replace(b"(50,), }" + b" " * 20, b"(9999999999999999999999,), }"))
+    (tmp_path / "nothing.npy").touch()
+    with (tmp_path / "archive.npy").open("wb") as file:
+        np.savez(file, ids=np.ones(50, dtype=np.uint16))
+    (tmp_path / "odd.bin").write_bytes(b"\1\0" * 50 + b"\1")
     for name, said in (
         ("real.npy", "no file of tokens. Found an array float64"),
         ("objects.npy", "the tokens cannot be read"),
         ("short.npy", "too short for one sample. Found 8 tokens"),
         ("none.bin", "cannot be read"),
+        ("nothing.npy", "the tokens cannot be read"),
+        ("archive.npy", "the tokens cannot be read"),
+        ("header.npy", "the tokens cannot be read"),
+        ("endless.npy", "the tokens cannot be read"),
+        ("longer.npy", "larger than its array"),
+        ("odd.bin", "does not hold whole tokens. Found 101 bytes"),
     ):
         with pytest.raises(DataError, match=re.escape(said)):
             open_samples(job(data=f"tokens:{tmp_path / name}"), reader())
     np.save(tmp_path / "large.npy", np.full(50, 70_000, dtype=np.uint32))
-    samples = open_samples(job(data=f"tokens:{tmp_path / 'large.npy'}"), reader())
-    with pytest.raises(DataError, match="token 70000, read as uint32"):
-        samples.get([0])
+    np.save(tmp_path / "below.npy", np.full(50, -100, dtype=np.int16))
+    for name, said in (("large", "token 70000, read as uint32"), ("below", "token -100, read as int16")):
+        samples = open_samples(job(data=f"tokens:{tmp_path / f'{name}.npy'}"), reader())
+        with pytest.raises(DataError, match=said):
+            samples.get([0])
+
+
+@pytest.mark.parametrize("name", ["ids.NPY", "ids.bin"])
+def test_an_array_is_known_by_its_first_bytes(name: str, tmp_path: Path) -> None:
+    """Its header would otherwise be the first tokens."""
+    with (tmp_path / name).open("wb") as file:
+        np.save(file, np.arange(50, dtype=np.uint16))
+    drawn, _ = open_samples(job(data=f"tokens:{tmp_path / name}"), reader()).get([0])
+    assert drawn.args[0].tolist() == [list(range(8))]
 
 
 def test_text_that_cannot_be_used(tmp_path: Path) -> None:

@@ -129,14 +129,29 @@ def no_number(step: int) -> str:
     return "fast"
 
 
+def upwards(step: int) -> float:
+    return -1.0
+
+
+def endless(step: int) -> int:
+    return 10**400
+
+
+def failing(step: int) -> float:
+    return step / 0
+
+
 def test_a_schedule_of_ones_own() -> None:
     def job(name: str) -> Job:
         shape = f"tests.runtime.test_optimizers:{name}"
         return Job(name="j", model="m", batch=1, optimizer=Optimizer(schedule=RateSchedule(shape=shape)))
 
     assert [rate_factor(job("halved"))(step) for step in range(3)] == [1.0, 0.5, 0.25]
-    with pytest.raises(UsageError, match="gives no factor"):
-        rate_factor(job("no_number"))(3)
+    for name in ("no_number", "upwards", "endless"):
+        with pytest.raises(UsageError, match="gives no factor"):
+            rate_factor(job(name))(3)
+    with pytest.raises(UsageError, match=r"the schedule failed.*ZeroDivisionError"):
+        rate_factor(job("failing"))(3)
 
 
 @pytest.mark.parametrize("optimizer", [ADAMW, SGD, AMSGRAD], ids=["adamw", "sgd", "amsgrad"])

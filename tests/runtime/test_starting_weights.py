@@ -19,6 +19,7 @@ from isthmus.runtime.data.sources import open_samples
 from isthmus.runtime.starting_weights import StartingWeights
 from isthmus.runtime.worker_run import build_model
 from tests.deploy.jobs import two_devices
+from tests.deploy.models import watched
 
 transformers = pytest.importorskip("transformers")
 
@@ -56,6 +57,42 @@ def test_only_what_is_wanted_is_read(folder: Path) -> None:
     assert changed == {"model.embed_tokens.weight", "lm_head.weight"}  # norms are ones in both
 
 
+def test_numbers_of_another_kind_are_refused(tmp_path: Path) -> None:
+    """Quantized weights would otherwise be read as if they were the numbers themselves."""
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    for name, dtype in (("0.weight", torch.int8), ("0.weight", torch.complex64), ("1.num_batches_tracked", torch.half)):
+        tensors = module.state_dict()
+        save_file({**tensors, name: tensors[name].to(dtype)}, tmp_path / "w.safetensors")
+        with pytest.raises(DataError, match=f"{name} holds another kind of numbers"):
+            StartingWeights(tmp_path / "w.safetensors").check(module)
+    save_file({**module.state_dict(), "0.weight": torch.ones(2, 2, dtype=torch.half)}, tmp_path / "w.safetensors")
+    StartingWeights(tmp_path / "w.safetensors").load(module)
+    assert torch.equal(module[0].weight, torch.ones(2, 2))  # type: ignore[arg-type]
+
+
+def test_two_values_for_one_parameter_are_refused(folder: Path, tmp_path: Path) -> None:
+    save_model(tiny(seed=7), str(tmp_path / "w.safetensors"))
+    tensors = load_file(tmp_path / "w.safetensors")
+    both = {"lm_head.weight": torch.zeros(64, 32), "model.embed_tokens.weight": torch.ones(64, 32)}
+    save_file(tensors | both, tmp_path / "w.safetensors")
+    with pytest.raises(DataError, match=r"two tensors for one tied parameter.*differ"):
+        StartingWeights(tmp_path / "w.safetensors").load(tiny())
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["more"] = "more.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({"model.norm.weight": torch.ones(32)}, folder / "more.safetensors")
+    with pytest.raises(DataError, match=r"two files hold model.norm.weight. Found model-.* and more.safetensors"):
+        StartingWeights(folder)
+
+
+def test_names_that_cannot_be_files(folder: Path) -> None:
+    with pytest.raises(DataError, match="no such weights"):
+        StartingWeights(Path("x" * 5000))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x" * 5000}}))
+    with pytest.raises(DataError, match="names a file that is not there"):
+        StartingWeights(folder)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -88,6 +125,27 @@ def test_files_that_are_no_weights(folder: Path, tmp_path: Path) -> None:
         index.write_text(json.dumps({"weight_map": map_}))
         with pytest.raises(DataError, match=said):
             StartingWeights(folder)
+
+
+@pytest.mark.slow("starts processes")
+def test_parameters_that_no_loss_reaches_come_from_the_file(tmp_path: Path) -> None:
+    torch.manual_seed(99)
+    module, _ = watched()
+    save_model(module, str(tmp_path / "w.safetensors"))
+    named = "tests.deploy.models:watched", "tests.deploy.models:vectors"
+    job = Job(
+        name="watched", model=named[0], data=named[1], weights=str(tmp_path / "w.safetensors"), batch=8, steps=1,
+        precision="fp32", optimizer=Optimizer(learning_rate=1e-3),
+    )  # fmt: skip
+    choice = isthmus.plan(job, two_devices(), planner="data-even", calls=10)
+    result = isthmus.train(
+        choice.plan, two_devices(), trusted=named, checkpoint=tmp_path / "run", export=tmp_path / "out.safetensors"
+    )
+    example, target = open_samples(job, build_model(job)[0]).get(range(8))
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(module(*example.args), target)
+    assert result.losses == pytest.approx([float(loss)], rel=1e-5)
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["first.weight"], module.state_dict()["first.weight"])
 
 
 @pytest.mark.slow("starts processes")

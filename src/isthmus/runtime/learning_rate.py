@@ -24,6 +24,8 @@ from isthmus.model.job import Job, RateSchedule
 
 __all__ = ["rate_factor"]
 
+_LARGEST = 1e12  # factor of a function
+
 
 def rate_factor(job: Job) -> Callable[[int], float]:
     """Return the function from a step, counted from 0, to the factor on the job's learning rates.
@@ -48,14 +50,20 @@ def _own(name: str) -> Callable[[int], float]:
     function = find(name, UsageError)
 
     def factor(step: int) -> float:
-        found = function(step)
-        if isinstance(found, (int, float)) and not isinstance(found, bool) and math.isfinite(found):
+        try:
+            found = function(step)
+        except Exception as problem:
+            raise UsageError(
+                "the schedule failed", where=f"{name}({step})", found=f"{type(problem).__name__}: {problem}"[:200],
+                expected="a function from the number of a step, counted from 0, to the factor on the learning rate",
+            ) from problem  # fmt: skip
+        if isinstance(found, (int, float)) and not isinstance(found, bool) and 0 <= found <= _LARGEST:
             return float(found)
         raise UsageError(
             "the schedule gives no factor",
             where=f"{name}({step})",
             found=repr(found)[:80],
-            expected="a finite number: the factor on the learning rate in this step",
+            expected="a number, 0 or more: the factor on the learning rate in this step",
         )
 
     return factor

@@ -7,7 +7,7 @@ tensor that is missing or that the model does not have is refused. A tied parame
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,13 @@ class StartingWeights:
     def __init__(self, path: Path) -> None:
         """Read the names and shapes."""
         self.path = path
-        self._files = {name: file for file in _files(path) for name in _names(file)}
+        self._files: dict[str, Path] = {}
         self._open: dict[Path, Any] = {}
+        for file in _files(path):
+            for name in _names(file):
+                if name in self._files:
+                    raise self._bad(f"two files hold {name}", f"{self._files[name].name} and {file.name}")
+                self._files[name] = file
 
     def load(self, module: nn.Module, wanted: Collection[str] | None = None) -> None:
         """Copy into a module's parameters and saved buffers, or those that are `wanted`, what the files hold for them.
@@ -50,15 +55,26 @@ class StartingWeights:
         with torch.no_grad():
             for name, tensor in _state(module).items():
                 if wanted is None or name in wanted:
-                    tensor.copy_(self._tensor(places[name]))
+                    first, *others = places[name]
+                    tensor.copy_(self._tensor(first))
+                    self._check_tied(first, others)
 
     def check(self, module: nn.Module) -> None:
         """Refuse files whose names or shapes differ from the module's."""
         self._places(module)
 
-    def _places(self, module: nn.Module) -> dict[str, str]:
-        """Return for each name of the module's state the name in the files."""
-        found, left = dict[str, str](), set(self._files)
+    def _check_tied(self, first: str, others: Sequence[str]) -> None:
+        """Refuse other values under another name of a tied parameter: the model could hold only one of them."""
+        for other in others:
+            if not torch.equal(self._tensor(other), self._tensor(first)):
+                raise self._bad(
+                    "the weights have two tensors for one tied parameter of the model", f"{first} and {other} differ",
+                    "one tensor, or two that are equal", "Use a model that does not tie them",
+                )  # fmt: skip
+
+    def _places(self, module: nn.Module) -> dict[str, list[str]]:
+        """Return for each name of the module's state the names in the files: several if a tie is saved twice."""
+        found, left = dict[str, list[str]](), set(self._files)
         names = _names_of_ties(module)
         for name, tensor in _state(module).items():
             here = [other for other in names.get(name, (name,)) if other in self._files]
@@ -68,7 +84,11 @@ class StartingWeights:
             shape = self._shape(here[0])
             if shape != tuple(tensor.shape):
                 raise self._bad(f"{here[0]} has another shape than the model's", str(shape), str(tuple(tensor.shape)))
-            found[name] = here[0]
+            kind = self._dtype(here[0])
+            if _is_real(kind) != tensor.is_floating_point():
+                expected = str(tensor.dtype).removeprefix("torch.")
+                raise self._bad(f"{here[0]} holds another kind of numbers than the model's", kind, expected)
+            found[name] = here
             left -= set(here)
         if left:
             raise self._bad("the weights have tensors that the model does not have", ", ".join(sorted(left)[:4]))
@@ -76,6 +96,10 @@ class StartingWeights:
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._file(name).get_slice(name).get_shape())
+
+    def _dtype(self, name: str) -> str:
+        """Return the dtype of a tensor as safetensors writes it, like BF16."""
+        return str(self._file(name).get_slice(name).get_dtype())
 
     def _tensor(self, name: str) -> Tensor:
         tensor: Tensor = self._file(name).get_tensor(name)
@@ -97,6 +121,11 @@ def check_weights(job: Job, module: nn.Module) -> None:
         StartingWeights(Path(job.weights)).check(module)
 
 
+def _is_real(dtype: str) -> bool:
+    """Return whether a dtype that safetensors writes is one of floating-point numbers."""
+    return dtype.startswith(("F", "BF"))
+
+
 def _state(module: nn.Module) -> Mapping[str, Tensor]:
     """Return the module's parameters, ties once, and the buffers that are saved."""
     state = module.state_dict(keep_vars=True)
@@ -114,12 +143,14 @@ def _names_of_ties(module: nn.Module) -> dict[str, tuple[str, ...]]:
 
 def _files(path: Path) -> Iterator[Path]:
     """Yield the safetensors files of a path."""
-    if path.is_dir():
+    if _is_file(path):
+        yield path
+    elif _is_folder(path):
         if (path / _ONE).is_file():
             yield path / _ONE
         elif (path / _INDEX).is_file():
             for name in sorted(set(_read_index(path / _INDEX).weight_map.values())):
-                if Path(name).name != name or not (path / name).is_file():
+                if Path(name).name != name or not _is_file(path / name):
                     raise DataError(
                         "the index names a file that is not there", where=str(path / _INDEX), found=name,
                         expected="safetensors files in the same folder",
@@ -129,8 +160,6 @@ def _files(path: Path) -> Iterator[Path]:
             raise DataError(
                 "the folder has no weights", where=f"weights: {path}", expected=f"{_ONE}, or {_INDEX} and its files"
             )
-    elif path.is_file():
-        yield path
     else:
         raise DataError(
             "there are no such weights", where=f"weights: {path}",
@@ -138,12 +167,26 @@ def _files(path: Path) -> Iterator[Path]:
         )  # fmt: skip
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # the name is too long, or its folder may not be read
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def _read_index(path: Path) -> _Index:
     try:
         if path.stat().st_size > _LARGEST_INDEX:
             raise msgspec.DecodeError(f"it is larger than {_LARGEST_INDEX} bytes")
         return msgspec.json.decode(path.read_bytes(), type=_Index)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as problem:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise DataError("the index of the weights cannot be read", where=str(path), found=str(problem)[:200]) from None
 
 

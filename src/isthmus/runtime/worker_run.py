@@ -89,8 +89,10 @@ class Serving:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         built, loss = build_model(self.program.job)
+        weights = None
         if self.program.job.weights is not None and self.order.resume is None:
-            StartingWeights(Path(self.program.job.weights)).load(built.module, self._held(built.module))
+            weights = StartingWeights(Path(self.program.job.weights))
+            weights.load(built.module, self._held(built.module))
         loss.micro_batch = self.program.micro_batch
         if _splits(self.program) and not self.program.job.trust_independent_samples:
             check_hooks(built.module, "the plan splits the batch, and each part's gradient would be changed by itself")
@@ -98,6 +100,8 @@ class Serving:
         example = cast_example(built.example(2), DTYPES[self.program.precision])
         initial = {name: parameter.detach() for name, parameter in built.module.named_parameters()}
         pieces = cut_model(built.module, example, self.program, self.order.model, built.sequence, measure=False)
+        if weights is not None:  # no bucket has the parameters that no loss can reach, but the model may read them
+            weights.load(built.module, pieces.graph.unreached)
         samples = open_samples(job, built)
         self._numbers = SampleOrder(seed=job.seed, count=samples.count)
         network = Channels(

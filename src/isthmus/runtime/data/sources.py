@@ -32,6 +32,7 @@ from isthmus.runtime.data.datasets import Dataset, described, inputs_of, refille
 __all__ = ["Samples", "open_samples"]
 
 _BYTES = 256
+_NPY = b"\x93NUMPY"  # the first bytes of a .npy file
 
 
 class Samples(Protocol):
@@ -141,12 +142,13 @@ class _Sequences:
             found, expected = str(list(numbers)[:8]), f"numbers below {self.count}"
             raise DataError("a sample lies outside of the text", where=self._where, found=found, expected=expected)
         stored = np.frombuffer(b"".join(read), dtype=self._dtype).reshape(len(read), size)
-        if stored.size and int(stored.max()) >= self._vocabulary:
+        outside = stored[(stored < 0) | (stored >= self._vocabulary)]
+        if outside.size:
             raise DataError(
                 "a token is not in the model's vocabulary",
                 where=self._where,
-                found=f"token {int(stored.max())}, read as {self._dtype.name}",
-                expected=f"tokens below {self._vocabulary}",
+                found=f"token {int(outside[0])}, read as {self._dtype.name}",
+                expected=f"tokens from 0 to {self._vocabulary - 1}",
                 next="Use the model's own tokenizer; save 32-bit tokens as .npy",
             )
         tokens = torch.from_numpy(stored.astype(np.int64))
@@ -198,12 +200,21 @@ class _State:
 
 def _stored(path: Path, where: str) -> tuple[np.dtype[Any], int]:
     """Return the dtype of a file's tokens and the byte at which they begin; nothing is unpickled."""
-    if path.suffix != ".npy":
+    with path.open("rb") as file:
+        whole = os.fstat(file.fileno()).st_size
+        is_array = path.suffix.lower() == ".npy" or file.read(len(_NPY)) == _NPY
+    if not is_array:
+        if whole % 2:
+            raise DataError(
+                "the file does not hold whole tokens", where=where, found=f"{whole} bytes",
+                expected="raw tokens of 2 bytes each, or a .npy file",
+            )  # fmt: skip
         return np.dtype("<u2"), 0
     try:
-        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as problem:
-        raise DataError("the tokens cannot be read", where=where, found=str(problem)[:200]) from None
+        mapped = np.lib.format.open_memmap(path, mode="r")
+    except Exception as problem:  # numpy raises whatever it meets while it reads the header as Python
+        found = str(problem)[:200] or type(problem).__name__
+        raise DataError("the tokens cannot be read", where=where, found=found, expected="a .npy file") from None
     if mapped.ndim != 1 or mapped.dtype.kind not in "ui" or mapped.dtype.itemsize not in (2, 4):
         raise DataError(
             "this is no file of tokens",
@@ -211,6 +222,11 @@ def _stored(path: Path, where: str) -> tuple[np.dtype[Any], int]:
             found=f"an array {mapped.dtype.name}{list(mapped.shape)}",
             expected="one dimension of integers of 16 or 32 bits",
         )
+    if whole != mapped.offset + mapped.nbytes:
+        raise DataError(
+            "the file is larger than its array", where=where, found=f"{whole} bytes",
+            expected=f"{mapped.offset + mapped.nbytes}: {mapped.size} tokens and what is before them",
+        )  # fmt: skip
     return mapped.dtype, int(mapped.offset)
 
 
