@@ -188,7 +188,7 @@ def train(
     from isthmus.runtime.program import programs
 
     if not isinstance(what, Simulated):
-        what = plan_to_train(what, cluster, trusted=trusted, progress=progress)
+        what = plan_to_train(what, cluster, resume=resume, trusted=trusted, progress=progress)
     part = _only_part(what.plan)
     check_trust([part.job], (*trusted, *what.trusted), runs=True)
     settings = training.RunSettings(
@@ -218,6 +218,7 @@ def plan_to_train(
     trust_independent_samples: bool | None = None,
     profile: Measured = None,
     emulated: bool = False,
+    resume: bool = False,
     trusted: Collection[str] = (),
     progress: Progress = SILENT,
 ) -> Simulated:
@@ -225,12 +226,14 @@ def plan_to_train(
 
     `batch`, `sequence`, `precision` and `trust_independent_samples` are for jobs. `emulated`: the devices are emulated
     on this machine; without a profile, their times are measured here first. Data and losses are tried on two samples
-    before anything long is done.
+    before anything long is done, and starting weights are checked unless a run is resumed from a checkpoint.
     """
     measured, _ = _read_profile(profile)
     machines = None if cluster is None else _read_cluster(cluster)
     if names_plan(what):
-        return _given_plan(what, machines, measured, emulated=emulated, trusted=trusted, progress=progress)
+        return _given_plan(
+            what, machines, measured, emulated=emulated, resume=resume, trusted=trusted, progress=progress
+        )
     jobs = requested_jobs(
         what,  # type: ignore[arg-type]
         batch=batch,
@@ -240,7 +243,7 @@ def plan_to_train(
     )
     if machines is None:
         raise UsageError("a job needs a cluster to be planned for", next="Add --cluster FILE (in Python: cluster=FILE)")
-    _try_contracts(jobs)
+    _try_contracts(jobs, resume)
     if emulated and measured is None:
         measured = _measure_emulated(jobs[0], machines, jobs[0].precision or "fp32", progress)
     meant = jobs[0] if len(jobs) == 1 else Workload(name="jobs", jobs=jobs)
@@ -258,6 +261,7 @@ def _given_plan(
     profile: Profile | None,
     *,
     emulated: bool,
+    resume: bool,
     trusted: Collection[str],
     progress: Progress,
 ) -> Simulated:
@@ -266,7 +270,7 @@ def _given_plan(
     if isinstance(what, (str, Path)):
         check_data(file.plan, Path(what))
     check_trust(file.plan.jobs, trusted, runs=True)
-    _try_contracts(file.plan.jobs)
+    _try_contracts(file.plan.jobs, resume)
     warm_up(progress.compiling)
     progress.phase(f"Checking {what if isinstance(what, (str, Path)) else 'the plan'}")
     priced = simulate(file, machines, profile=profile, trusted=trusted)
@@ -447,14 +451,14 @@ def _only_part(plan: Plan) -> Pipeline:
     return part
 
 
-def _try_contracts(jobs: Collection[Job]) -> None:
-    """Try data and losses that jobs name, and that are trusted, on two samples."""
+def _try_contracts(jobs: Collection[Job], resume: bool) -> None:
+    """Try data and losses that jobs name, and that are trusted, on two samples; check weights that will be read."""
     from isthmus.model.targets import check_targets
     from isthmus.runtime.data.contracts import check_contracts
 
     for job in jobs:
         check_targets(job)
-        check_contracts(job)
+        check_contracts(msgspec.structs.replace(job, weights=None) if resume else job)
 
 
 def _measure_emulated(job: Job, cluster: Cluster, precision: Precision, progress: Progress) -> Profile:

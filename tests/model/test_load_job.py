@@ -193,3 +193,18 @@ def test_a_given_weight_decay_stays() -> None:
     assert Optimizer(weight_decay=0.0).decay == 0.0
     assert Optimizer(name="sgd", weight_decay=0.1).decay == 0.1
     assert msgspec.convert({"name": "sgd"}, Optimizer) == Optimizer(name="sgd", weight_decay=0.0)
+
+
+def test_a_warm_up_ends_before_the_schedule_does() -> None:
+    job = "kind: job\nversion: 1\nname: j\nmodel: zoo:mlp-tiny\nbatch: 1\nsteps: 10\noptimizer: {schedule: {%s}}\n"
+    for text, good in (
+        ("shape: cosine, warmup: 10", True),
+        ("shape: cosine, warmup: 11", False),
+        ("shape: cosine, warmup: 11, steps: 20", True),
+        ("shape: warmup-stable-decay, warmup: 5, decay: 6", False),
+    ):
+        if good:
+            parse_jobs(job % text)
+        else:
+            with pytest.raises(JobError, match="within the 10 steps of the schedule"):
+                parse_jobs(job % text)

@@ -86,6 +86,7 @@ def _priced(args: argparse.Namespace, progress: Progress) -> Simulated:
         trust_independent_samples=args.trust_independent_samples,
         profile=args.profile,
         emulated=args.emulate,
+        resume=args.resume,
         trusted=args.model,
         progress=progress,
     )

@@ -142,6 +142,12 @@ def _broken_rules(job: Job) -> Iterator[_Broken]:
     if job.deadline is not None and not _is_duration(job.deadline):
         yield _Broken(("deadline",), job.deadline, "a duration with its unit, like 12 h")
     yield from _broken_optimizer(job.optimizer)
+    rates, total = job.optimizer.schedule, job.optimizer.schedule.steps or job.steps
+    if rates.warmup + (rates.decay or 0) > total:
+        parts = "warmup and decay" if rates.decay else "warmup"
+        yield _Broken(
+            ("optimizer", "schedule", "warmup"), rates.warmup, f"{parts} within the {total} steps of the schedule"
+        )
 
 
 def _broken_texts(job: Job) -> Iterator[_Broken]:
