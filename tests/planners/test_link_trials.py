@@ -143,6 +143,13 @@ def test_faster_links_leave_all_else_as_it_is() -> None:
     assert FasterLinks(cluster, ["lima1"], ["oslo1"], latency=False).by(1024).hosts["oslo1"].nic == 1024 * 1.25e6
 
 
+def test_a_nic_that_is_faster_down_than_up_becomes_wide_both_ways() -> None:
+    nic = "{region: lima, devices: {other: 1}, nic: {up: 2 Mbit/s, down: 9 Mbit/s}}"
+    text = cities().replace("{region: lima, devices: {other: 1}}", nic)
+    host = FasterLinks(parse_cluster(text), ["lima1"], ["oslo1"], latency=False).by(1024).hosts["lima1"]
+    assert host.nic == host.nic_in == 1024 * 1.25e6
+
+
 def test_hosts_of_one_shape_and_reason_are_one_group() -> None:
     text = cities().replace("lima1: {region: lima, devices: {other: 1}}", "lima1: {region: lima, devices: {other: 1}}\n"
                             "  lima2: {region: lima, devices: {other: 1}}")  # fmt: skip

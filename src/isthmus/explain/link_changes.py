@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from itertools import islice, product
 from typing import Protocol
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from isthmus.cluster.spec import Cluster, Host, Link
@@ -131,7 +132,10 @@ class NewLinks:
 
 def _widened(cluster: Cluster, names: set[str], widest: float) -> dict[str, Host]:
     """Return all hosts; the nics of those named do not hold such a link back."""
-    return {
-        name: replace(host, nic=BytesPerSecond(max(host.nic, widest))) if name in names else host
-        for name, host in cluster.hosts.items()
-    }
+    return {name: _wider(host, widest) if name in names else host for name, host in cluster.hosts.items()}
+
+
+def _wider(host: Host, least: float) -> Host:
+    """Return a host whose nic sends and receives at this rate or a higher one."""
+    changed = replace(host, nic=BytesPerSecond(max(host.nic, least)))
+    return changed if host.down is UNSET else replace(changed, down=BytesPerSecond(max(host.nic_in, least)))
