@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (the first time takes some minutes)"
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	@echo "Compiling the simulator (up to a minute)"
-	@$(BIN)/python -c "from isthmus.planners.warm_up import warm_up; warm_up()"
+	@$(BIN)/python tools/compile.py
 	@touch $@
 
 demo: $(STAMP)
