@@ -14,7 +14,7 @@ import msgspec
 
 from isthmus.errors import FileError
 from isthmus.files.document import Document
-from isthmus.files.fault_words import Fault, ValuePath
+from isthmus.files.fault_words import Fault, ValuePath, replaced, value_at
 
 __all__ = ["build_or_every_fault"]
 
@@ -67,7 +67,7 @@ class _Mending:
             return None
         if fault.passable:
             return self._past(fault)
-        if fault.meant is not None and fault.meant not in (_at(self._document.value, fault.path[:-1]) or {}):
+        if fault.meant is not None and fault.meant not in (value_at(self._document.value, fault.path[:-1]) or {}):
             return self._renamed(fault.path, fault.meant)
         target = _target(fault)
         if fault.placeholder is not None and self._filled.get(target) != fault.placeholder:
@@ -95,7 +95,7 @@ class _Mending:
         return below or any(target[: len(path)] == path for path in self._filled)
 
     def _removed(self, path: ValuePath) -> Document | None:
-        parent, key = _at(self._document.value, path[:-1]), path[-1]
+        parent, key = value_at(self._document.value, path[:-1]), path[-1]
         if not isinstance(parent, dict | list) or (isinstance(parent, dict) and key not in parent):
             return None
         self._gone.add(path)
@@ -120,7 +120,7 @@ class _Mending:
         )
 
     def _changed(self, path: ValuePath, change: Callable[[Any], Any]) -> Document:
-        value = _replaced(self._document.value, path, change)
+        value = replaced(self._document.value, path, change)
         self._document = msgspec.structs.replace(self._document, value=value)
         return self._document
 
@@ -132,21 +132,3 @@ def _target(fault: Fault) -> ValuePath:
 def _may_name(path: ValuePath, pattern: ValuePath) -> bool:
     """Return whether a name that the pattern allows may have stood at `path`, or below it."""
     return len(path) <= len(pattern) and all(wanted in ("*", part) for part, wanted in zip(path, pattern, strict=False))
-
-
-def _at(value: Any, path: ValuePath) -> Any:
-    for part in path:
-        try:
-            value = value[part]
-        except (LookupError, TypeError):
-            return None
-    return value
-
-
-def _replaced(value: Any, path: ValuePath, change: Callable[[Any], Any]) -> Any:
-    """Return a copy of the value with the part at `path` changed."""
-    if not path:
-        return change(value)
-    copy = value.copy()
-    copy[path[0]] = _replaced(value[path[0]], path[1:], change)
-    return copy

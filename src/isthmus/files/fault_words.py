@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
-__all__ = ["Fault", "ValuePath", "close_name", "explain", "show_path", "show_value"]
+__all__ = ["Fault", "ValuePath", "close_name", "explain", "replaced", "show_path", "show_value", "value_at"]
 
 ValuePath = tuple[str | int, ...]
 
@@ -108,7 +108,7 @@ def explain(value: object, type: Any, complaint: str) -> Fault:
         return _wrong_key(path, infos)
     if field := _FIELD.fullmatch(match["what"]):
         return _wrong_field(path, infos, field["name"], unknown=field["how"] == "contains unknown")
-    return _wrong_value(path, infos, _at(value, path), match["what"])
+    return _wrong_value(path, infos, value_at(value, path), match["what"])
 
 
 def _wrong_key(path: ValuePath, infos: list[inspect.Type]) -> Fault:
@@ -175,13 +175,13 @@ def _locate(value: Any, type: Any, complaint: str, text: str, *, in_key: bool) -
 
 
 def _with_key(value: Any, type: Any, complaint: str, path: ValuePath) -> ValuePath:
-    entries = list(_at(value, path).items()) if isinstance(_at(value, path), dict) else []
+    entries = list(value_at(value, path).items()) if isinstance(value_at(value, path), dict) else []
     if not entries:  # msgspec also writes [...] for the members of a set
         return path
     low, high = 0, len(entries)  # the first `high` entries complain, the first `low` do not
     while high - low > 1:
         middle = (low + high) // 2
-        if _complains(_replaced(value, path, dict(entries[:middle])), type, complaint):
+        if _complains(replaced(value, path, lambda _, kept=middle: dict(entries[:kept])), type, complaint):
             high = middle
         else:
             low = middle
@@ -196,7 +196,7 @@ def _complains(value: object, type: Any, complaint: str) -> bool:
     return False
 
 
-def _at(value: Any, path: ValuePath) -> Any:
+def value_at(value: Any, path: ValuePath) -> Any:
     """Return the part at `path`, or None if there is none: an unknown field's name may itself look like a path."""
     for part in path:
         try:
@@ -206,12 +206,12 @@ def _at(value: Any, path: ValuePath) -> Any:
     return value
 
 
-def _replaced(value: Any, path: ValuePath, replacement: object) -> object:
-    """Return a copy of `value` with the part at `path` replaced."""
+def replaced(value: Any, path: ValuePath, change: Callable[[Any], Any]) -> Any:
+    """Return a copy of `value` with the part at `path` changed."""
     if not path:
-        return replacement
+        return change(value)
     copy = value.copy()
-    copy[path[0]] = _replaced(value[path[0]], path[1:], replacement)
+    copy[path[0]] = replaced(value[path[0]], path[1:], change)
     return copy
 
 

@@ -112,7 +112,7 @@ class Updater:
 
         Moments that were not saved begin at zero, and an average that was not saved begins at the weights.
         """
-        piece, steps_done = self._piece(bucket), float(steps)
+        piece = self._piece(bucket)
         with torch.no_grad():
             piece.master.copy_(state["weight"])
             if bucket.piece_mask is not None:
@@ -130,7 +130,7 @@ class Updater:
         for stretch in piece.stretches:
             moments = {name: tensor[stretch.lo : stretch.hi].clone() for name, tensor in flat.items()}
             if self.settings.name != "sgd":
-                moments["step"] = torch.tensor(steps_done, dtype=torch.float32, device=piece.master.device)
+                moments["step"] = torch.tensor(float(steps), dtype=torch.float32, device=piece.master.device)
             self.torch.state[stretch.target] = moments
 
     def _piece(self, bucket: Bucket) -> _Piece:

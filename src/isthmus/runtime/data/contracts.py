@@ -24,7 +24,7 @@ __all__ = ["check_contracts"]
 
 
 def check_contracts(job: Job) -> None:
-    """Refuse starting weights that do not fit, data that give no samples for the model, and a loss that is not a sum.
+    """Refuse starting weights or data that do not fit the model, and a loss that is not a sum.
 
     This runs the code that the job names.
     """
@@ -35,15 +35,14 @@ def check_contracts(job: Job) -> None:
     with torch.device("meta"):
         built = source.build(job.model, job.sequence, job.frozen)
     check_weights(job, built.module)
-    if files:
-        samples = open_samples(job, built)
-        samples.get(range(min(2, samples.count or 2)))
-    if not own:
+    if not own and not files:
         return
-    samples, loss = open_samples(job, built), open_loss(job, built)
+    samples = open_samples(job, built)
     numbers = range(2 if samples.count is None else min(2, samples.count))
     _, target = samples.get(numbers)
-    output = _stand_in(built, len(numbers))
+    if not own:
+        return
+    loss, output = open_loss(job, built), _stand_in(built, len(numbers))
     if output is not None:
         loss(output, target)
 
