@@ -179,9 +179,13 @@ def _with_key(value: Any, type: Any, complaint: str, path: ValuePath) -> ValuePa
     if not entries:  # msgspec also writes [...] for the members of a set
         return path
     low, high = 0, len(entries)  # the first `high` entries complain, the first `low` do not
+
+    def first(count: int) -> object:
+        return replaced(value, path, lambda _: dict(entries[:count]))
+
     while high - low > 1:
         middle = (low + high) // 2
-        if _complains(replaced(value, path, lambda _, kept=middle: dict(entries[:kept])), type, complaint):
+        if _complains(first(middle), type, complaint):
             high = middle
         else:
             low = middle
