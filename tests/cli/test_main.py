@@ -47,7 +47,7 @@ FLAGS = {
     "isthmus train": [
         "--batch", "--checkpoint", "--cluster", "--emulate", "--engine", "--events", "--every", "--export", "--help",
         "--ignore-memory", "--json", "--model", "--nccl", "--precision", "--profile", "--resume", "--sequence",
-        "--steps", "--tensorboard", "--trace", "--trust-independent-samples", "-h",
+        "--steps", "--tensorboard", "--trace", "--trust-independent-samples", "--wandb", "-h",
     ],
 }  # fmt: skip
 

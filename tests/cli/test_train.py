@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from safetensors.torch import load_model
 
@@ -38,6 +39,10 @@ def test_two_workers_train_as_one_process_does(
     told = [json.loads(line) for line in events.read_text().splitlines()]
     assert [one["event"] for one in told if one["event"] in ("begin", "end")] == ["begin", "end"]
     steps = [one for one in told if one["event"] == "step"]
+    assert [one["seconds_left"] == (JOB.steps - one["step"]) * one["seconds"] for one in steps] == [True] * JOB.steps
+    assert values["samples_per_second"] == BATCH / values["step_seconds"]
+    assert values["tokens_per_second"] is None  # a model of one's own says nothing of a sequence
+    assert values["seconds"] == pytest.approx(sum(one["seconds"] for one in steps))
     assert [one["step"] for one in steps] == list(range(1, JOB.steps + 1))
     assert [one["loss"] for one in steps] == pytest.approx(plain_losses(), rel=1e-6)
     assert [one["step"] for one in told if one["event"] == "checkpoint"] == [2, 4, 6]
@@ -112,6 +117,24 @@ def test_tensorboard_is_an_extra(isthmus: Isthmus, tmp_path: Path, monkeypatch: 
     done = isthmus("train", plan, *TRUSTED, "--tensorboard", tmp_path / "board")
     assert done.code == 2 and "pip install 'isthmus[tensorboard]'" in done.err
     assert len(done.err.splitlines()) == 1  # nothing was planned or priced before
+
+
+def test_wandb_is_an_extra(isthmus: Isthmus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    plan = written(tmp_path, two_stages())
+    done = isthmus("train", plan, *TRUSTED, "--wandb", tmp_path / "runs")
+    assert done.code == 2 and "pip install 'isthmus[wandb]'" in done.err
+    assert len(done.err.splitlines()) == 1 and not (tmp_path / "runs").exists()
+
+
+def test_wandb_writes_its_files_offline_and_leaves_no_process(isthmus: Isthmus, tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="Weights & Biases is an extra, and not installed")
+    plan = written(tmp_path, two_stages())
+    done = isthmus("train", plan, *TRUSTED, "--steps", 2, "--wandb", tmp_path / "runs")
+    assert done.code == 0, done.err
+    (written_file,) = (tmp_path / "runs").rglob("run-*.wandb")
+    assert written_file.stat().st_size > 0
+    assert not [child.name() for child in psutil.Process().children(recursive=True) if "wandb" in child.name()]
 
 
 def test_a_plan_is_for_its_own_model(isthmus: Isthmus, tmp_path: Path) -> None:

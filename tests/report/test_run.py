@@ -25,13 +25,24 @@ def changed(plan: Plan, **fields: object) -> Plan:
     return msgspec.structs.replace(plan, parts=(msgspec.structs.replace(part, **fields),))
 
 
-def events(path: Path, plan: Plan, /, leave_out: tuple[str, ...] = (), **begin: object) -> Path:
-    """Three steps of a plan's job; `begin` has other values for the first line."""
+def events(
+    path: Path,
+    plan: Plan,
+    /,
+    leave_out: tuple[str, ...] = (),
+    begins: int = 1,
+    evaluated: tuple[int, ...] = (),
+    **begin: object,
+) -> Path:
+    """Three steps of a plan's job, and evaluations; `begin` has other values for the first line."""
     (part,) = plan.parts
     assert isinstance(part, Pipeline)
     job = {"job": part.job.name, "model": part.job.model, "batch": part.job.batch, "plan": plan_digest(plan), **begin}
     lines = [{"event": "begin", **{key: value for key, value in job.items() if key not in leave_out}}]
-    lines += [{"event": "step", "step": n, "loss": 2.0 / n, "seconds": 0.5 + (n == 1)} for n in (1, 2, 3)]
+    for n in range(begins, begins + 3):
+        lines.append({"event": "step", "step": n, "loss": 2.0 / n, "seconds": 0.5 + (n == begins) / 2 + (n == 1) / 2})
+        if n in evaluated:
+            lines.append({"event": "evaluation", "step": n, "loss": 3.0 / n, "metrics": {"right": 1 / n}})
     lines += [{"event": "done", "bytes_sent": 10}, {"event": "done", "bytes_sent": 20}, {"event": "end", "error": None}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -77,6 +88,41 @@ def test_what_older_events_do_not_say_is_not_held_against_them(tmp_path: Path) -
     run = read_run(events(tmp_path / "run.jsonl", plan, leave_out=("plan",)))
     assert run.plan is None
     check_run(run, plan)
+
+
+def resumed(path: Path, first: Plan, last: Plan) -> Path:
+    """Three steps under one plan, then, from the checkpoint after step 2, three under another, with evaluations."""
+    events(path, first, evaluated=(2, 3))
+    before = path.read_text()
+    events(path, last, begins=3, evaluated=(4,), predicted_step_seconds=0.4)
+    path.write_text(before + path.read_text())
+    return path
+
+
+def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    plan = golden("two-depths")
+    other = changed(plan, ahead=7)
+    run = read_run(resumed(tmp_path / "run.jsonl", other, plan))
+    check_run(run, plan)
+    assert run.steps == (1, 2, 3, 4, 5) and run.began == (1, 3) and run.other_plans == 1
+    assert run.losses == (2.0, 1.0, 2 / 3, 0.5, 0.4)
+    assert run.seconds[2] == 1.0 and run.step_seconds == 0.5 and run.middle == "median of steps 4 to 5"
+    assert run.bytes_sent == 60 and run.predicted == 0.4
+    assert run.held_out["loss"] == ((2, 4), (1.5, 0.75))  # the evaluation after step 3 was made void by resuming
+    assert run.held_out["right"] == ((2, 4), (0.5, 0.25))
+    with pytest.raises(FileError, match="another plan"):
+        check_run(run, other)
+    page = shown(run)[1]
+    assert "The run was resumed at step 3. Other plans trained 1 of its 2 parts." in page
+    assert "on held-out samples 0.75" in page or "held-out" in page
+
+
+def test_a_file_of_two_jobs_is_refused(tmp_path: Path) -> None:
+    path, plan = tmp_path / "run.jsonl", golden("two-depths")
+    both = events(path, plan, job="other").read_text() + events(path, plan, begins=4).read_text()
+    path.write_text(both)
+    with pytest.raises(FileError, match="several jobs"):
+        read_run(path)
 
 
 def shown(run: RunRecord) -> tuple[str, str]:

@@ -251,8 +251,13 @@ def _train(parser: Parser) -> None:
     parser.add_argument(
         "--trace", metavar="FILE", help="write the last step as a Chrome trace, as measured and as predicted"
     )
-    parser.add_argument("--events", metavar="FILE", help="write the events of the run, one JSON object per line")
+    parser.add_argument(
+        "--events",
+        metavar="FILE",
+        help="write the events of the run, one JSON object per line; with --resume, append them",
+    )
     parser.add_argument("--tensorboard", metavar="DIR", help="write loss and times for TensorBoard")
+    parser.add_argument("--wandb", metavar="DIR", help="write loss and times for Weights & Biases, offline")
     _trusted(parser)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from isthmus.api import Simulated, names_plan, plan_to_train, train
 from isthmus.cli.console import Answer, Progress, check_checkpoints, check_folder
 from isthmus.cli.simulate import check_models
-from isthmus.cli.watch import Bar, Board, EventFile, check_tensorboard
+from isthmus.cli.watch import Bar, Board, EventFile, WandbRun, check_tensorboard, check_wandb
 from isthmus.cluster.load import load_cluster
 from isthmus.deploy.engine import Notice
 from isthmus.deploy.local import LocalEngine
@@ -39,6 +39,8 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     check_checkpoints(args.checkpoint)
     if args.tensorboard:
         check_tensorboard()
+    if args.wandb:
+        check_wandb()
     if (args.resume or args.every) and args.checkpoint is None:
         option = "--resume" if args.resume else "--every"
         raise UsageError(f"{option} needs a folder of checkpoints", where="isthmus train", next="Add --checkpoint DIR")
@@ -53,7 +55,8 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
         )
         failure = f"interrupted after step {result.last_step}{saved}"
     text = "\n".join(_lines(args, priced, result, shaped))
-    values = {**_values(args, priced.plan.jobs[0], result), "shaped": shaped}
+    job = priced.plan.jobs[0]
+    values = {**_values(args, job, priced.models[job.name].sequence, result), "shaped": shaped}
     return Answer(values=values, text=text, failure=failure, exit_code=130)
 
 
@@ -119,10 +122,13 @@ def _trained(args: argparse.Namespace, progress: Progress, priced: Simulated) ->
             )
         ]
         if args.events:
-            events = EventFile(args.events, job, priced.plan, steps, priced.price.step_seconds, shaped)
+            predicted = priced.price.step_seconds
+            events = EventFile(args.events, job, priced.plan, steps, predicted, shaped, resumed=args.resume)
             shown.append(open_files.enter_context(events))
         if args.tensorboard:
             shown.append(open_files.enter_context(Board(args.tensorboard, job.batch)))
+        if args.wandb:
+            shown.append(open_files.enter_context(WandbRun(args.wandb, job)))
 
         def listen(notice: Notice) -> None:
             for one in shown:
@@ -176,13 +182,16 @@ def _emulation(args: argparse.Namespace, priced: Simulated, opened: contextlib.E
     return opened.enter_context(Emulation(priced.cluster, list(hosts)))
 
 
-def _values(args: argparse.Namespace, job: Job, result: RunResult) -> dict[str, Any]:
+def _values(args: argparse.Namespace, job: Job, sequence: int | None, result: RunResult) -> dict[str, Any]:
+    samples = job.batch / result.step_seconds if result.step_seconds else None
     return {
         "steps": result.steps,
         "last_step": result.last_step,
         "loss": result.loss,
         "step_seconds": result.step_seconds,
-        "samples_per_second": job.batch / result.step_seconds if result.step_seconds else None,
+        "samples_per_second": samples,
+        "tokens_per_second": samples * sequence if samples and sequence else None,
+        "seconds": sum(result.seconds),
         "predicted_step_seconds": result.predicted_step_seconds,
         "checkpoint": str(result.checkpoint) if result.checkpoint else None,
         "bytes_sent": result.bytes_sent,

@@ -1,4 +1,4 @@
-"""The watchers of a run: a bar or lines for people, a file of events for programs, and TensorBoard."""
+"""The watchers of a run: a bar or lines for people, a file of events for programs, and curves for other tools."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import msgspec
 
 from isthmus.deploy.engine import (
     CheckpointKept,
@@ -27,7 +30,7 @@ from isthmus.plan.types import Plan
 from isthmus.runtime.protocol import Done, Failed, Ready, Stepped, Traffic
 from isthmus.units import format_bytes, format_seconds
 
-__all__ = ["Bar", "Board", "EventFile", "check_tensorboard"]
+__all__ = ["Bar", "Board", "EventFile", "WandbRun", "check_tensorboard", "check_wandb"]
 
 _WIDE = 110  # columns of a terminal that has room for a bar
 _LINE_EVERY = 10.0  # seconds between two lines, if there is no terminal
@@ -135,16 +138,26 @@ class Bar(_Watch):
 class EventFile(_Watch):
     """Writes one JSON object a line: `time` (seconds since 1970) and `event`; steps are counted from 1.
 
-    `shaped` says whether the cluster's links were emulated; it is None if the cluster was not emulated at all.
+    `shaped` says whether the cluster's links were emulated; it is None if the cluster was not emulated at all. If the
+    run is `resumed`, its events go behind those that are in the file already.
     """
 
     def __init__(
-        self, path: str, job: Job, plan: Plan, steps: int, predicted: float, shaped: bool | None = None
+        self,
+        path: str,
+        job: Job,
+        plan: Plan,
+        steps: int,
+        predicted: float,
+        shaped: bool | None = None,
+        *,
+        resumed: bool = False,
     ) -> None:
         try:
-            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - closed with the run
+            self._file = Path(path).open("a" if resumed else "w", encoding="utf-8")  # noqa: SIM115 - closed with the run
         except OSError as error:
             raise FileError(f"cannot be written: {error.strerror}", where=path) from None
+        self._steps = steps
         self._write("begin", job=job.name, model=job.model, batch=job.batch, plan=plan_digest(plan), steps=steps,
                     predicted_step_seconds=predicted, shaped=shaped)  # fmt: skip
 
@@ -154,7 +167,9 @@ class EventFile(_Watch):
             case Ready():
                 self._write("ready", worker=notice.worker)
             case Stepped(step=step, loss=loss, norm=norm, seconds=seconds, skipped=skipped):
-                self._write("step", step=step + 1, loss=loss, norm=norm, seconds=seconds, skipped=skipped)
+                left = (self._steps - step - 1) * seconds
+                self._write("step", step=step + 1, loss=loss, norm=norm, seconds=seconds, skipped=skipped,
+                            seconds_left=left)  # fmt: skip
             case CheckpointPassedOver(path=path, why=why, aside=aside):
                 self._write("damaged", path=str(path), what=why, aside=None if aside is None else str(aside))
             case Resumed(step=step, path=path, notes=notes):
@@ -207,13 +222,55 @@ class Board(_Watch):
 
     def hear(self, notice: Notice) -> None:
         """Add a point to each curve for every step."""
-        if isinstance(step := notice.news, Stepped):
-            values = {"loss": step.loss, "norm": step.norm, "seconds": step.seconds}
-            values["samples a second"] = self._batch / step.seconds
+        for step, values in _points(notice, self._batch):
             for name, value in values.items():
-                if value is not None:
-                    self._writer.add_scalar(name, value, step.step + 1)
+                self._writer.add_scalar(name, value, step)
 
     def close(self, error: BaseException | None) -> None:
         """Close the writer, which writes what is left."""
         self._writer.close()
+
+
+def check_wandb() -> None:
+    """Refuse curves for Weights & Biases if it is not installed, before anything is planned."""
+    try:
+        import wandb  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "Weights & Biases is not installed", where="--wandb", next="pip install 'isthmus[wandb]'"
+        ) from None
+
+
+class WandbRun(_Watch):
+    """Writes curves for Weights & Biases into a folder, offline: `wandb sync` sends them later, if wanted."""
+
+    def __init__(self, folder: str, job: Job) -> None:
+        import wandb
+
+        quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True, save_code=False)
+        settings = {"job": json.loads(msgspec.json.encode(job))}
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._batch = job.batch
+        self._run: Any = wandb.init(
+            project="isthmus", name=job.name, dir=folder, mode="offline", config=settings, settings=quiet
+        )
+
+    def hear(self, notice: Notice) -> None:
+        """Add a point to each curve for every step."""
+        for step, values in _points(notice, self._batch):
+            self._run.log(values, step=step)
+
+    def close(self, error: BaseException | None) -> None:
+        """Finish the run, and end the process that writes its files."""
+        import wandb
+
+        self._run.finish(exit_code=0 if error is None else 1)
+        wandb.teardown()
+
+
+def _points(notice: Notice, batch: int) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield the points that a notice adds to the curves: the step, counted from 1, and the values that are known."""
+    if isinstance(step := notice.news, Stepped):
+        values = {"loss": step.loss, "norm": step.norm, "seconds": step.seconds}
+        values["samples a second"] = batch / step.seconds
+        yield step.step + 1, {name: value for name, value in values.items() if value is not None}

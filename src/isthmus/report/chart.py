@@ -35,18 +35,21 @@ def chart(
     *,
     least: float | None = None,
     marked: float | None = None,
+    resumed: Sequence[int] = (),
+    held_out: tuple[Sequence[int], Sequence[float | None]] | None = None,
 ) -> Markup:
     """Draw one value over the steps; draw nothing if fewer than two values are known.
 
     `least` is where the axis of values begins, if not at the lowest value. `marked` is the predicted value, which is
-    drawn across the chart.
+    drawn across the chart. `resumed` are the steps at which the run was resumed. `held_out` has the steps and the
+    values of evaluations on held-out samples, which are drawn as a second line.
     """
-    known = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
-    if len(known) < 2:
+    points = _known(steps, values)
+    if len(points) < 2:
         return Markup()
-    points = [*known[: -1 : math.ceil(len(known) / _POINTS)], known[-1]]
-    low, high = _range([value for _, value in points] + ([marked] if marked is not None else []), least)
-    first, last = points[0][0], points[-1][0]
+    judged = _known(*held_out) if held_out is not None else []
+    low, high = _range([value for _, value in points + judged] + ([marked] if marked is not None else []), least)
+    first, last = points[0][0], max(points[-1][0], judged[-1][0] if judged else 0)
 
     def across(step: float) -> float:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (step - first) / max(last - first, 1)
@@ -54,17 +57,31 @@ def chart(
     def up(value: float) -> float:
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * (value - low) / (high - low)
 
-    line = " ".join(f"{across(step):.1f},{up(value):.1f}" for step, value in points)
+    def line(along: Sequence[tuple[int, float]]) -> str:
+        return " ".join(f"{across(step):.1f},{up(value):.1f}" for step, value in along)
+
     drawn = [
         *_value_axis(low, high, up, shown),
         *_step_axis(first, last, across),
         *(_marked(marked, up, shown) if marked is not None else []),
-        tag("polyline", points=line),
+        *(_resumed(across(step)) for step in resumed if step > first),
+        tag("polyline", points=line(points)),
+        *([tag("polyline", points=line(judged), class_="held-out")] if len(judged) > 1 else []),
         *_pointed(title, points, across, up, shown),
+        *(_judged(title, step, value, across, up, shown) for step, value in judged),
         tag("text", title, x=0.0, y=14.0, class_="title"),
+        *(_legend() if judged else []),
     ]
-    label = f"{title}: {shown(known[0][1])} at step {known[0][0]}, {shown(known[-1][1])} at step {known[-1][0]}"
+    label = f"{title}: {shown(points[0][1])} at step {points[0][0]}, {shown(points[-1][1])} at step {points[-1][0]}"
+    if judged:
+        label += f"; on held-out samples {shown(judged[-1][1])} at step {judged[-1][0]}"
     return tag("svg", *drawn, viewBox=f"0 0 {_WIDTH:.0f} {_HEIGHT:.0f}", role="img", aria_label=label, class_="chart")
+
+
+def _known(steps: Sequence[int], values: Sequence[float | None]) -> list[tuple[int, float]]:
+    """Return the points whose values are known, or some of them if they are many."""
+    known = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
+    return [*known[: -1 : math.ceil(len(known) / _POINTS)], known[-1]] if known else []
 
 
 def _range(values: Sequence[float], least: float | None) -> tuple[float, float]:
@@ -101,6 +118,36 @@ def _marked(value: float, up: Callable[[float], float], shown: Callable[[float],
     return [
         tag("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_="marked"),
         tag("text", f"predicted {shown(value)}", x=_WIDTH - _RIGHT, y=y + 15, class_="tick value"),
+    ]
+
+
+def _resumed(x: float) -> Markup:
+    """Draw a line down where the run was resumed."""
+    tip = "the run was resumed here"
+    return tag("line", x1=x, x2=x, y1=_TOP, y2=_HEIGHT - _BOTTOM, class_="resumed", data_tip=tip)
+
+
+def _judged(
+    title: str,
+    step: int,
+    value: float,
+    across: Callable[[float], float],
+    up: Callable[[float], float],
+    shown: Callable[[float], str],
+) -> Markup:
+    """Draw one evaluation as a dot that can be pointed at."""
+    tip = f"step {step:,}\n{title} on held-out samples {shown(value)}"
+    return tag("circle", cx=across(step), cy=up(value), r=3.5, class_="held-out", data_tip=tip)
+
+
+def _legend() -> list[Markup]:
+    """Name the two lines of a chart."""
+    right = _WIDTH - _RIGHT
+    return [
+        tag("line", x1=right - 170, x2=right - 150, y1=10.0, y2=10.0, class_="trained"),
+        tag("text", "training", x=right - 144, y=14.0),
+        tag("line", x1=right - 84, x2=right - 64, y1=10.0, y2=10.0, class_="held-out"),
+        tag("text", "held-out", x=right - 58, y=14.0),
     ]
 
 
