@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -14,7 +15,7 @@ from isthmus.report.chart import chart, ticks
 SMALL = st.floats(-1e6, 1e6)
 
 
-def drawn(*values: float | None, **more: float) -> ElementTree.Element:
+def drawn(*values: float | None, **more: Any) -> ElementTree.Element:
     steps = range(1, len(values) + 1)
     return ElementTree.fromstring(chart("loss", steps, values, lambda value: f"{value:.4g}", **more))
 
@@ -65,3 +66,13 @@ def test_odd_runs() -> None:
     assert len(line(drawn(2.0, None, 2.0))) == 2  # a loss that does not change, with a gap
     assert len(line(drawn(*map(float, range(100_000))))) <= 241
     assert [text for _, text in texts(drawn(1.0, 2.0, least=0.0, marked=5.0), "value")][-1] == "predicted 5"
+
+
+def test_held_out_values_stand_on_the_same_axes() -> None:
+    figure = drawn(5.0, 3.0, 1.0, held_out=((1, 3), (5.0, 1.0)), resumed=(1, 2))
+    trained, held_out = (each.get("points", "").split() for each in figure.iter("polyline"))
+    assert held_out == [trained[0], trained[2]]
+    dots = [each for each in figure.iter("circle") if each.get("class") == "held-out"]
+    assert [f"{float(each.get('cx', '')):.1f},{float(each.get('cy', '')):.1f}" for each in dots] == held_out
+    (resumed,) = [each for each in figure.iter("line") if each.get("class") == "resumed"]  # none at the first step
+    assert float(resumed.get("x1", "")) == pytest.approx(float(trained[1].split(",")[0]), abs=0.06)
