@@ -8,6 +8,7 @@ Read the files in this order:
 - `worker_run.py`: the life of a worker: create it, step, save, report.
 - `worker.py`: `Worker`, which ties blocks, buckets and channels together into a step.
 - `executor.py`: runs the actions of a step in order, and sends what others wait for.
+- `block_calls.py`: calls blocks with the random numbers of their samples.
 - `placed_blocks.py`: the blocks that a worker computes, divided for tensor groups and moved to its device.
 - `buckets.py`: parameters as flat tensors, whose gradients are summed as soon as they are final.
 - `optimizer.py`: the update of a bucket's flat tensor, and the loss scale of fp16.

@@ -22,6 +22,7 @@ from isthmus.errors import ModelError
 from isthmus.model.runnable_blocks import Pieces
 from isthmus.model.torch_export import Example
 from isthmus.runtime.batch_statistics import unchanged
+from isthmus.runtime.block_calls import BlockCalls
 from isthmus.runtime.comm.channel import Channels
 from isthmus.runtime.comm.flows import FlowForm, FlowPart, Inbox, Inflow, Key, Outflow, cut, messages
 from isthmus.runtime.pace import Pace
@@ -68,7 +69,7 @@ class Hooks:
     """The objects that the executor calls around computing."""
 
     watch: Watch
-    randomness: Callable[[int, int, Sequence[int]], AbstractContextManager[Any]]  # step, block, places of the samples
+    calls: BlockCalls
     ordered: bool  # no action may overtake another
     pace: Pace  # slowed down before anything leaves the device
 
@@ -289,18 +290,14 @@ class Executor:
 
     def _block(self, tools: _Tools, block: int, taken: list[Any], step: int, places: Sequence[int]) -> Sequence[Any]:
         position = block - tools.run.first
-        module, randomness = tools.modules[position], self.hooks.randomness
+        module, calls = tools.modules[position], self.hooks.calls
         if self._apart.wanted(tools.run, block, len(places)):
-            self._apart.compare(block, module, taken, places, partial(randomness, step, block))
-
-        def compute(*inputs: Any) -> Any:
-            with randomness(step, block, places):
-                return module(*inputs)
-
+            self._apart.compare(block, module, taken, places, partial(calls.of, step, block, module))
+        compute = calls.of(step, block, module, places)
         if tools.run.recompute[position]:
             again = partial(_recomputing, module)
             return checkpoint(compute, *taken, use_reentrant=False, preserve_rng_state=False, context_fn=again)  # type: ignore[no-any-return]
-        return compute(*taken)  # type: ignore[no-any-return]
+        return compute(*taken)
 
     def _judge(self, known: dict[str, Any], target: Any, stretch: _Stretch) -> tuple[Tensor, Tensor]:
         """Return the sum and the count of the losses.

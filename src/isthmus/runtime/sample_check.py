@@ -10,7 +10,6 @@ before anything is updated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,7 @@ from isthmus.model.samples.fixed_norms import fixed_norms
 from isthmus.model.samples.measured import own_buffers
 from isthmus.model.trace import tensors_of
 from isthmus.runtime.batch_statistics import unchanged
+from isthmus.runtime.block_calls import Call
 from isthmus.runtime.program import Program, Run
 
 __all__ = ["ApartCheck"]
@@ -32,7 +32,7 @@ _LIMIT, _LIMIT_ON_GPU = 1e-3, 1e-2  # rounding stays far below; a GPU may use ot
 _NOISE, _MOST_NOISE = 4, 4e-3  # rounding errors of numbers around 1, and the largest: smaller differences do not count
 _SMALL = 1e-2  # of the longest gradient of a parameter; shorter ones, perhaps rounding errors, count as that long
 
-Random = Callable[[Sequence[int]], AbstractContextManager[Any]]
+Calls = Callable[[Sequence[int]], Call]  # the block as a function, for samples at these places
 
 
 @dataclass
@@ -62,11 +62,9 @@ class ApartCheck:
         self._seen.add(block)
         return not program.job.trust_independent_samples
 
-    def compare(
-        self, block: int, module: nn.Module, taken: Sequence[Any], places: Sequence[int], random: Random
-    ) -> None:
+    def compare(self, block: int, module: nn.Module, taken: Sequence[Any], places: Sequence[int], calls: Calls) -> None:
         """Raise ModelError if the block's results for parts of the samples differ from those for all at once."""
-        trial = _Trial(self._pieces, block, module, taken, places, random)
+        trial = _Trial(self._pieces, block, module, taken, places, calls)
         total = len(places)
         if total > 1:
             middle = (total + 1) // 2 if total > 2 else 1
@@ -119,9 +117,9 @@ class _Trial:
         module: nn.Module,
         taken: Sequence[Any],
         places: Sequence[int],
-        random: Random,
+        calls: Calls,
     ) -> None:
-        self._module, self._taken, self._places, self._random = module, taken, places, random
+        self._module, self._taken, self._places, self._calls = module, taken, places, calls
         self._own_code = pieces.graph.how == "modules"  # it may ask for gradients, and change them
         self._dims = [pieces.batch_dims[name] for name in pieces.incoming[block]]
         self._out_dims = [pieces.batch_dims.get(name, 0) for name in pieces.outgoing[block]]
@@ -135,8 +133,7 @@ class _Trial:
         leaves = [one.requires_grad_() for one in inputs if backward and one.is_floating_point()]
         given = [one * 1 if one.requires_grad else one for one in inputs]  # the block may change these
         with torch.set_grad_enabled(self._own_code), unchanged(self._module), fixed_norms(self._module) as seen:
-            with self._random([self._places[row] for row in rows]):
-                results = list(self._module(*given))
+            results = list(self._calls([self._places[row] for row in rows])(*given))
             buffers = [buffer.clone() for buffer in own_buffers(self._module).values()]
             parameters = [p for p in self._module.parameters() if p.requires_grad]
             found = self._gradients(results, [*leaves, *parameters], rows) if backward else []

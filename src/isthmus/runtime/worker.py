@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from isthmus.cluster.spec import Precision
 from isthmus.model.runnable_blocks import Pieces
 from isthmus.model.torch_export import Example
+from isthmus.runtime.block_calls import BlockCalls
 from isthmus.runtime.buckets import Bucket, Buckets, Served
 from isthmus.runtime.comm.channel import ChannelError, Channels
 from isthmus.runtime.comm.factor_exchange import TurnLine
@@ -98,9 +99,9 @@ class Worker:
         self._syncs = Buckets(self.buckets, self._served(), used, self._pace)
         self._gatherer = Gatherer(program, network, self.buckets, stretches)
         self._scatterer = Scatterer(program, self._syncs, self.buckets, stretches)
-        randomness = Randomness(program.job.seed, pieces.graph, placed.draws)
+        calls = BlockCalls(Randomness(program.job.seed, pieces.graph, placed.draws))
         ordered = meets(program, pieces) or not all(bucket.resident for bucket in self.buckets)
-        hooks = Hooks(watch=self, randomness=randomness.at, ordered=ordered, pace=self._pace)
+        hooks = Hooks(watch=self, calls=calls, ordered=ordered, pace=self._pace)
         self.executor = Executor(program, pieces, modules, network, device, loss, hooks)
         self.updater = Updater(program.job.optimizer, self.buckets, pieces.graph)
         self._rate = rate_factor(program.job)

@@ -28,6 +28,7 @@ from isthmus.model.graph import BlockGraph
 from isthmus.model.profile import BlockTime, Profile
 from isthmus.model.runnable_blocks import Pieces, cut
 from isthmus.model.torch_export import Example
+from isthmus.runtime.block_calls import BlockCalls
 from isthmus.runtime.placed_blocks import Draws, on_device
 from isthmus.runtime.process_memory import keep_freed_memory
 from isthmus.runtime.profiling.machine import MeasuredMachine, free_memory
@@ -226,7 +227,7 @@ class _Meter:
 
     def __init__(self, pieces: Pieces, draws: Draws, device: torch.device, room: Room) -> None:
         self._pieces, self._device, self._room = pieces, device, room
-        self._randomness = Randomness(0, pieces.graph, draws)
+        self._calls = BlockCalls(Randomness(0, pieces.graph, draws))
         self._grad = {tensor.name for tensor in pieces.graph.tensors if tensor.grad and tensor.source >= 0}
         self._width = max((p.element_size() for block in pieces.blocks for p in block.parameters()), default=4)
 
@@ -269,9 +270,9 @@ class _Meter:
     def _both(self, index: int, module: nn.Module, walk: _Walk) -> Sequence[Any]:
         """Run one forward and one backward, and return the moments at which each began and ended."""
         taken = [self._begun(name, walk.known[name]) for name in self._pieces.incoming[index]]
+        call = self._calls.of(0, index, module, range(walk.samples))
         begin = self._now()
-        with self._randomness.at(0, index, range(walk.samples)):
-            given = module(*taken)
+        given = call(*taken)
         end = self._now()
         roots = [tensor for tensor in given if isinstance(tensor, Tensor) and tensor.requires_grad]
         ones = [torch.ones_like(tensor) for tensor in roots]
@@ -290,9 +291,10 @@ class _Meter:
         incoming = self._pieces.incoming
 
         def compute() -> Sequence[Any]:
-            with torch.no_grad(), self._randomness.at(0, index, range(walk.samples)):
-                given: Sequence[Any] = module(*(walk.known[name] for name in incoming[index]))
-            return given
+            with torch.no_grad():
+                return self._calls.of(0, index, module, range(walk.samples))(
+                    *(walk.known[name] for name in incoming[index])
+                )
 
         given = self._tried(compute, index, walk)
         if given is None:
