@@ -19,7 +19,7 @@ from isthmus.plan.types import Pipeline
 from isthmus.runtime.program import programs
 from isthmus.runtime.protocol import StepOrder
 from tests.deploy.jobs import A, alive, graph, two_stages
-from tests.quiet import PATIENCE
+from tests.quiet import PATIENCE, needs_quiet
 
 CHILD = """
 import os, subprocess, sys, time
@@ -147,8 +147,16 @@ def test_a_worker_that_computes_with_the_lock_held_is_not_silent(monkeypatch: py
 def test_signs_of_life_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker may compute for as long as it likes."""
     code = HELLO + '[(os.write(1, b\'{"is": "alive"}\\n\'), time.sleep(0.05)) for _ in range(20_000)]'
-    with started(monkeypatch, code, silence=0.5) as running:
-        assert running.next(timeout=1.5) is None
+    with needs_quiet(), started(monkeypatch, code, silence=1.0) as running:
+        assert running.next(timeout=2.0) is None
+
+
+def test_a_worker_that_waits_for_a_processor_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is busy with something else it may get next to no processor time."""
+    code = HELLO + "os.nice(19); any(iter(int, 1))"
+    monkeypatch.setattr(local, "_BUSY", 10.0)  # of a processor, which nobody can use: only the state counts
+    with started(monkeypatch, code, silence=0.4) as running:
+        assert running.next(timeout=1.2) is None
 
 
 def test_the_guard_cleans_up_after_a_parent_that_is_gone(tmp_path: Path) -> None:

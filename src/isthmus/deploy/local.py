@@ -38,6 +38,7 @@ _LAST_LINES = 20
 _LOOK = 1.0  # seconds between two checks of the workers and of where they run
 _SILENCE = 30.0  # seconds without a sign of life; computing with Python's lock held is not an error
 _STARTING = 4.0  # factor on that for the first sign of life, as many processes start at once
+_HELD_UP = ("R", "D")  # Linux's letters for a process that could run, and for one that waits for a disk
 _BUSY = 0.05  # of a processor: a silent worker that uses at least this much is computing
 _BEATS = 10  # signs of life in that time
 _LAST_WORDS = 1.0  # seconds to read what an ended worker has sent and printed
@@ -303,11 +304,14 @@ class _Process:
         """Return whether the process has used a processor since it was last asked, and so holds Python's lock.
 
         The answer is False if it was asked less than `every` seconds ago, or if the system does not say. A process that
-        only waits while it holds the lock uses next to no processor time.
+        only waits while it holds the lock uses next to no processor time. One that could run, or that waits for a disk,
+        is kept waiting by the machine, so it counts as computing too.
         """
         now = time.monotonic()
         if now < self._asked + every:
             return False
+        if self._letter() in _HELD_UP:
+            return True
         known, used, since = self._used, self._processor_seconds(), now - self._asked
         self._asked, self._used = now, used
         return known is not None and used is not None and used - known >= _BUSY * since
@@ -323,16 +327,22 @@ class _Process:
         """Return the fields of the process in Linux's /proc/PID/stat, from its state on."""
         return Path(f"/proc/{self._popen.pid}/stat").read_text().rpartition(")")[2].split()
 
+    def _letter(self) -> str:
+        """Return the letter by which Linux tells the state of the process; empty if the system does not say."""
+        try:
+            return self._stat()[0]
+        except (OSError, IndexError):
+            return ""
+
     def state(self) -> str:
         """Return what the system says of the process, for people."""
-        try:
-            letter = self._stat()[0]
-        except (OSError, IndexError):
-            return f"process {self._popen.pid}"
+        name, letter = f"process {self._popen.pid}", self._letter()
+        if not letter:
+            return name
         stopped = (
-            " was stopped by a signal (SIGSTOP, or a debugger)" if letter in "Tt" else " is there but does not answer"
+            "was stopped by a signal (SIGSTOP, or a debugger)" if letter in "Tt" else "is there but does not answer"
         )
-        return f"process {self._popen.pid}{stopped}"
+        return f"{name} {stopped}"
 
     def _watch(self) -> None:
         """Wait for the process to end, kill what it started, and report its end.
