@@ -99,7 +99,8 @@ class Worker:
         self._syncs = Buckets(self.buckets, self._served(), used, self._pace)
         self._gatherer = Gatherer(program, network, self.buckets, stretches)
         self._scatterer = Scatterer(program, self._syncs, self.buckets, stretches)
-        calls = BlockCalls(Randomness(program.job.seed, pieces.graph, placed.draws))
+        own = {block for run in program.runs for block in range(run.first, run.last + 1)}
+        calls = BlockCalls(Randomness(program.job.seed, pieces.graph, placed.draws, own), device)
         ordered = meets(program, pieces) or not all(bucket.resident for bucket in self.buckets)
         hooks = Hooks(watch=self, calls=calls, ordered=ordered, pace=self._pace)
         self.executor = Executor(program, pieces, modules, network, device, loss, hooks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -32,8 +32,7 @@ _KNOWN = _DROPOUTS | {"scaled_dot_product_attention", "bernoulli", "bernoulli_",
 _KNOWN |= {"normal", "rand", "randn", "randint", "rand_like", "randn_like", "randint_like"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Split:
+class Split(NamedTuple):
     """A part of a dimension of what is drawn, from `start` of `whole` on (the heads of a tensor group's member)."""
 
     dim: int

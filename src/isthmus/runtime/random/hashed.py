@@ -14,16 +14,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from isthmus.errors import ModelError
-from isthmus.runtime.random.draws import Draw
+from isthmus.runtime.random.draws import Draw, Split
 
-__all__ = ["Lot"]
+__all__ = ["Form", "Lot", "bits", "sample_keys", "threshold"]
+
+Numbers = np.ndarray[Any, np.dtype[np.uint64]]
 
 _HALF = 1 << 31
 _DIGITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}  # bits of evenly spaced numbers in [0, 1)
@@ -39,14 +41,14 @@ class Lot:
     base: int
     block: str
     draw: Draw
-    samples: np.ndarray[Any, np.dtype[np.uint64]]
+    samples: Numbers
 
     def chance(self, p: float | Tensor, shape: Sequence[int], device: torch.device) -> Tensor:
         """Return booleans that are True with probability p, to the nearest 2^-32."""
         bits = self._bits(shape, device)
         if isinstance(p, Tensor):
             return bits.double() + _HALF < p.double() * 2.0**32
-        below = round(p * 2.0**32) - _HALF
+        below = threshold(p)
         if below <= -_HALF or below >= _HALF:
             return torch.full(tuple(shape), below >= _HALF, device=device)
         return bits < below
@@ -87,30 +89,78 @@ class Lot:
                 found=f"a tensor {list(shape)} for {samples} samples",
                 expected=f"a multiple of the samples in dimension {dim}",
             )
-        inner = [*shape[:dim], shape[dim] // samples, *shape[dim + 1 :]]  # the shape of one sample
-        a, b = (key.to(device, non_blocking=True).view(-1, 1) for key in self._keys(lane))
-        bits = _mixed(self._places(inner, device), a, b)
-        return bits.view(samples, *inner).movedim(0, dim).reshape(tuple(shape))
+        keys = sample_keys([(self.base + lane) % (1 << 64)], self.samples)[0]
+        return bits(torch.from_numpy(keys).to(device, non_blocking=True), Form.of(shape, samples, dim, self.draw.split))
 
-    def _keys(self, lane: int) -> tuple[Tensor, Tensor]:
-        """Return two keys for each sample, by the finaliser of splitmix64."""
-        x = _finished(self.samples + np.uint64(0x9E3779B97F4A7C15)) + np.uint64((self.base + lane) % (1 << 64))
-        keys = torch.from_numpy(_finished(x).view(np.int32).reshape(-1, 2))
-        return keys[:, 0].contiguous(), keys[:, 1].contiguous()
 
-    def _places(self, inner: list[int], device: torch.device) -> Tensor:
-        """Return each element's number within its sample; for a member with a part, within the whole sample."""
-        split = self.draw.split
-        if split is None:
-            return torch.arange(math.prod(inner), device=device).int()
-        whole = [*inner]
-        whole[split.dim] = split.whole
-        places = torch.arange(math.prod(whole), device=device).int().view(whole)
-        return places.narrow(split.dim, split.start, inner[split.dim]).reshape(-1)
+class Form(NamedTuple):
+    """The shape of what is drawn, with `samples` samples in dimension `dim`, `merged` entries of it for each."""
+
+    shape: tuple[int, ...]
+    samples: int
+    dim: int
+    merged: int
+    split: Split | None
+
+    @classmethod
+    def of(cls, shape: Sequence[int], samples: int, dim: int, split: Split | None) -> Form:
+        """Return the form of a tensor."""
+        return cls(tuple(shape), samples, dim, shape[dim] // samples, split)
+
+    @property
+    def inner(self) -> list[int]:
+        """Return the shape of one sample."""
+        return [*self.shape[: self.dim], self.merged, *self.shape[self.dim + 1 :]]
+
+    @property
+    def elements(self) -> int:
+        """Return the number of elements of a sample."""
+        return math.prod(self.inner)
+
+    @property
+    def rest(self) -> int:
+        """Return the number of elements behind the dimension of the samples."""
+        return math.prod(self.shape[self.dim + 1 :])
+
+    @property
+    def part(self) -> tuple[int, int, int, int]:
+        """Return of the dimension that is split: the elements behind it, its size, its start and its whole size."""
+        if self.split is None:
+            return 1, 1, 0, 1
+        inner, dim = self.inner, self.split.dim
+        return math.prod(inner[dim + 1 :]), inner[dim], self.split.start, self.split.whole
+
+
+def sample_keys(bases: Sequence[int], samples: Numbers) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return two keys for each base and sample, [bases, samples, 2], by the finaliser of splitmix64."""
+    x = _finished(samples + np.uint64(0x9E3779B97F4A7C15)) + np.array(bases, dtype=np.uint64)[:, None]
+    return _finished(x).view(np.int32).reshape(len(bases), len(samples), 2)
+
+
+def threshold(chance: float) -> int:
+    """Return the number that the bits of an element are below with this chance, to the nearest 2^-32."""
+    return round(chance * 2.0**32) - _HALF
+
+
+def bits(keys: Tensor, form: Form) -> Tensor:
+    """Return 32 bits for every element, as signed integers, from the keys [samples, 2] of its sample."""
+    a, b = keys[:, 0].view(-1, 1), keys[:, 1].view(-1, 1)
+    found = _mixed(_places(form, keys.device), a, b)
+    return found.view(form.samples, *form.inner).movedim(0, form.dim).reshape(form.shape)
+
+
+def _places(form: Form, device: torch.device) -> Tensor:
+    """Return each element's number within its sample; for a member with a part, within the whole sample."""
+    inner, split = form.inner, form.split
+    if split is None:
+        return torch.arange(form.elements, dtype=torch.int32, device=device)
+    inner[split.dim] = split.whole
+    places = torch.arange(math.prod(inner), dtype=torch.int32, device=device).view(inner)
+    return places.narrow(split.dim, split.start, form.inner[split.dim]).reshape(-1)
 
 
 def _mixed(places: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    x = places.mul_(_signed(0x9E3779B1)) + a
+    x = places * _signed(0x9E3779B1) + a
     x.bitwise_xor_(_shifted(x, 16)).mul_(_signed(0x7FEB352D)).add_(b)
     x.bitwise_xor_(_shifted(x, 15)).mul_(_signed(0x846CA68B))
     return x.bitwise_xor_(_shifted(x, 16))

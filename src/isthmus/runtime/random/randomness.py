@@ -1,17 +1,20 @@
 """Make dropout and the like a function of seed, step, sample and operation, never of a device's random stream.
 
-While a block runs inside `Randomness.at`, every operation that would draw from the device's generator is computed from
-a hash of (seed, step, block, which random operation of the block, sample, element within the sample) instead. The
-numbers are the same whatever the shares, the slices and the device, in the first run and in a recomputation. The random
-operations of a block, and the dimension of the samples in what they draw, are known beforehand (`draws.py`). Operations
-that cannot be computed this way are refused.
+Every operation that would draw from the device's generator is computed from a hash of (seed, step, block, which random
+operation of the block, sample, element within the sample) instead. The numbers are the same whatever the shares, the
+slices and the device, in the first run and in a recomputation. The random operations of a block, and the dimension of
+the samples in what they draw, are known beforehand (`draws.py`).
 
-Attention with dropout is computed by its plain formula: the fused kernels draw their own numbers inside.
+Blocks whose graph has dropout and attention only take the keys of their operations (`Randomness.keys`) as an input
+(`runtime/block_functions.py`). Any other block runs inside `Randomness.at`, which watches its operations and replaces
+those that draw; operations that cannot be computed this way are refused. Attention with dropout is then computed by its
+plain formula: the fused kernels draw their own numbers inside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import blake2b
 from typing import Any
@@ -25,12 +28,17 @@ from isthmus.errors import ModelError
 from isthmus.model.graph import BlockGraph
 from isthmus.model.trace import bound
 from isthmus.runtime.random.draws import Draw, active, draws_itself, refused
-from isthmus.runtime.random.hashed import Lot
+from isthmus.runtime.random.hashed import Lot, Numbers, sample_keys
 from isthmus.runtime.random.plain_attention import PlainAttention
 
 __all__ = ["Randomness"]
 
 _MAX = (1 << 64) - 1
+_KEPT = 4  # sets of keys: of the samples that runs of one worker compute in turns
+
+
+def _numbers(samples: Sequence[int]) -> Numbers:
+    return np.array([number & _MAX for number in samples], dtype=np.uint64)
 
 
 class Randomness:
@@ -40,9 +48,45 @@ class Randomness:
     `split`.
     """
 
-    def __init__(self, seed: int, graph: BlockGraph, draws: Sequence[Sequence[Draw]]) -> None:
+    def __init__(
+        self, seed: int, graph: BlockGraph, draws: Sequence[Sequence[Draw]], own: Iterable[int] | None = None
+    ) -> None:
+        """Draw for the blocks `own` of the model; None: for all of them."""
         self._seed, self._names, self._draws = seed, [block.name for block in graph.blocks], draws
         self._followed = graph.how == "export"  # the graph shows all random operations; other blocks are always watched
+        self._first: dict[int, int] = {}  # the number of each block's first operation, among all
+        self._count = 0  # operations of all blocks
+        for block in range(len(draws)) if own is None else sorted({*own}):
+            self._first[block] = self._count
+            self._count += len(draws[block])
+        self._bases: tuple[int, list[int]] = (-1, [])  # of one step
+        self._made: OrderedDict[Any, Tensor] = OrderedDict()  # keys of all blocks, by step and samples
+
+    def keys(self, step: int, block: int, samples: Sequence[int], device: torch.device) -> Tensor:
+        """Return the keys of a block's random operations for these samples, [operations, samples, 2].
+
+        They are made for all blocks at once, as the next blocks will want theirs for the same samples.
+        """
+        which = (step, samples if isinstance(samples, range) else tuple(samples), device)
+        if which not in self._made:
+            if self._bases[0] != step:
+                each = [(b, index) for b in self._first for index in range(len(self._draws[b]))]
+                self._bases = step, [self._base(f"{self._seed} {step} {self._names[b]}", index) for b, index in each]
+            host = torch.from_numpy(sample_keys(self._bases[1], _numbers(samples)))
+            self._made[which] = host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+            while len(self._made) > _KEPT:
+                self._made.popitem(last=False)
+        first = self._first[block]
+        return self._made[which][first : first + len(self._draws[block])]
+
+    @staticmethod
+    def _base(key: str, index: int) -> int:
+        """Return the hash of everything but sample and element, for operation number `index` of a block."""
+        return int.from_bytes(blake2b(f"{key} {index}".encode(), digest_size=8).digest(), "little")
+
+    def draws(self, block: int) -> Sequence[Draw]:
+        """Return the block's random operations."""
+        return self._draws[block]
 
     def needed(self, block: int) -> bool:
         """Return whether the block draws any random numbers."""
@@ -61,9 +105,8 @@ class Randomness:
     def _drawing(self, step: int, block: int, samples: Sequence[int]) -> Iterator[None]:
         name, draws = self._names[block], self._draws[block]
         attends = not self._followed or any(draw.operation == "scaled_dot_product_attention" for draw in draws)
-        numbers = np.array([number & _MAX for number in samples], dtype=np.uint64)
         with (
-            _Drawing(f"{self._seed} {step} {name}", name, draws, numbers),
+            _Drawing(f"{self._seed} {step} {name}", name, draws, _numbers(samples)),
             PlainAttention() if attends else nullcontext(),
         ):
             yield
@@ -72,9 +115,7 @@ class Randomness:
 class _Drawing(TorchDispatchMode):
     """Replaces the device's random numbers by hashed ones for every random operation of one run of a block."""
 
-    def __init__(
-        self, key: str, block: str, draws: Sequence[Draw], samples: np.ndarray[Any, np.dtype[np.uint64]]
-    ) -> None:
+    def __init__(self, key: str, block: str, draws: Sequence[Draw], samples: Numbers) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._key, self._block, self._draws, self._samples = key, block, draws, samples
         self._next = 0
@@ -95,8 +136,8 @@ class _Drawing(TorchDispatchMode):
                 found=f"{func} as draw {index + 1}",
                 expected=f"{len(self._draws)} random operations, whatever the samples",
             )
-        base = blake2b(f"{self._key} {index}".encode(), digest_size=8).digest()
-        return rule(Lot(int.from_bytes(base, "little"), self._block, self._draws[index], self._samples), **given)
+        lot = Lot(Randomness._base(self._key, index), self._block, self._draws[index], self._samples)
+        return rule(lot, **given)
 
 
 # -- the operations
