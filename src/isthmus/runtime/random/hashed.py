@@ -63,7 +63,7 @@ class Lot:
 
     def normal(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """Return normal numbers of mean 0 and deviation 1 in fp64, by the method of Box and Muller."""
-        radius, angle = (self._bits(shape, device, lane).double() + (_HALF + 0.5) for lane in (0, 1))
+        radius, angle = (self._bits(shape, device, stream).double() + (_HALF + 0.5) for stream in (0, 1))
         return torch.sqrt(-2 * torch.log(radius * 2.0**-32)) * torch.cos(angle * (2 * math.pi * 2.0**-32))
 
     def integer(self, low: int, high: int, shape: Sequence[int], device: torch.device) -> Tensor:
@@ -77,7 +77,7 @@ class Lot:
             )
         return ((self._bits(shape, device).long() + _HALF) * (high - low) >> 32) + low
 
-    def _bits(self, shape: Sequence[int], device: torch.device, lane: int = 0) -> Tensor:
+    def _bits(self, shape: Sequence[int], device: torch.device, stream: int = 0) -> Tensor:
         """Return 32 random bits for every element, as signed integers."""
         dim, samples = self.draw.dim, len(self.samples)
         if dim >= len(shape) or not samples or shape[dim] % samples:
@@ -88,13 +88,13 @@ class Lot:
                 expected=f"a multiple of the samples in dimension {dim}",
             )
         inner = [*shape[:dim], shape[dim] // samples, *shape[dim + 1 :]]  # the shape of one sample
-        a, b = (key.to(device, non_blocking=True).view(-1, 1) for key in self._keys(lane))
+        a, b = (key.to(device, non_blocking=True).view(-1, 1) for key in self._keys(stream))
         bits = _mixed(self._places(inner, device), a, b)
         return bits.view(samples, *inner).movedim(0, dim).reshape(tuple(shape))
 
-    def _keys(self, lane: int) -> tuple[Tensor, Tensor]:
+    def _keys(self, stream: int) -> tuple[Tensor, Tensor]:
         """Return two keys for each sample, by the finaliser of splitmix64."""
-        x = _finished(self.samples + np.uint64(0x9E3779B97F4A7C15)) + np.uint64((self.base + lane) % (1 << 64))
+        x = _finished(self.samples + np.uint64(0x9E3779B97F4A7C15)) + np.uint64((self.base + stream) % (1 << 64))
         keys = torch.from_numpy(_finished(x).view(np.int32).reshape(-1, 2))
         return keys[:, 0].contiguous(), keys[:, 1].contiguous()
 
