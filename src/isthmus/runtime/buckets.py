@@ -200,7 +200,7 @@ class Buckets:
         self._current: int | None = None
         self._passed: set[tuple[int, str]] = set()
         self._left: dict[int, int] = {}
-        self._lanes = WorkerThreads()
+        self._threads = WorkerThreads()
         self.spans: list[WorkSpan] | None = None
         for bucket in whole:
             for name, parameter in zip(bucket.names, bucket.parameters, strict=True) if bucket.sync is not None else ():
@@ -243,7 +243,7 @@ class Buckets:
 
     def start(self, number: int, work: Callable[[], None]) -> None:
         """Start work for a bucket; it runs after the bucket's earlier work."""
-        self._lanes.start(number, partial(self._run, number, work))
+        self._threads.start(number, partial(self._run, number, work))
 
     def _run(self, number: int, work: Callable[[], None]) -> None:
         begin = perf_counter()
@@ -253,11 +253,11 @@ class Buckets:
 
     def wait(self) -> None:
         """Wait until all syncs of the step are done."""
-        self._lanes.wait()
+        self._threads.wait()
 
     def close(self) -> None:
         """End the threads."""
-        self._lanes.close()
+        self._threads.close()
         for bucket in self.buckets:
             if isinstance(bucket.sync, Factors):
                 bucket.sync.close()

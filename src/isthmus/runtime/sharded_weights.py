@@ -58,10 +58,10 @@ class Gatherer:
             (run.number, u) for r, run in enumerate(program.runs) for u in range(len(run.stretches)) if uses[r][u]
         }
         self._at = 0  # index of the present turn in that order
-        self._lanes = WorkerThreads()
+        self._threads = WorkerThreads()
         asked = Counter(number for at in range(len(self._order)) for number in self._coming(at))
         self._sets = {
-            bucket.spec.number: _Set(program, network, bucket, asked[bucket.spec.number], self._lanes)
+            bucket.spec.number: _Set(program, network, bucket, asked[bucket.spec.number], self._threads)
             for bucket in buckets
         }
 
@@ -112,17 +112,17 @@ class Gatherer:
 
     def wait(self) -> None:
         """Wait until all workers have the weights that they asked for; pieces may change afterwards."""
-        self._lanes.wait()
+        self._threads.wait()
 
     def close(self) -> None:
         """End the threads."""
-        self._lanes.close()
+        self._threads.close()
 
 
 class _Set:
     """One bucket's weights: what this worker fetches, and what it sends to the others."""
 
-    def __init__(self, program: Program, network: Channels, bucket: Bucket, asked: int, lanes: WorkerThreads) -> None:
+    def __init__(self, program: Program, network: Channels, bucket: Bucket, asked: int, threads: WorkerThreads) -> None:
         """Connect to the other members; `asked` is how often this worker fetches the weights in a step."""
         self.bucket, members = bucket, bucket.spec.members
         self._bounds = {name: piece_bounds(bucket.weights.numel(), len(members), i) for i, name in enumerate(members)}
@@ -131,7 +131,7 @@ class _Set:
             for other in members
             if other != program.device
         }
-        self._asked, self._lanes, self._fetched = asked, lanes, 0
+        self._asked, self._threads, self._fetched = asked, threads, 0
         self._wanted: dict[str, int] = {}  # how often each other worker asks in a step
         self._coming: list[Work] = []
         self.failures: list[BaseException] = []
@@ -139,7 +139,7 @@ class _Set:
     def begin(self) -> None:
         self._fetched = 0
         for other in self._channels:
-            self._lanes.start((self.bucket.spec.number, other), partial(self._push, other))
+            self._threads.start((self.bucket.spec.number, other), partial(self._push, other))
 
     def _push(self, other: str) -> None:
         channel = self._channels[other]
