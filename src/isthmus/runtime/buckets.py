@@ -74,7 +74,7 @@ class Bucket:
             self.piece_mask = None if self.piece_mask is None else self.piece_mask.clone()
             self.close()
         group = next((group for group in spec.groups if device in group), (device,))
-        self.answers = tuple(name for name in self.names if group[0] == device or name in cuts)
+        self.owned_names = tuple(name for name in self.names if group[0] == device or name in cuts)
 
     def _mask(self, kept: float, initial: Mapping[str, Tensor]) -> Tensor:
         """Zero all but the largest elements of each pruned weight, and return a mask that is True for those kept."""
@@ -106,7 +106,7 @@ class Bucket:
         """Yield the parts of the gradient that count here, and on no other worker, for its norm."""
         if self.spec.layout == "replicated" and not self.first:
             return
-        for name in self.answers:
+        for name in self.owned_names:
             lo, hi = (place - self.bounds[0] for place in self.held(name))
             if lo < hi:
                 yield self.gradient[lo:hi]
