@@ -32,7 +32,7 @@ from isthmus.runtime.random.randomness import Randomness
 from isthmus.runtime.sharded_weights import Gatherer, Scatterer
 from isthmus.runtime.weight_turns import stretch_parameters
 
-__all__ = ["DTYPES", "Step", "Worker", "meets"]
+__all__ = ["DTYPES", "Step", "Worker", "must_keep_order"]
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Get = Callable[[Sequence[int]], tuple[Example, Any]]
@@ -100,7 +100,7 @@ class Worker:
         self._gatherer = Gatherer(program, network, self.buckets, stretches)
         self._scatterer = Scatterer(program, self._syncs, self.buckets, stretches)
         calls = BlockCalls(Randomness(program.job.seed, pieces.graph, placed.draws))
-        ordered = meets(program, pieces) or not all(bucket.resident for bucket in self.buckets)
+        ordered = must_keep_order(program, pieces) or not all(bucket.resident for bucket in self.buckets)
         hooks = Hooks(watch=self, calls=calls, ordered=ordered, pace=self._pace)
         self.executor = Executor(program, pieces, modules, network, device, loss, hooks)
         self.updater = Updater(program.job.optimizer, self.buckets, pieces.graph)
@@ -257,7 +257,7 @@ def _homes(pieces: Pieces, names: Sequence[str]) -> dict[str, int]:
     return {name: homes[name] for name in names if name in homes}
 
 
-def meets(program: Program, pieces: Pieces) -> bool:
+def must_keep_order(program: Program, pieces: Pieces) -> bool:
     """Return whether other workers run the same actions side by side and meet midway, so that none may be overtaken."""
     mixing = [index for index, block in enumerate(pieces.graph.blocks) if block.statistics]
     return any(
