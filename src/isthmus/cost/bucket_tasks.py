@@ -32,7 +32,7 @@ from isthmus.cost.task_types import (
     lowest_blocks,
     samples_of,
 )
-from isthmus.plan.schedule import Runs, Shape, stage_at
+from isthmus.plan.schedule import Shape, StageRuns, stage_at
 
 __all__ = ["new_weights", "sync", "sync_alone"]
 
@@ -41,7 +41,7 @@ Ints = npt.NDArray[np.int32]
 
 @compiled
 def sync(
-    out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int, micro_batches: int
+    out: TaskList, wires: Wires, shape: Shape, runs: StageRuns, syncs: Syncs, state: State, b: int, micro_batches: int
 ) -> None:
     """Write the sync of one bucket, and let the updates of its participants wait for it."""
     how = syncs.how[b]
@@ -72,7 +72,7 @@ def sync(
 
 @compiled
 def room(
-    out: TaskList, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int, holder: int, piece: int, done: int
+    out: TaskList, shape: Shape, runs: StageRuns, syncs: Syncs, state: State, b: int, holder: int, piece: int, done: int
 ) -> None:
     """Let the part that needs the memory of these gradients wait until they have been summed (state `sharded-all`)."""
     lowest = np.empty(len(runs.device), np.int32)
@@ -112,7 +112,15 @@ def sync_alone(
 
 @compiled
 def final_tasks(
-    out: TaskList, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int, holders: Ints, ready: Ints, piece: int
+    out: TaskList,
+    shape: Shape,
+    runs: StageRuns,
+    syncs: Syncs,
+    state: State,
+    b: int,
+    holders: Ints,
+    ready: Ints,
+    piece: int,
 ) -> None:
     """Write into `ready`, for each participant, the task after which its gradients of bucket b are final.
 
@@ -139,7 +147,7 @@ def final_tasks(
 
 @compiled
 def factors(
-    out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int, devices: Ints,
+    out: TaskList, wires: Wires, shape: Shape, runs: StageRuns, syncs: Syncs, state: State, b: int, devices: Ints,
     holders: Ints, micro_batches: int,
 ) -> None:  # fmt: skip
     """Write a sync by factors.
@@ -173,7 +181,7 @@ def factors(
 
 
 @compiled
-def new_weights(out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int) -> None:
+def new_weights(out: TaskList, wires: Wires, shape: Shape, runs: StageRuns, syncs: Syncs, state: State, b: int) -> None:
     """Write the ring that spreads each participant's piece of bucket b's new weights, once the piece is there."""
     devices = syncs.device[syncs.first[b] : syncs.first[b + 1]]
     holders = syncs.holder[syncs.first[b] : syncs.first[b + 1]]

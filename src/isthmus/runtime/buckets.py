@@ -24,7 +24,7 @@ from isthmus.runtime.comm.syncs import SyncMethod, piece_bounds
 from isthmus.runtime.comm.worker_threads import WorkerThreads
 from isthmus.runtime.executor import WorkSpan
 from isthmus.runtime.pace import Pace
-from isthmus.runtime.program import BucketSpec, Run
+from isthmus.runtime.program import BucketSpec, StageRun
 
 __all__ = ["Bucket", "Buckets", "Served"]
 
@@ -217,7 +217,7 @@ class Buckets:
         for served in self.served:
             self.start(served.number, served.reduce)
 
-    def final(self, run: Run, begins: bool) -> None:
+    def final(self, run: StageRun, begins: bool) -> None:
         """Note that the last backward of a run begins or has ended; at its end all of its parameters are final."""
         self._current = run.number if begins else None
         if not begins:

@@ -23,7 +23,7 @@ from isthmus.model.samples.measured import own_buffers
 from isthmus.model.trace import tensors_of
 from isthmus.runtime.batch_statistics import unchanged
 from isthmus.runtime.block_calls import Call
-from isthmus.runtime.program import Program, Run
+from isthmus.runtime.program import Program, StageRun
 
 __all__ = ["ApartCheck"]
 
@@ -53,7 +53,7 @@ class ApartCheck:
         self._program, self._pieces = program, pieces
         self._seen: set[int] = set()
 
-    def wanted(self, run: Run, block: int, samples: int) -> bool:
+    def wanted(self, run: StageRun, block: int, samples: int) -> bool:
         """Return whether to measure a block: once, if its batch is split and the job does not vouch for its samples."""
         program = self._program
         whole = program.micro_batches == 1 and samples == program.micro_batch

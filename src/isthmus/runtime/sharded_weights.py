@@ -25,7 +25,7 @@ from isthmus.runtime.buckets import Bucket, Buckets
 from isthmus.runtime.comm.channel import Channel, Channels, Work
 from isthmus.runtime.comm.syncs import piece_bounds
 from isthmus.runtime.comm.worker_threads import WorkerThreads
-from isthmus.runtime.program import Program, Run
+from isthmus.runtime.program import Program, StageRun
 from isthmus.runtime.weight_turns import last_uses, turns
 
 __all__ = ["Gatherer", "Scatterer"]
@@ -81,14 +81,14 @@ class Gatherer:
         for number in self._coming(at):
             self._sets[number].fetch()
 
-    def before(self, run: Run, stretch: int) -> None:
+    def before(self, run: StageRun, stretch: int) -> None:
         """Wait for the weights of a stretch, and begin to fetch those of the next."""
         if (run.number, stretch) in self._streams:
             self._fetch(self._at + 1)
             for number in self._order[self._at]:
                 self._sets[number].arrive()
 
-    def after(self, run: Run, stretch: int) -> None:
+    def after(self, run: StageRun, stretch: int) -> None:
         """Drop the weights of a stretch, except those that are used next."""
         if (run.number, stretch) in self._streams:
             self._at += 1
@@ -194,7 +194,7 @@ class Scatterer:
         self._sums: dict[int, Future[None]] = {}  # the last sum of each bucket
         self._begun: deque[list[Future[None]]] = deque()  # the sums of each turn
 
-    def before(self, run: Run, stretch: int) -> None:
+    def before(self, run: StageRun, stretch: int) -> None:
         """Allocate memory for the gradients of a stretch before its backward, as soon as the limits allow."""
         opened = [number for number in self._uses[run.number, stretch] if number not in self._open]
         while opened and len(self._begun) > 1:
@@ -206,7 +206,7 @@ class Scatterer:
             self._buckets[number].open()
         self._open.update(opened)
 
-    def after(self, run: Run, stretch: int) -> None:
+    def after(self, run: StageRun, stretch: int) -> None:
         """Sum the gradients that no stretch below this one uses, after its backward."""
         ended = self._ends[run.number, stretch]
         for number in ended:

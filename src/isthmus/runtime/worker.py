@@ -27,7 +27,7 @@ from isthmus.runtime.learning_rate import rate_factor
 from isthmus.runtime.optimizer import LossScale, Updater
 from isthmus.runtime.pace import Pace
 from isthmus.runtime.placed_blocks import Draws, Placed, place
-from isthmus.runtime.program import BucketSpec, Program, Run
+from isthmus.runtime.program import BucketSpec, Program, StageRun
 from isthmus.runtime.random.randomness import Randomness
 from isthmus.runtime.sharded_weights import Gatherer, Scatterer
 from isthmus.runtime.weight_turns import stretch_parameters
@@ -219,7 +219,7 @@ class Worker:
 
     # -- calls from the executor
 
-    def before(self, run: Run, stretch: int, backward: bool) -> None:
+    def before(self, run: StageRun, stretch: int, backward: bool) -> None:
         """Provide the weights of a stretch and, for a backward, memory for its gradients."""
         self._pace.keep()
         self._gatherer.before(run, stretch)
@@ -227,14 +227,14 @@ class Worker:
             self._scatterer.before(run, stretch)
         self._pace.start()
 
-    def after(self, run: Run, stretch: int, backward: bool) -> None:
+    def after(self, run: StageRun, stretch: int, backward: bool) -> None:
         """Release the weights of a stretch and, after a backward, sum its gradients."""
         self._pace.keep()
         self._gatherer.after(run, stretch)
         if backward:
             self._scatterer.after(run, stretch)
 
-    def final(self, run: Run, begins: bool) -> None:
+    def final(self, run: StageRun, begins: bool) -> None:
         """Tell the buckets that the last backward of a run begins or has ended."""
         self._syncs.final(run, begins)
 
