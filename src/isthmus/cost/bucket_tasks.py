@@ -89,14 +89,16 @@ def reduce(
 ) -> None:  # fmt: skip
     """Write the messages after which every participant has the sum of a bucket.
 
-    `how` is RING, TREE or SERVER; `sync` writes the other kinds itself.
+    `how` is RING, TREE or SERVER; `sync` writes the other kinds itself. Any other number is refused.
     """
     if how == SERVER:
         server(out, wires, devices, ready, done, whole, planned, root, b)
     elif how == TREE:
         tree(out, wires, devices, ready, done, whole, planned, b)
-    else:
+    elif how == RING:
         all_reduce(out, wires, devices, ready, done, whole, planned, b)
+    else:
+        raise ValueError("this sync has no messages in cost.bucket_tasks.reduce")
 
 
 @compiled
@@ -112,16 +114,9 @@ def sync_alone(
 
 @compiled
 def final_tasks(
-    out: TaskList,
-    shape: Shape,
-    runs: StageRuns,
-    syncs: Syncs,
-    state: State,
-    b: int,
-    holders: Ints,
-    ready: Ints,
+    out: TaskList, shape: Shape, runs: StageRuns, syncs: Syncs, state: State, b: int, holders: Ints, ready: Ints,
     piece: int,
-) -> None:
+) -> None:  # fmt: skip
     """Write into `ready`, for each participant, the task after which its gradients of bucket b are final.
 
     A `piece` of 0 or more asks for the gradients of that piece alone, as sharded state needs them.
