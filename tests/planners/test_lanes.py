@@ -51,6 +51,17 @@ def test_no_plan_takes_less_than_one_of_its_lanes_needs(
                 assert lane.least <= lane.seconds
 
 
+@pytest.mark.parametrize("spill", [False, True])
+def test_stages_are_built_with_all_of_their_options(spill: bool) -> None:
+    """A plan that was judged with the optimizer's state in the hosts' memory keeps it there."""
+    task = problem(two_regions(), chain(4))
+    way = StageOptions(recompute=True, state="sharded-optimizer", spill=spill)
+    pairs = [(device,) for device in task.usable[:2]]
+    (stage,) = build_stages(task, [0], [[(devices, 1) for devices in pairs]], way)
+    assert (stage.recompute, stage.state) == (True, "sharded-optimizer")
+    assert stage.spill == ("optimizer" if spill else "none")
+
+
 SQUARE = """
 kind: cluster
 version: 1
