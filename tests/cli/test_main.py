@@ -13,7 +13,7 @@ import pytest
 
 from isthmus.cli import console
 from isthmus.cli.arguments import Parser, build_parser
-from isthmus.cli.console import Progress
+from isthmus.cli.console import ProgressLine
 from tests.cli.conftest import Isthmus
 
 FLAGS = {
@@ -203,7 +203,7 @@ def test_output_that_a_terminal_cannot_show_is_escaped(root: Path, tmp_path: Pat
 
 
 def test_where_no_line_lives_long_phases_are_told_of_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Progress(stream := io.StringIO()) as progress:
+    with ProgressLine(stream := io.StringIO()) as progress:
         progress.phase("Planning")
         progress.detail("3 plans priced")
         monkeypatch.setattr(console, "_QUIET", -1.0)
@@ -217,7 +217,7 @@ def test_what_others_say_is_no_markup_of_the_living_line(monkeypatch: pytest.Mon
             return True
 
     monkeypatch.setenv("TERM", "xterm")
-    with Progress(stream := Terminal()) as progress:
+    with ProgressLine(stream := Terminal()) as progress:
         progress.phase("it says [/x]")
         progress.detail("[/y]")
     assert "it says [/x]" in stream.getvalue()

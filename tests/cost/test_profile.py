@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -11,14 +12,18 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from isthmus.cluster.spec import Cluster, Link
+from isthmus.cost import plan_arrays
+from isthmus.cost.bucket_tasks import sync_alone
 from isthmus.cost.plan_arrays import group_of
 from isthmus.cost.profiled import ALONE, INTERPOLATED
 from isthmus.cost.simulate import Simulator
 from isthmus.cost.sources import Sources, times_used
 from isthmus.cost.tables import ModelTable
+from isthmus.cost.task_list import new_list
+from isthmus.cost.task_types import DUPLICATE, FACTORS
 from isthmus.model.graph import BlockGraph, TensorSplit
 from isthmus.model.profile import BlockTime, CollectiveTime, DeviceCosts, NetworkCosts, Profile
-from isthmus.plan.types import Pipeline, Plan
+from isthmus.plan.types import How, Pipeline, Plan
 from isthmus.plan.validate import check
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.problem import make_problem
@@ -292,6 +297,19 @@ def test_other_collectives_are_played_on_the_links(other: dict[str, object]) -> 
     assert (
         "2 simulated on the links: no points for ring among x, y (2)" in times_facts(used, simulator.profile, "p")[1][1]
     )
+
+
+@pytest.mark.parametrize("how", [FACTORS, DUPLICATE, DUPLICATE + 1])
+def test_a_sync_without_messages_of_its_own_is_refused(how: int) -> None:
+    """It was once played, and priced, as a ring."""
+    simulator, _ = two_buckets(Profile())
+    devices = np.arange(2, dtype=np.int32)
+    with pytest.raises(ValueError, match="has no messages"):
+        sync_alone(new_list(64, 64), simulator.fabric.wires, how, devices, 1e6, 1, -1)
+
+
+def test_every_sync_of_a_plan_has_a_number() -> None:
+    assert set(plan_arrays._HOW) == set(get_args(How))
 
 
 def test_a_server_is_known_by_its_root() -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from isthmus.planners.layout.layout_types import Bundle, Lane, LaneSettings
+from isthmus.planners.layout.layout_types import Bundle, Lane, LaneOptions
 from isthmus.planners.layout.shares import divisors
 from isthmus.planners.problem import Problem
 
-__all__ = ["random_lanes", "random_pace", "random_parts"]
+__all__ = ["random_lanes", "random_options", "random_parts"]
 
 Group = tuple[str, ...]
 
 
-def random_pace(problem: Problem, random: Random) -> LaneSettings:
+def random_options(problem: Problem, random: Random) -> LaneOptions:
     """Any number of micro-batches that divides the batch; state is sharded or spilled now and then."""
     state = random.choice(("replicated", "replicated", "sharded-optimizer", "sharded-all"))
     counts = random.choice(divisors(problem.job.batch)), random.choice((0, 0, 1, 3))
-    return LaneSettings(*counts, state, random.random() < 0.2)
+    return LaneOptions(*counts, state, random.random() < 0.2)
 
 
 def random_parts(bundles: Sequence[Bundle], random: Random) -> tuple[tuple[Bundle, ...], ...]:
@@ -28,10 +28,10 @@ def random_parts(bundles: Sequence[Bundle], random: Random) -> tuple[tuple[Bundl
     return tuple(tuple(chosen[i::count]) for i in range(count))
 
 
-def random_lanes(problem: Problem, random: Random, pace: LaneSettings, *, pairs: bool = False) -> list[Lane]:
+def random_lanes(problem: Problem, random: Random, options: LaneOptions, *, pairs: bool = False) -> list[Lane]:
     """One lane to four, on some of the devices. `pairs`: of tensor groups now and then, which no rule may allow."""
     groups = _groups(problem, random, pairs and random.random() < 0.3)
-    samples = problem.job.batch // pace.micro_batches
+    samples = problem.job.batch // options.micro_batches
     count = random.randint(1, min(4, len(groups), samples))
     parts = [groups[i::count] for i in range(count)]
     return [_lane(problem, random, part, n) for part, n in zip(parts, _shares(random, samples, count), strict=True)]

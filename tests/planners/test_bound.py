@@ -19,7 +19,7 @@ from isthmus.planners.problem import Problem
 from isthmus.planners.syncs.sync_options import make_offers
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
-from tests.planners.random_layouts import random_lanes, random_pace
+from tests.planners.random_layouts import random_lanes, random_options
 from tests.planners.test_portfolio import problem
 
 TWO = """
@@ -83,8 +83,8 @@ def test_no_plan_is_below_it(cluster: Cluster, graph: BlockGraph, batch: int, se
     bound, lanes = lower_bound(task), LaneMaker(task, MemoryFit(task))
     assert bound >= 0.0
     for _ in range(4):
-        pace = random_pace(task, random)
-        layout = lanes.layout(random_lanes(task, random, pace, pairs=True), pace)
+        options = random_options(task, random)
+        layout = lanes.layout(random_lanes(task, random, options, pairs=True), options)
         plan = synced(task, lanes_plan(task, layout, random.choice(("ring", "tree"))), random)
         assert bound <= task.price(plan).price.step_seconds * (1 + 1e-9)
 

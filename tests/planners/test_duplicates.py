@@ -24,7 +24,7 @@ from isthmus.planners.problem import Problem
 from isthmus.planners.search.duplicates import duplicated, with_duplicates
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
-from tests.planners.random_layouts import random_lanes, random_pace
+from tests.planners.random_layouts import random_lanes, random_options
 from tests.planners.test_bound import synced
 from tests.planners.test_portfolio import problem
 from tests.planners.test_schemes import keeps_rules
@@ -49,8 +49,8 @@ def test_plans_keep_every_rule_and_the_bound(cluster: Cluster, graph: BlockGraph
         graph = chain(random.randint(3, 8), width=1024, rows=random.choice((1, 8)), tied=random.random() < 0.3)
     task = problem(cluster, graph, batch, sparsity=random.choice((None, None, 0.5)))
     bound, lanes = lower_bound(task), LaneMaker(task, MemoryFit(task))
-    pace = random_pace(task, random)
-    layout = lanes.layout(random_lanes(task, random, pace, pairs=True), pace)
+    options = random_options(task, random)
+    layout = lanes.layout(random_lanes(task, random, options, pairs=True), options)
     plan = synced(task, lanes_plan(task, layout, random.choice(("ring", "tree"))), random)
     for changed in with_duplicates(task, plan):
         keeps_rules(changed, task)

@@ -15,7 +15,7 @@ from isthmus.cluster.load import parse_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.planners.layout.device_groups import all_bundles
-from isthmus.planners.layout.layout_types import Lane, LaneSettings
+from isthmus.planners.layout.layout_types import Lane, LaneOptions
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.shares import divisors
 from isthmus.planners.layout.side_by_side import LaneMaker, lanes_plan
@@ -26,7 +26,7 @@ from isthmus.planners.search.candidates import ways
 from isthmus.planners.search.exact_enumeration import Sorts, forms
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
-from tests.planners.random_layouts import random_lanes, random_pace
+from tests.planners.random_layouts import random_lanes, random_options
 from tests.planners.test_portfolio import problem
 
 ORDERINGS = (1, 1, 4, 23, 173)  # sets of rows of sets of so many things: OEIS A075729
@@ -63,9 +63,9 @@ def test_every_form_is_listed_once(devices: int) -> None:
     assert len(listed) == sum(comb(devices, k) * ORDERINGS[k] for k in range(1, devices + 1))
 
 
-def listed(task: Problem, devices: Sequence[str], pace: LaneSettings) -> Iterator[list[Lane]]:
+def listed(task: Problem, devices: Sequence[str], options: LaneOptions) -> Iterator[list[Lane]]:
     """All lanes on all these devices, with all cuts and all shares, recomputing or not: written to be plain."""
-    samples = task.job.batch // pace.micro_batches
+    samples = task.job.batch // options.micro_batches
     for groups in partitions(list(devices)):
         for counts in shared(samples, len(groups)):
             yield from product_of([list(rows(task, group, n)) for group, n in zip(groups, counts, strict=True)])
@@ -127,9 +127,9 @@ def test_nothing_that_can_be_listed_is_faster(link: str) -> None:
     for count in range(1, 4):
         for devices in combinations(task.usable, count):
             for micro_batches in divisors(task.job.batch):
-                pace = LaneSettings(micro_batches)
-                for made in listed(task, devices, pace):
-                    layout = lanes.layout(made, pace)
+                options = LaneOptions(micro_batches)
+                for made in listed(task, devices, options):
+                    layout = lanes.layout(made, options)
                     plans = [lanes_plan(task, layout, how, n) for how, n in ways(task, layout)]
                     best = min(best, *(task.price(plan).price.step_seconds for plan in plans))
     assert choice.price.step_seconds <= best * (1 + 1e-9)
@@ -144,8 +144,8 @@ def test_no_plan_is_below_its_form(cluster: Cluster, graph: BlockGraph, batch: i
     task = problem(cluster, graph, batch).with_relays  # as `exact` sees it
     lanes, sorts, borders = LaneMaker(task, MemoryFit(task)), Sorts(task, all_bundles(task, most=1000)), Borders(task)
     for _ in range(4):
-        pace = random_pace(task, random)
-        layout = lanes.layout(random_lanes(task, random, pace), pace)
+        options = random_options(task, random)
+        layout = lanes.layout(random_lanes(task, random, options), options)
         shapes = [shape_of(sorts, lane) for lane in layout.lanes]
         least = max(batch / sum(map(sorts.speed, shapes)), sorts.gradients(shapes), borders.seconds(layout.lanes))
         for how in dict.fromkeys(how for how, _ in ways(task, layout)):

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from isthmus.cluster.spec import Cluster
 from isthmus.model.graph import BlockGraph
 from isthmus.planners.layout.device_groups import all_bundles, orders
-from isthmus.planners.layout.layout_types import LaneSettings, Layout
+from isthmus.planners.layout.layout_types import LaneOptions, Layout
 from isthmus.planners.layout.side_by_side import lanes_plan
 from isthmus.planners.search.moves import Grouping, Stages, first_settings, layout_moves, setting_moves, stage_moves
 from tests.plan.small_models import chain
 from tests.plan.strategies import clusters, graphs
-from tests.planners.random_layouts import random_lanes, random_pace, random_parts
+from tests.planners.random_layouts import random_lanes, random_options, random_parts
 from tests.planners.test_portfolio import problem, two_regions
 from tests.planners.test_schemes import keeps_rules
 
@@ -26,12 +26,12 @@ def test_settings_one_step_away(cluster: Cluster, seed: int, degree: int) -> Non
     """A device is in one lane at most, no lane is empty, and the change is one that matters."""
     task, random = problem(cluster, chain(6), 24), Random(seed)
     bundles = all_bundles(task, degree) or all_bundles(task)
-    start = Grouping(random_parts(bundles, random), random_pace(task, random))
+    start = Grouping(random_parts(bundles, random), random_options(task, random))
     for setting in (start, *setting_moves(task, start, bundles)):
         devices = [device for part in setting.parts for bundle in part for device in bundle.devices]
         assert len(devices) == len(set(devices)) and set(devices) <= set(task.usable)
         assert setting.parts and all(setting.parts)
-        assert task.job.batch % setting.pace.micro_batches == 0
+        assert task.job.batch % setting.options.micro_batches == 0
     assert all(setting.signature != start.signature for setting in setting_moves(task, start, bundles))
 
 
@@ -39,19 +39,19 @@ def test_steps_lead_both_ways() -> None:
     """What two lanes joined, or one that was taken apart, came from is one step away again."""
     task = problem(two_regions(), chain(6))
     bundles = all_bundles(task)
-    apart, joined = (Grouping(parts, LaneSettings(4)) for parts in ((bundles[:2], bundles[2:]), (bundles,)))
+    apart, joined = (Grouping(parts, LaneOptions(4)) for parts in ((bundles[:2], bundles[2:]), (bundles,)))
     for one, two in ((apart, joined), (joined, apart)):
         assert two.signature in {setting.signature for setting in setting_moves(task, one, bundles)}
 
 
 def test_equal_units_are_interchangeable() -> None:
     bundles = all_bundles(problem(two_regions(), chain(6)))
-    assert Grouping(((bundles[0],), (bundles[1], bundles[2])), LaneSettings(2)).signature == (
-        Grouping(((bundles[3], bundles[0]), (bundles[1],)), LaneSettings(2)).signature
+    assert Grouping(((bundles[0],), (bundles[1], bundles[2])), LaneOptions(2)).signature == (
+        Grouping(((bundles[3], bundles[0]), (bundles[1],)), LaneOptions(2)).signature
     )
     assert (
-        Grouping(((bundles[0],), (bundles[2],)), LaneSettings(2)).signature
-        != Grouping(((bundles[0],),), LaneSettings(2)).signature
+        Grouping(((bundles[0],), (bundles[2],)), LaneOptions(2)).signature
+        != Grouping(((bundles[0],),), LaneOptions(2)).signature
     )
 
 
@@ -75,9 +75,9 @@ def test_layouts_one_step_away(cluster: Cluster, graph: BlockGraph, seed: int) -
     """Samples still sum up, cuts stay in order, and what comes out is a plan."""
     random = Random(seed)
     task = problem(cluster, random.choice((graph, chain(8))), 24)
-    pace = random_pace(task, random)._replace(state="replicated")
-    start = Layout(tuple(random_lanes(task, random, pace)), pace, 0.0)
-    blocks, samples = len(task.graph.blocks), 24 // pace.micro_batches
+    options = random_options(task, random)._replace(state="replicated")
+    start = Layout(tuple(random_lanes(task, random, options)), options, 0.0)
+    blocks, samples = len(task.graph.blocks), 24 // options.micro_batches
     moves = list(layout_moves(start, blocks))
     assert start not in moves
     for layout in moves:

@@ -15,7 +15,7 @@ from isthmus.cost.simulate import Prepared, Simulator
 from isthmus.model.job import Optimizer
 from isthmus.plan.types import Plan, Stage
 from isthmus.runtime.buckets import Bucket
-from isthmus.runtime.program import Program, Run, programs
+from isthmus.runtime.program import Program, StageRun, programs
 from isthmus.runtime.weight_turns import can_play, turns
 from isthmus.runtime.worker import Worker
 from tests.runtime import world
@@ -65,7 +65,7 @@ class Counting(Worker):
         self.weights, self.gradients = 0, 0
         Counting.all.append(self)
 
-    def before(self, run: Run, stretch: int, backward: bool) -> None:
+    def before(self, run: StageRun, stretch: int, backward: bool) -> None:
         super().before(run, stretch, backward)
         self.weights = max(self.weights, sum(b.weights.untyped_storage().size() for b in self.buckets))
         self.gradients = max(self.gradients, sum(b.gradients.untyped_storage().size() for b in self.buckets))

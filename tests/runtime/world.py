@@ -37,7 +37,7 @@ from isthmus.runtime.comm.channel import Channels
 from isthmus.runtime.placed_blocks import Draws
 from isthmus.runtime.program import programs
 from isthmus.runtime.random.draws import draws_of
-from isthmus.runtime.worker import DTYPES, Worker, meets
+from isthmus.runtime.worker import DTYPES, Worker, must_keep_order
 from isthmus.runtime.worker_run import cast_module
 
 DEADLINE = 120.0  # seconds
@@ -143,7 +143,7 @@ def train(
     if checked:
         check(plan, cluster, models)
     made = programs(plan, cluster, models)
-    if DEVICE.type == "cuda" and any(meets(program, pieces.pieces) for program in made.values()):
+    if DEVICE.type == "cuda" and any(must_keep_order(program, pieces.pieces) for program in made.values()):
         pytest.skip("threads of one process share the autograd thread of a GPU: sums in backward need processes")
     grouped = [device for device, program in made.items() if any(len(run.group) > 1 for run in program.runs)]
     owned = {device: task.pieces(part.precision).pieces for device in grouped}  # its parts are cut from a model's own

@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         """Raise a UsageError that says what argparse objects to."""
         match = _CHOICE.match(message)
         if match:
-            raise unknown(f"no {match['what'].lower()}", match["word"], self._words(), self.prog)
+            raise unknown(f"no {match['what'].lower()}", match["word"], self._words(match["what"]), self.prog)
         raise UsageError(message, where=self.prog, next=f"See {self.prog} --help")
 
     def options(self) -> list[str]:
@@ -38,9 +38,12 @@ class Parser(argparse.ArgumentParser):
         groups = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         return {name: parser for group in groups for name, parser in group.choices.items()}
 
-    def _words(self) -> list[str]:
-        listed = [str(choice) for action in self._actions for choice in (action.choices or ())]
-        return list(dict.fromkeys([*self.commands(), *listed]))
+    def _words(self, option: str) -> list[str]:
+        """Return what the option may be; if it is none of ours, argparse means the command."""
+        for action in self._actions:
+            if option in action.option_strings:
+                return [str(choice) for choice in action.choices or ()]
+        return list(self.commands())
 
 
 def unknown(what: str, word: str, known: Sequence[str], where: str) -> UsageError:
@@ -235,7 +238,13 @@ def _train(parser: Parser) -> None:
     )
     _independent(parser)
     parser.add_argument("--steps", type=_whole, metavar="N", help="steps to train in all (default: the job's, or 1000)")
-    parser.add_argument("--engine", choices=("local",), default="local", help="where workers run (default: local)")
+    parser.add_argument(
+        "--engine",
+        type=_engine,
+        default="local",
+        metavar="local",
+        help="what starts workers: processes on this machine",
+    )
     parser.add_argument(
         "--emulate", action="store_true", help="emulate the cluster's links and slow devices on this machine"
     )
@@ -337,6 +346,14 @@ def _trusted(parser: Parser) -> None:
         default=[],
         help="code that the plan names and that may be run, as package.module:function; may be repeated",
     )
+
+
+def _engine(text: str) -> str:
+    if text != "local":
+        raise argparse.ArgumentTypeError(
+            f"no --engine {text[:40]!r} in this version; --engine local, or none, trains with processes on this machine"
+        )
+    return text
 
 
 def _whole(text: str) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from isthmus.cli.console import Answer, Progress
+from isthmus.cli.console import Answer, ProgressLine
 from isthmus.cluster.load import load_cluster
 from isthmus.cluster.spec import Cluster, Device, Host, Link
 from isthmus.report.class_names import device_classes
@@ -16,7 +16,7 @@ from isthmus.report.cluster_text import cluster_notes, cluster_text
 __all__ = ["run"]
 
 
-def run(args: argparse.Namespace, progress: Progress) -> Answer:
+def run(args: argparse.Namespace, progress: ProgressLine) -> Answer:
     """Return the devices, hosts and links of a cluster, and what was filled in."""
     cluster = load_cluster(args.file)
     return Answer(values=_values(cluster), text=cluster_text(cluster))

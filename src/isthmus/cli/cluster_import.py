@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from isthmus.cli.arguments import unknown
-from isthmus.cli.console import Answer, Progress, check_folder
+from isthmus.cli.console import Answer, ProgressLine, check_folder
 from isthmus.cluster.catalog import CATALOG
 from isthmus.cluster.importers.hostfile import import_hostfile
 from isthmus.cluster.importers.hosts import Around
@@ -24,7 +24,7 @@ from isthmus.report.cluster_text import import_text
 __all__ = ["run"]
 
 
-def run(args: argparse.Namespace, progress: Progress) -> Answer:
+def run(args: argparse.Namespace, progress: ProgressLine) -> Answer:
     """Read the source, write the cluster file, and return what was found, assumed and repaired."""
     _check_usage(args)
     check_folder(args.output)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.cli.arguments import unknown
-from isthmus.cli.console import Answer, Progress, check_folder
+from isthmus.cli.console import Answer, ProgressLine, check_folder
 from isthmus.cluster.load import load_cluster
 from isthmus.cluster.spec import Cluster
 from isthmus.cluster.write import cluster_yaml
@@ -54,7 +54,7 @@ _PLACE = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:]+):(?P<port>[0-9]{1
 _SHOWN = 60  # pairs that are listed for people
 
 
-def run(args: argparse.Namespace, progress: Progress) -> Answer:
+def run(args: argparse.Namespace, progress: ProgressLine) -> Answer:
     """Lead the probe or take part in it; the leader writes the file."""
     cluster = load_cluster(args.file)
     _check_usage(args, cluster)
@@ -163,7 +163,7 @@ def _own_address(cluster: Cluster, host: str) -> str | None:
     return None if address is None else address.strip("[]")
 
 
-def _join(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> Answer:
+def _join(args: argparse.Namespace, cluster: Cluster, progress: ProgressLine) -> Answer:
     """Take part until the leader ends the probe."""
     token, place = _token(args), _place(args, cluster)
     start = time.monotonic()
@@ -173,7 +173,9 @@ def _join(args: argparse.Namespace, cluster: Cluster, progress: Progress) -> Ans
     return Answer(values=values, text=f"{args.host} took part; {next(iter(cluster.hosts))} has the result")
 
 
-def _met(args: argparse.Namespace, cluster: Cluster, progress: Progress, ends: ExitStack) -> tuple[Company, list[str]]:
+def _met(
+    args: argparse.Namespace, cluster: Cluster, progress: ProgressLine, ends: ExitStack
+) -> tuple[Company, list[str]]:
     """Return the hosts that came to the meeting point."""
     token, place = _token(args), _place(args, cluster)
     progress.phase(f"Waiting at {args.meet} for {len(cluster.hosts) - 1} other hosts, {args.wait:g} s at most")
@@ -189,7 +191,7 @@ def _met(args: argparse.Namespace, cluster: Cluster, progress: Progress, ends: E
 
 
 def _emulated(
-    args: argparse.Namespace, cluster: Cluster, progress: Progress, ends: ExitStack
+    args: argparse.Namespace, cluster: Cluster, progress: ProgressLine, ends: ExitStack
 ) -> tuple[Company, list[str]]:
     """Start a prober for each host of an emulated cluster."""
     from isthmus.emulate.world import World
@@ -202,7 +204,7 @@ def _emulated(
     return company, [f"only this machine's loopback was measured, not these links ({world.reason})"]
 
 
-def _probe(args: argparse.Namespace, cluster: Cluster, company: Company, progress: Progress) -> ProbeResult:
+def _probe(args: argparse.Namespace, cluster: Cluster, company: Company, progress: ProgressLine) -> ProbeResult:
     settings = ProbeSettings(seconds=args.seconds, trunks=args.trunks, nics=args.nics)
     pairs = host_pairs([host for host in cluster.hosts if host in company.addresses])
     if args.emulate:  # the emulation has no links but those in the file
@@ -225,7 +227,7 @@ def _probe(args: argparse.Namespace, cluster: Cluster, company: Company, progres
 
 
 def _collectives(
-    args: argparse.Namespace, cluster: Cluster, found: ProbeResult, company: Company, progress: Progress
+    args: argparse.Namespace, cluster: Cluster, found: ProbeResult, company: Company, progress: ProgressLine
 ) -> Collectives:
     """Measure all-reduces among the hosts that are here, with sizes that suit the links as measured."""
     measured, _ = probed_cluster(cluster, found)

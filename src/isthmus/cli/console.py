@@ -16,7 +16,7 @@ from isthmus.errors import FileError, UsageError
 if TYPE_CHECKING:
     from rich.status import Status
 
-__all__ = ["HUNG_UP", "Answer", "Progress", "Terminated", "check_checkpoints", "check_folder", "hung_up"]
+__all__ = ["HUNG_UP", "Answer", "ProgressLine", "Terminated", "check_checkpoints", "check_folder", "hung_up"]
 
 _QUIET = 10.0  # seconds without a line, if there is no live one
 HUNG_UP = 141  # 128 + SIGPIPE: the shell's exit code for a program whose output nobody reads
@@ -86,7 +86,7 @@ class Terminated(SystemExit):
         super().__init__(self.status)
 
 
-class Progress:
+class ProgressLine:
     """Shows the phases of long work on standard error.
 
     On a terminal that is one live line. Elsewhere it is one plain line for each phase, and further lines now and then
@@ -98,7 +98,7 @@ class Progress:
         self._live: Status | None = None
         self._phase, self._told = "", 0.0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         if self._stream.isatty():
             from rich.console import Console
 

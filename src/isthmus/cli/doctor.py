@@ -15,7 +15,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
-from isthmus.cli.console import Answer, Progress
+from isthmus.cli.console import Answer, ProgressLine
 from isthmus.files import cache_folder
 from isthmus.report.columns import columns
 from isthmus.units import format_bytes, format_seconds
@@ -36,7 +36,7 @@ class Check:
     required: bool = True
 
 
-def run(args: argparse.Namespace, progress: Progress) -> Answer:
+def run(args: argparse.Namespace, progress: ProgressLine) -> Answer:
     """Run every check once."""
     progress.phase("Looking at this machine")
     simulator = partial(_simulator, progress.compiling)

@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import IO, Any, NamedTuple, NoReturn, TextIO
 
-from isthmus.cli.console import Answer, Progress, Terminated
+from isthmus.cli.console import Answer, ProgressLine, Terminated
 from isthmus.cluster.load import load_cluster
 from isthmus.emulate.links import check_values
 from isthmus.emulate.world import World
@@ -45,7 +45,7 @@ class TimedLinkChange(NamedTuple):
     values: Mapping[str, Any]
 
 
-def run(args: argparse.Namespace, progress: Progress) -> Answer:
+def run(args: argparse.Namespace, progress: ProgressLine) -> Answer:
     """Run one command on every host at the same time, and return how each ended."""
     if not args.argv:
         raise UsageError(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from isthmus.api import Simulated
-from isthmus.cli.console import Answer, Progress
+from isthmus.cli.console import Answer, ProgressLine
 from isthmus.cli.simulate import price_again
 from isthmus.cli.summary import unused_in
 from isthmus.explain.binding import Explanation, SchemeBinding, explain, explain_schemes
@@ -30,7 +30,7 @@ _CHANGES = 5
 _TITLES = "the same plan, played again; a new plan may do better"
 
 
-def run(args: argparse.Namespace, progress: Progress) -> Answer:
+def run(args: argparse.Namespace, progress: ProgressLine) -> Answer:
     """Explain what binds a plan, what would help, why devices are unused and, if asked, what binds each scheme."""
     file = load_plan(args.plan)
     result = price_again(args, file, progress)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
 
 
 def _schemes(
-    args: argparse.Namespace, file: PlanFile, result: Simulated, progress: Progress
+    args: argparse.Namespace, file: PlanFile, result: Simulated, progress: ProgressLine
 ) -> dict[str, SchemeBinding]:
     """Return the schemes, planned again if asked, and otherwise as the file has them."""
     if args.schemes:

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from isthmus.cli.console import Answer, Progress, check_folder
+from isthmus.cli.console import Answer, ProgressLine, check_folder
 from isthmus.errors import CheckpointError
 from isthmus.files import expecting
 from isthmus.units import format_bytes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 
-def run(args: argparse.Namespace, progress: Progress) -> Answer:
+def run(args: argparse.Namespace, progress: ProgressLine) -> Answer:
     """Write the weights of a checkpoint, or of the newest in a folder, as one file; check every byte first."""
     into = Path(args.output)
     if not (folder := args.output.endswith("/")):
@@ -43,7 +43,9 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     return Answer(values=values, text=text)
 
 
-def _exported(given: Path, output: Path, progress: Progress, *, folder: bool, average: bool) -> tuple[Path, Checkpoint]:
+def _exported(
+    given: Path, output: Path, progress: ProgressLine, *, folder: bool, average: bool
+) -> tuple[Path, Checkpoint]:
     """Write the file, and return its checkpoint; begin again if a run has replaced that by a newer one."""
     from isthmus.runtime.checkpoint.reading import export, export_folder, latest, open_checkpoint
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.cli.arguments import parse_arguments
-from isthmus.cli.console import HUNG_UP, Answer, Progress, Terminated, hung_up
+from isthmus.cli.console import HUNG_UP, Answer, ProgressLine, Terminated, hung_up
 from isthmus.errors import IsthmusError, NoPlanError
 
 __all__ = ["main"]
@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace, as_json: bool) -> int:
     args.out = sys.stdout
     command = import_module(f"isthmus.cli.{args.command}")
     # A model's own code may print, which is not part of the answer.
-    with Progress(sys.stderr) as progress, contextlib.redirect_stdout(sys.stderr):
+    with ProgressLine(sys.stderr) as progress, contextlib.redirect_stdout(sys.stderr):
         answer: Answer = command.run(args, progress)
     _say(_json(answer.values) if as_json else answer.text)
     if answer.failure is not None:

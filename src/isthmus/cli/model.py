@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from isthmus.cli.console import Answer, Progress, check_folder
+from isthmus.cli.console import Answer, ProgressLine, check_folder
 from isthmus.model import source
 from isthmus.model.graph import Block, BlockGraph
 from isthmus.report.model_text import model_text, state_sizes, tensor_split
@@ -13,7 +13,7 @@ from isthmus.report.model_text import model_text, state_sizes, tensor_split
 __all__ = ["run"]
 
 
-def run(args: argparse.Namespace, progress: Progress) -> Answer:
+def run(args: argparse.Namespace, progress: ProgressLine) -> Answer:
     """Return what a model costs, block by block, and save its graph if asked."""
     kind = source.parse(args.model)
     check_folder(args.save)

@@ -9,7 +9,7 @@ import msgspec
 
 from isthmus.api import plan
 from isthmus.cli.arguments import unknown
-from isthmus.cli.console import Answer, Progress, check_folder
+from isthmus.cli.console import Answer, ProgressLine, check_folder
 from isthmus.cli.summary import price_values
 from isthmus.plan.file import save_plan
 from isthmus.planners.portfolio import PLANNERS, Choice
@@ -19,7 +19,7 @@ from isthmus.report.times import times_values
 __all__ = ["run"]
 
 
-def run(args: argparse.Namespace, progress: Progress) -> Answer:
+def run(args: argparse.Namespace, progress: ProgressLine) -> Answer:
     """Find a plan, price the usual schemes beside it, and write it if asked."""
     if args.planner not in PLANNERS:
         raise unknown("no planner", args.planner, PLANNERS, "isthmus plan")

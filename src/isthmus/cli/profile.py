@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from isthmus.cli.console import Answer, Progress, check_folder
+from isthmus.cli.console import Answer, ProgressLine, check_folder
 from isthmus.cluster.catalog import CATALOG
 from isthmus.cluster.load import load_cluster
 from isthmus.emulate.act import as_emulated, paces
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 
-def run(args: argparse.Namespace, progress: Progress) -> Answer:
+def run(args: argparse.Namespace, progress: ProgressLine) -> Answer:
     """Measure the blocks of a model on this machine's device, and write the profile."""
     source.parse(args.model)
     output: str = args.output or f"{requested_jobs(args.model)[0].name}.profile.json"

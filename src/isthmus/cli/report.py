@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from isthmus import __version__
-from isthmus.cli.console import Answer, Progress, check_folder
+from isthmus.cli.console import Answer, ProgressLine, check_folder
 from isthmus.cli.simulate import price_again
 from isthmus.cli.summary import facts_of, remarks_on, unused_in
 from isthmus.cluster.load import cluster_digest
@@ -22,7 +22,7 @@ from isthmus.units import format_bytes, format_seconds
 __all__ = ["run"]
 
 
-def run(args: argparse.Namespace, progress: Progress) -> Answer:
+def run(args: argparse.Namespace, progress: ProgressLine) -> Answer:
     """Price a plan again and write the result as a page, even if the plan does not fit."""
     check_folder(args.output)
     run_record = read_run(args.run) if args.run is not None else None

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from isthmus.api import Simulated, simulate
-from isthmus.cli.console import Answer, Progress, check_folder
+from isthmus.cli.console import Answer, ProgressLine, check_folder
 from isthmus.cli.summary import facts_of, price_values, remarks_on
 from isthmus.cluster.load import load_cluster
 from isthmus.errors import UsageError
@@ -28,7 +28,7 @@ __all__ = ["check_models", "price_again", "run"]
 _USUAL = ("synthetic", "default")  # data and loss of a job that names none
 
 
-def run(args: argparse.Namespace, progress: Progress) -> Answer:
+def run(args: argparse.Namespace, progress: ProgressLine) -> Answer:
     """Price a plan again; if asked, return each device's order, and write one step as a trace."""
     check_folder(args.trace)
     file = load_plan(args.plan)
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     return Answer(values=values, text="\n".join(_lines(args, file, result)), failure=failure)
 
 
-def price_again(args: argparse.Namespace, file: PlanFile, progress: Progress) -> Simulated:
+def price_again(args: argparse.Namespace, file: PlanFile, progress: ProgressLine) -> Simulated:
     """Return the plan of a file, priced on its own cluster or on the given one."""
     check_models(args.model, file)
     cluster = load_cluster(args.cluster) if args.cluster else None

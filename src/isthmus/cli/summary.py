@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from isthmus.api import Simulated
-from isthmus.cli.console import Progress
+from isthmus.cli.console import ProgressLine
 from isthmus.cluster.spec import Cluster
 from isthmus.cost.simulate import Price
 from isthmus.explain.link_trials import WhyUnused, explain_unused
@@ -30,7 +30,7 @@ def facts_of(file: PlanFile, result: Simulated, profile: str) -> list[tuple[str,
     return [*times_facts(result.times, result.profile, profile), *remarks_on(file, result)]
 
 
-def unused_in(file: PlanFile, result: Simulated, progress: Progress) -> tuple[WhyUnused, ...]:
+def unused_in(file: PlanFile, result: Simulated, progress: ProgressLine) -> tuple[WhyUnused, ...]:
     """Return why devices are unused, and which links would make them useful, for a plan of one job in one pipeline."""
     jobs, parts = result.plan.jobs, result.plan.parts
     if len(jobs) != 1 or len(parts) != 1 or not isinstance(parts[0], Pipeline):

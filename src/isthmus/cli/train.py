@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isthmus.api import Simulated, names_plan, plan_to_train, train
-from isthmus.cli.console import Answer, Progress, check_checkpoints, check_folder
+from isthmus.cli.console import Answer, ProgressLine, check_checkpoints, check_folder
 from isthmus.cli.simulate import check_models
 from isthmus.cli.watch import Bar, Board, EventFile, WandbRun, check_tensorboard, check_wandb
 from isthmus.cluster.load import load_cluster
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 
-def run(args: argparse.Namespace, progress: Progress) -> Answer:
+def run(args: argparse.Namespace, progress: ProgressLine) -> Answer:
     """Plan if needed, train, and return the result beside the prediction."""
     for path in (args.export, args.trace):
         check_folder(path)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Answer:
     return Answer(values=values, text=text, failure=failure, exit_code=130)
 
 
-def _priced(args: argparse.Namespace, progress: Progress) -> Simulated:
+def _priced(args: argparse.Namespace, progress: ProgressLine) -> Simulated:
     """Return the plan that was given, or the one found for a job. Errors name the flags of the command."""
     if args.model and not names_plan(args.what):
         raise UsageError(
@@ -95,7 +95,7 @@ def _priced(args: argparse.Namespace, progress: Progress) -> Simulated:
     )
 
 
-def _trained(args: argparse.Namespace, progress: Progress, priced: Simulated) -> tuple[RunResult, bool | None]:
+def _trained(args: argparse.Namespace, progress: ProgressLine, priced: Simulated) -> tuple[RunResult, bool | None]:
     """Train the plan; return the result and whether links were as in the cluster (None: that was not asked for)."""
     from isthmus.runtime.checkpoint.reading import latest
 

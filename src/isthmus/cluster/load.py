@@ -122,6 +122,11 @@ class _Measure(msgspec.Struct, frozen=True):
     most: float
     show: Callable[[float], str]
 
+    @property
+    def span(self) -> str:
+        """Return the believable range as text: `1 ns to 60 s`."""
+        return f"{self.show(self.least)} to {self.show(self.most)}"
+
 
 _MEASURES = {
     "compute": _Measure(parse_compute, 1e6, 1e18, format_compute),
@@ -195,21 +200,21 @@ def _check_name(document: Document, path: ValuePath, name: str) -> None:
 
 def _amount(document: Document, path: ValuePath, text: str, measure: _Measure) -> float:
     """Return the quantity in base units; refuse zero, negative and unbelievable values."""
-    what = show_path(path)
-    span = f"{measure.show(measure.least)} to {measure.show(measure.most)}"
     try:
         value = measure.parse(text)
     except ValueError as problem:
         negative = text.lstrip().startswith("-")
-        reason = f"{what} is negative" if negative else f"{what} is not a quantity"
-        expected = span if negative else str(problem)
         raise document.fault(
-            path, reason, found=repr(text[:60]), expected=expected, next=close_quantity(text, measure.parse)
+            path,
+            f"{show_path(path)} is {'negative' if negative else 'not a quantity'}",
+            found=repr(text[:60]),
+            expected=measure.span if negative else str(problem),
+            next=close_quantity(text, measure.parse),
         ) from None
     if value == 0:
-        raise document.fault(path, f"{what} is 0", expected="more than 0")
+        raise document.fault(path, f"{show_path(path)} is 0", expected="more than 0")
     if not measure.least <= value <= measure.most:
-        raise document.fault(path, f"{what} is out of range", found=repr(text), expected=span)
+        raise document.fault(path, f"{show_path(path)} is out of range", found=repr(text), expected=measure.span)
     return value
 
 

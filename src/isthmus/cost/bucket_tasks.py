@@ -32,7 +32,7 @@ from isthmus.cost.task_types import (
     lowest_blocks,
     samples_of,
 )
-from isthmus.plan.schedule import Runs, Shape, stage_at
+from isthmus.plan.schedule import Shape, StageRuns, stage_at
 
 __all__ = ["new_weights", "sync", "sync_alone"]
 
@@ -41,7 +41,7 @@ Ints = npt.NDArray[np.int32]
 
 @compiled
 def sync(
-    out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int, micro_batches: int
+    out: TaskList, wires: Wires, shape: Shape, runs: StageRuns, syncs: Syncs, state: State, b: int, micro_batches: int
 ) -> None:
     """Write the sync of one bucket, and let the updates of its participants wait for it."""
     how = syncs.how[b]
@@ -72,7 +72,7 @@ def sync(
 
 @compiled
 def room(
-    out: TaskList, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int, holder: int, piece: int, done: int
+    out: TaskList, shape: Shape, runs: StageRuns, syncs: Syncs, state: State, b: int, holder: int, piece: int, done: int
 ) -> None:
     """Let the part that needs the memory of these gradients wait until they have been summed (state `sharded-all`)."""
     lowest = np.empty(len(runs.device), np.int32)
@@ -89,14 +89,16 @@ def reduce(
 ) -> None:  # fmt: skip
     """Write the messages after which every participant has the sum of a bucket.
 
-    `how` is RING, TREE or SERVER; `sync` writes the other kinds itself.
+    `how` is RING, TREE or SERVER; `sync` writes the other kinds itself. Any other number is refused.
     """
     if how == SERVER:
         server(out, wires, devices, ready, done, whole, planned, root, b)
     elif how == TREE:
         tree(out, wires, devices, ready, done, whole, planned, b)
-    else:
+    elif how == RING:
         all_reduce(out, wires, devices, ready, done, whole, planned, b)
+    else:
+        raise ValueError("this sync has no messages in cost.bucket_tasks.reduce")
 
 
 @compiled
@@ -112,8 +114,9 @@ def sync_alone(
 
 @compiled
 def final_tasks(
-    out: TaskList, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int, holders: Ints, ready: Ints, piece: int
-) -> None:
+    out: TaskList, shape: Shape, runs: StageRuns, syncs: Syncs, state: State, b: int, holders: Ints, ready: Ints,
+    piece: int,
+) -> None:  # fmt: skip
     """Write into `ready`, for each participant, the task after which its gradients of bucket b are final.
 
     A `piece` of 0 or more asks for the gradients of that piece alone, as sharded state needs them.
@@ -139,7 +142,7 @@ def final_tasks(
 
 @compiled
 def factors(
-    out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int, devices: Ints,
+    out: TaskList, wires: Wires, shape: Shape, runs: StageRuns, syncs: Syncs, state: State, b: int, devices: Ints,
     holders: Ints, micro_batches: int,
 ) -> None:  # fmt: skip
     """Write a sync by factors.
@@ -173,7 +176,7 @@ def factors(
 
 
 @compiled
-def new_weights(out: TaskList, wires: Wires, shape: Shape, runs: Runs, syncs: Syncs, state: State, b: int) -> None:
+def new_weights(out: TaskList, wires: Wires, shape: Shape, runs: StageRuns, syncs: Syncs, state: State, b: int) -> None:
     """Write the ring that spreads each participant's piece of bucket b's new weights, once the piece is there."""
     devices = syncs.device[syncs.first[b] : syncs.first[b + 1]]
     holders = syncs.holder[syncs.first[b] : syncs.first[b + 1]]

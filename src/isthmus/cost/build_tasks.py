@@ -7,9 +7,9 @@ this way. Each part then waits for its weights, and one set of weights is prefet
 has a piece of the weights: a replica that is about to need them asks all others, and each of those sends its piece at
 once, whatever it is doing itself.
 
-*Sending.* Runs send each other the samples that they have in common, and buckets are synchronised
-(`cost.bucket_tasks`). When the syncs of a device are done and the totals are known (`cost.total_tasks`), it does one
-update.
+*Sending.* Stage runs (`plan.schedule`) send each other the samples that they have in common, and buckets are
+synchronised (`cost.bucket_tasks`). When the syncs of a device are done and the totals are known (`cost.total_tasks`),
+it does one update.
 
 Tasks that become ready together on one lane go in the order in which they are written: computing, device by device;
 activations and then gradients (by micro-batch, receiving run, sending stage and slices); updates; totals (counts to
@@ -68,7 +68,7 @@ from isthmus.cost.task_types import (
     samples_of,
 )
 from isthmus.cost.total_tasks import totals
-from isthmus.plan.schedule import Edges, Orders, Runs, Shape, stage_at
+from isthmus.plan.schedule import Edges, Orders, Shape, StageRuns, stage_at
 
 __all__ = ["lower"]
 
@@ -77,7 +77,7 @@ Floats = npt.NDArray[np.float64]
 
 @compiled
 def lower(
-    out: TaskList, wires: Wires, shape: Shape, runs: Runs, forward: Edges, backward: Edges, orders: Orders,
+    out: TaskList, wires: Wires, shape: Shape, runs: StageRuns, forward: Edges, backward: Edges, orders: Orders,
     costs: Costs, syncs: Syncs, micro_batches: int,
 ) -> None:  # fmt: skip
     """Write all tasks of one step of one pipeline."""
@@ -98,7 +98,7 @@ def lower(
 
 
 @compiled
-def new_state(shape: Shape, runs: Runs, syncs: Syncs, devices: int, costs: Costs, micro_batches: int) -> State:
+def new_state(shape: Shape, runs: StageRuns, syncs: Syncs, devices: int, costs: Costs, micro_batches: int) -> State:
     """Return a state in which nothing is written and the places where operations are cut are marked."""
     n_runs, blocks = len(runs.device), int(shape.last[-1]) + 1
     base = np.zeros(n_runs, np.int32)
@@ -138,7 +138,7 @@ def new_state(shape: Shape, runs: Runs, syncs: Syncs, devices: int, costs: Costs
 
 
 @compiled
-def run_times(shape: Shape, runs: Runs, costs: Costs) -> Floats:
+def run_times(shape: Shape, runs: StageRuns, costs: Costs) -> Floats:
     """Return cumulative seconds over a run's blocks, [runs, slice size, direction, blocks + 1].
 
     The seconds of a backward include recomputation.
@@ -158,7 +158,7 @@ def run_times(shape: Shape, runs: Runs, costs: Costs) -> Floats:
 
 
 @inlined
-def seconds_of(runs: Runs, state: State, u: int, low: int, high: int, samples: int, which: int) -> float:
+def seconds_of(runs: StageRuns, state: State, u: int, low: int, high: int, samples: int, which: int) -> float:
     """Return the seconds of blocks low .. high - 1 of run u, forward (0) or backward (1), on a slice of `samples`."""
     large = 1 if samples > (runs.hi[u] - runs.lo[u]) // runs.slices[u] else 0
     return float(state.times[u, large, which, high] - state.times[u, large, which, low])
@@ -173,7 +173,7 @@ def bytes_of(costs: Costs, low: int, high: int, degree: int) -> float:
 
 @inlined
 def operation(
-    out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs, state: State, u: int, m: int, back: bool,
+    out: TaskList, wires: Wires, shape: Shape, runs: StageRuns, costs: Costs, state: State, u: int, m: int, back: bool,
     micro_batches: int,
 ) -> None:  # fmt: skip
     """Write one forward or backward of run u on micro-batch m, slice by slice, cut into parts where needed."""
@@ -271,7 +271,7 @@ def asked(
 
 @lean
 def between_runs(
-    out: TaskList, wires: Wires, runs: Runs, edges: Edges, state: State, micro_batches: int, back: bool
+    out: TaskList, wires: Wires, runs: StageRuns, edges: Edges, state: State, micro_batches: int, back: bool
 ) -> None:
     """Write the messages from run to run, one for each pair of slices that have samples in common.
 
@@ -301,7 +301,7 @@ def between_runs(
 
 
 @compiled
-def updates(out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs, state: State) -> None:
+def updates(out: TaskList, wires: Wires, shape: Shape, runs: StageRuns, costs: Costs, state: State) -> None:
     """Write one update for each device, after everything that it computes.
 
     The gradients of a spilled optimizer go out to the host, and its new weights come in.
@@ -340,7 +340,7 @@ def updates(out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs,
 
 @compiled
 def gathers(
-    out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs, state: State, micro_batches: int
+    out: TaskList, wires: Wires, shape: Shape, runs: StageRuns, costs: Costs, state: State, micro_batches: int
 ) -> None:
     """Write, for state `sharded-all`, the messages that bring every replica the others' pieces of its weights.
 

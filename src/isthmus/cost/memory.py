@@ -38,7 +38,7 @@ from isthmus.cost.task_types import RING, SCATTERED, SERVER, TREE, Syncs, sample
 from isthmus.model.job import Optimizer
 from isthmus.model.profile import DeviceCosts
 from isthmus.plan.ring import AHEAD, LEAVING, goes_whole, room_for, segments_of
-from isthmus.plan.schedule import Edges, Orders, Runs
+from isthmus.plan.schedule import Edges, Orders, StageRuns
 
 __all__ = [
     "CONTEXT",
@@ -93,7 +93,7 @@ def state_bytes(precision: Precision, optimizer: Optimizer, masked: bool = False
 
 @compiled
 def activation_peaks(
-    runs: Runs, orders: Orders, forward: Edges, backward: Edges, replicas: Floats, devices: int, micro_batches: int
+    runs: StageRuns, orders: Orders, forward: Edges, backward: Edges, replicas: Floats, devices: int, micro_batches: int
 ) -> Floats:
     """Return the peak bytes of live activations on each device, and of messages between runs of different devices.
 
@@ -126,7 +126,7 @@ def activation_peaks(
 
 
 @compiled
-def messages(runs: Runs, edges: Edges, e: int) -> tuple[int, float]:
+def messages(runs: StageRuns, edges: Edges, e: int) -> tuple[int, float]:
     """Return the number of messages from one run to another in each micro-batch, and their total bytes."""
     u, v = edges.source[e], edges.target[e]
     count, size = 0, 0.0

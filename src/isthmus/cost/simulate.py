@@ -35,7 +35,7 @@ from isthmus.cost.task_list import TaskList, new_list
 from isthmus.errors import PlanError
 from isthmus.model.graph import BlockGraph
 from isthmus.model.profile import DeviceCosts, Profile
-from isthmus.plan.schedule import Edges, Orders, Runs, make_orders, merge_runs, run_edges
+from isthmus.plan.schedule import Edges, Orders, StageRuns, make_orders, merge_stages, run_edges
 from isthmus.plan.types import Pipeline, Plan, Pool
 
 __all__ = ["PLAYED_WHOLE", "Played", "Prepared", "Price", "Shortage", "Simulator"]
@@ -88,7 +88,7 @@ class Prepared(NamedTuple):
     """A pipeline with its runs, what flows between them, and every device's order."""
 
     flat: Flat
-    runs: Runs
+    runs: StageRuns
     forward: Edges
     backward: Edges
     orders: Orders
@@ -221,7 +221,7 @@ class Simulator:
             return prepare_pool(part, tables, self.cluster, net)
         table = self.table(part.job.name, part.precision, part.job.mixed)
         flat = flatten(part, table, self.priced_cluster, net)
-        runs = merge_runs(flat.shape)
+        runs = merge_stages(flat.shape)
         links = stage_links(flat.shape.first, table.tensors)
         forward = run_edges(flat.shape, runs, links[0], links[1], False)
         backward = run_edges(flat.shape, runs, links[2], links[3], True)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.compiled import inlined
-from isthmus.plan.schedule import Runs, Shape, stage_at
+from isthmus.plan.schedule import Shape, StageRuns, stage_at
 
 __all__ = [
     "DUPLICATE",
@@ -94,14 +94,14 @@ class State(NamedTuple):
 
 
 @inlined
-def samples_of(runs: Runs, u: int, k: int) -> Any:
+def samples_of(runs: StageRuns, u: int, k: int) -> Any:
     """Return the samples [lo, hi) of slice k of run u."""
     share = runs.hi[u] - runs.lo[u]
     return runs.lo[u] + share * k // runs.slices[u], runs.lo[u] + share * (k + 1) // runs.slices[u]
 
 
 @inlined
-def lowest_blocks(shape: Shape, runs: Runs, syncs: Syncs, b: int, device: int, lowest: Ints) -> None:
+def lowest_blocks(shape: Shape, runs: StageRuns, syncs: Syncs, b: int, device: int, lowest: Ints) -> None:
     """Write into `lowest`, for each run on the device, its lowest block with a parameter of bucket b (-1: none)."""
     for u in range(len(lowest)):
         lowest[u] = -1

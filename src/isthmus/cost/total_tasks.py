@@ -16,7 +16,7 @@ from isthmus.compiled import lean
 from isthmus.cost.network import Wires, latency_between
 from isthmus.cost.task_list import GATE, TOTALS, TaskList, edge, message, task
 from isthmus.cost.task_types import Costs, State
-from isthmus.plan.schedule import Runs, Shape
+from isthmus.plan.schedule import Shape, StageRuns
 
 __all__ = ["totals"]
 
@@ -29,7 +29,7 @@ def note(out: TaskList, wires: Wires, ready: int, source: int, target: int, turn
 
 @lean
 def totals(
-    out: TaskList, wires: Wires, shape: Shape, runs: Runs, costs: Costs, state: State, micro_batches: int
+    out: TaskList, wires: Wires, shape: Shape, runs: StageRuns, costs: Costs, state: State, micro_batches: int
 ) -> None:
     """Write the tasks that tell all devices, before they update, the number of losses and any gradient norm."""
     s = len(shape.first) - 1

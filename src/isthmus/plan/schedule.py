@@ -1,6 +1,7 @@
-"""Who computes what in which order: stages merged into runs, messages between runs, and each device's order.
+"""Who computes what in which order: stages merged into stage runs, messages between them, and each device's order.
 
-*Runs.* Neighbouring stages on one device that handle the same samples run as one, with no transfer. That is a run.
+*Stage runs.* Neighbouring stages on one device that handle the same samples are computed as one, with no transfer.
+They form a stage run (below: a run).
 
 *Edges.* A replica gets every sample of its interval from exactly one replica of each stage that feeds it. That is the
 replica whose interval has the sample or, if the sender is a duplicate stage (every replica has all samples), the
@@ -40,10 +41,10 @@ __all__ = [
     "SCHEDULES",
     "Edges",
     "Orders",
-    "Runs",
     "Shape",
+    "StageRuns",
     "make_orders",
-    "merge_runs",
+    "merge_stages",
     "parse_orders",
     "render_orders",
     "run_edges",
@@ -75,7 +76,7 @@ class Shape(NamedTuple):
     region_of: Ints
 
 
-class Runs(NamedTuple):
+class StageRuns(NamedTuple):
     """Neighbouring stages of one device, merged."""
 
     device: Ints
@@ -120,7 +121,7 @@ def stage_at(first: Ints, block: int) -> int:
 
 
 @compiled
-def merge_runs(shape: Shape) -> Runs:
+def merge_stages(shape: Shape) -> StageRuns:
     """Return the stages merged into runs, numbered by first stage, then replica."""
     count = len(shape.device)
     of = np.full(count, -1, np.int32)
@@ -146,7 +147,9 @@ def merge_runs(shape: Shape) -> Runs:
             replica[runs] = r
             runs += 1
     own = replica[:runs]
-    return Runs(shape.device[own], shape.lo[own], shape.hi[own], shape.slices[own], first[:runs], last[:runs], own, of)
+    return StageRuns(
+        shape.device[own], shape.lo[own], shape.hi[own], shape.slices[own], first[:runs], last[:runs], own, of
+    )
 
 
 @compiled
@@ -176,7 +179,7 @@ def nearest(shape: Shape, sender: int, receiver: int) -> int:
 
 
 @compiled
-def run_edges(shape: Shape, runs: Runs, per_sample: Floats, fixed: Floats, backward: bool) -> Edges:
+def run_edges(shape: Shape, runs: StageRuns, per_sample: Floats, fixed: Floats, backward: bool) -> Edges:
     """Return the edges between runs; `per_sample` and `fixed` have the bytes between stages, [from, to] of the forward.
 
     With `backward` the same pairs are reversed.
@@ -226,7 +229,7 @@ def twice(array: Any) -> Any:
 
 
 @compiled
-def first_rows(runs: Runs, devices: int, micro_batches: int) -> Ints:
+def first_rows(runs: StageRuns, devices: int, micro_batches: int) -> Ints:
     """Return the row at which each device's operations start."""
     first = np.zeros(devices + 1, np.int32)
     for u in range(len(runs.device)):
@@ -251,7 +254,7 @@ def depths(runs: int, forward: Edges) -> Ints:
 
 
 @compiled
-def far_edges(shape: Shape, runs: Runs, edges: Edges) -> Bools:
+def far_edges(shape: Shape, runs: StageRuns, edges: Edges) -> Bools:
     """Return which edges leave a region or, where all runs are in one, a host."""
     where = shape.host_of
     for u in range(1, len(runs.device)):
@@ -283,7 +286,14 @@ def limits(depth: Ints, forward: Edges, far: Bools, ahead: int) -> Ints:
 
 @compiled
 def make_orders(
-    shape: Shape, runs: Runs, forward: Edges, backward: Edges, devices: int, micro_batches: int, how: int, ahead: int
+    shape: Shape,
+    runs: StageRuns,
+    forward: Edges,
+    backward: Edges,
+    devices: int,
+    micro_batches: int,
+    how: int,
+    ahead: int,
 ) -> Orders:
     """Return each device's order by the rules in the module's docstring; `how` is a value of SCHEDULES."""
     depth = depths(len(runs.device), forward)
@@ -300,7 +310,7 @@ def make_orders(
 
 
 @compiled
-def distance(runs: Runs, depth: Ints, devices: int) -> int:
+def distance(runs: StageRuns, depth: Ints, devices: int) -> int:
     """Return how many runs lie between two of a device if that is the same everywhere and all have as many, else 0."""
     last, count = np.zeros(devices, np.int32), np.zeros(devices, np.int32)
     apart = 0
@@ -320,7 +330,7 @@ def distance(runs: Runs, depth: Ints, devices: int) -> int:
 
 
 @compiled
-def looped_orders(runs: Runs, depth: Ints, devices: int, micro_batches: int, apart: int) -> Orders:
+def looped_orders(runs: StageRuns, depth: Ints, devices: int, micro_batches: int, apart: int) -> Orders:
     """Return Megatron's interleaved order for a regular pipeline."""
     first = first_rows(runs, devices, micro_batches)
     total = first[-1]
@@ -352,7 +362,7 @@ def looped_orders(runs: Runs, depth: Ints, devices: int, micro_batches: int, apa
 
 
 @compiled
-def completes(orders: Orders, runs: Runs, forward: Edges, backward: Edges, devices: int) -> bool:
+def completes(orders: Orders, runs: StageRuns, forward: Edges, backward: Edges, devices: int) -> bool:
     """Return whether the orders can be played to their end, without a deadlock."""
     done = np.zeros((2, len(runs.device)), np.int32)
     at = orders.first[:-1].copy()
@@ -379,8 +389,8 @@ def completes(orders: Orders, runs: Runs, forward: Edges, backward: Edges, devic
 
 @compiled
 def play_orders(
-    runs: Runs, forward: Edges, backward: Edges, there: Bools, home: Bools, devices: int, micro_batches: int, how: int,
-    limit: Ints, late: int,
+    runs: StageRuns, forward: Edges, backward: Edges, there: Bools, home: Bools, devices: int, micro_batches: int,
+    how: int, limit: Ints, late: int,
 ) -> Orders:  # fmt: skip
     """Return each device's order from playing the pipeline tick by tick; far edges take `late` ticks more."""
     n_runs = len(runs.device)
@@ -436,7 +446,7 @@ def play_orders(
 _ACTION = re.compile(r"([0-9]+)([FB])([0-9]+)")
 
 
-def render_orders(orders: Orders, runs: Runs, names: list[str]) -> str:
+def render_orders(orders: Orders, runs: StageRuns, names: list[str]) -> str:
     """Return one line a device: `va1/A100-40GB/0 | 0F0 0F1 0B0 ...` (stage, forward or backward, micro-batch)."""
     lines = []
     for d, name in enumerate(names):

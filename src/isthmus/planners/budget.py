@@ -26,9 +26,9 @@ from isthmus.planners.search_constants import (
 from isthmus.planners.search_state import SearchState
 from isthmus.planners.stop import SearchEnded
 
-__all__ = ["Limits", "Progress", "Search", "flaw", "sound", "usual_effort"]
+__all__ = ["Limits", "ProgressCallback", "Search", "flaw", "sound", "usual_effort"]
 
-Progress = Callable[[str, int], None]  # what is being tried, plans priced so far
+ProgressCallback = Callable[[str, int], None]  # what is being tried, plans priced so far
 
 
 class Limits(NamedTuple):
@@ -56,7 +56,7 @@ class Search:
         self,
         state: SearchState,
         limits: Limits,
-        progress: Progress | None,
+        progress: ProgressCallback | None,
         known: dict[object, Candidate] | None = None,
     ) -> None:
         self.state, self.problem, self.progress = state, state.problem, progress

@@ -22,7 +22,7 @@ from isthmus.plan.file import PlanFile, inputs_digest
 from isthmus.plan.resolve import resolve
 from isthmus.plan.rules.connections import apart
 from isthmus.plan.types import Outcome, Plan, Prediction
-from isthmus.planners.budget import Limits, Progress, Search, sound, usual_effort
+from isthmus.planners.budget import Limits, ProgressCallback, Search, sound, usual_effort
 from isthmus.planners.lower_bound import lower_bound
 from isthmus.planners.notes import notes_on, unfinished_note
 from isthmus.planners.problem import Candidate, Problem
@@ -105,7 +105,7 @@ def choose_plan(
     fix: Fix | None = None,
     budget: float | None = None,
     calls: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     watch: Watch | None = None,
     beside: bool = True,
 ) -> Choice:

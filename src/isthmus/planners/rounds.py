@@ -19,7 +19,7 @@ from itertools import count, islice
 from typing import NamedTuple, NoReturn
 
 from isthmus.plan.types import Outcome
-from isthmus.planners.budget import Limits, Progress, Search
+from isthmus.planners.budget import Limits, ProgressCallback, Search
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.notes import missing_bytes, nothing_fits
 from isthmus.planners.problem import LARGE, Candidate
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
     fix: Fix | None
     beside: bool  # schemes that are no answer are searched too
     limited: bool  # the user gave a budget
-    progress: Progress | None
+    progress: ProgressCallback | None
 
     @property
     def wanted(self) -> tuple[str, ...]:

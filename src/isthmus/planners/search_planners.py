@@ -86,7 +86,7 @@ def exact(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[C
 
 
 def search(problem: Problem, memory: MemoryFit, search: Search, given: Sequence[Candidate]) -> Candidate | None:
-    """Search for who works with whom and at what pace, by a tree search that knows nothing beforehand."""
+    """Search for who works with whom and in what way, by a tree search that knows nothing beforehand."""
     return _tree_search(problem, memory, search, given, even)
 
 

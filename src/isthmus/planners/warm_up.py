@@ -13,7 +13,7 @@ from isthmus.model.job import Job
 from isthmus.plan.types import Pipeline, Plan, Replica, Stage, Sync
 from isthmus.planners.layout.cuts import balanced_cut, pipelines_seconds
 from isthmus.planners.layout.device_groups import all_bundles
-from isthmus.planners.layout.layout_types import LaneSettings
+from isthmus.planners.layout.layout_types import LaneOptions
 from isthmus.planners.layout.memory_fit import MemoryFit
 from isthmus.planners.layout.side_by_side import LaneMaker, lanes_plan
 from isthmus.planners.problem import Problem, build_problem
@@ -33,12 +33,12 @@ def warm_up(compiling: Callable[[], None] = lambda: None) -> None:
         problem.simulator.price(plan)
         problem.simulator.play(plan)
         lanes = LaneMaker(problem, MemoryFit(problem))
-        layout = lanes.complete([(bundle,) for bundle in all_bundles(problem)], LaneSettings(1))
+        layout = lanes.complete([(bundle,) for bundle in all_bundles(problem)], LaneOptions(1))
         assert layout is not None
         problem.price(lanes_plan(problem, layout))
         balanced_cut([np.ones(1)])
         pipelines_seconds(np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 0)), np.ones(1, np.int64), 1)
-        lanes.settled(((("a/CPU/0",),),), 1, LaneSettings(1), 0)
+        lanes.settled(((("a/CPU/0",),),), 1, LaneOptions(1), 0)
 
 
 def _toy() -> Problem:

@@ -24,7 +24,7 @@ from isthmus.runtime.comm.syncs import SyncMethod, piece_bounds
 from isthmus.runtime.comm.worker_threads import WorkerThreads
 from isthmus.runtime.executor import WorkSpan
 from isthmus.runtime.pace import Pace
-from isthmus.runtime.program import BucketSpec, Run
+from isthmus.runtime.program import BucketSpec, StageRun
 
 __all__ = ["Bucket", "Buckets", "Served"]
 
@@ -74,7 +74,7 @@ class Bucket:
             self.piece_mask = None if self.piece_mask is None else self.piece_mask.clone()
             self.close()
         group = next((group for group in spec.groups if device in group), (device,))
-        self.answers = tuple(name for name in self.names if group[0] == device or name in cuts)
+        self.owned_names = tuple(name for name in self.names if group[0] == device or name in cuts)
 
     def _mask(self, kept: float, initial: Mapping[str, Tensor]) -> Tensor:
         """Zero all but the largest elements of each pruned weight, and return a mask that is True for those kept."""
@@ -106,7 +106,7 @@ class Bucket:
         """Yield the parts of the gradient that count here, and on no other worker, for its norm."""
         if self.spec.layout == "replicated" and not self.first:
             return
-        for name in self.answers:
+        for name in self.owned_names:
             lo, hi = (place - self.bounds[0] for place in self.held(name))
             if lo < hi:
                 yield self.gradient[lo:hi]
@@ -200,7 +200,7 @@ class Buckets:
         self._current: int | None = None
         self._passed: set[tuple[int, str]] = set()
         self._left: dict[int, int] = {}
-        self._lanes = WorkerThreads()
+        self._threads = WorkerThreads()
         self.spans: list[WorkSpan] | None = None
         for bucket in whole:
             for name, parameter in zip(bucket.names, bucket.parameters, strict=True) if bucket.sync is not None else ():
@@ -217,7 +217,7 @@ class Buckets:
         for served in self.served:
             self.start(served.number, served.reduce)
 
-    def final(self, run: Run, begins: bool) -> None:
+    def final(self, run: StageRun, begins: bool) -> None:
         """Note that the last backward of a run begins or has ended; at its end all of its parameters are final."""
         self._current = run.number if begins else None
         if not begins:
@@ -243,7 +243,7 @@ class Buckets:
 
     def start(self, number: int, work: Callable[[], None]) -> None:
         """Start work for a bucket; it runs after the bucket's earlier work."""
-        self._lanes.start(number, partial(self._run, number, work))
+        self._threads.start(number, partial(self._run, number, work))
 
     def _run(self, number: int, work: Callable[[], None]) -> None:
         begin = perf_counter()
@@ -253,11 +253,11 @@ class Buckets:
 
     def wait(self) -> None:
         """Wait until all syncs of the step are done."""
-        self._lanes.wait()
+        self._threads.wait()
 
     def close(self) -> None:
         """End the threads."""
-        self._lanes.close()
+        self._threads.close()
         for bucket in self.buckets:
             if isinstance(bucket.sync, Factors):
                 bucket.sync.close()

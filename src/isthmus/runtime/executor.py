@@ -26,7 +26,7 @@ from isthmus.runtime.block_calls import BlockCalls
 from isthmus.runtime.comm.channel import Channels
 from isthmus.runtime.comm.flows import FlowForm, FlowPart, Inbox, Inflow, Key, Outflow, cut, messages
 from isthmus.runtime.pace import Pace
-from isthmus.runtime.program import Action, Flow, Program, Run, samples_of_slice
+from isthmus.runtime.program import Action, Flow, Program, StageRun, samples_of_slice
 from isthmus.runtime.sample_check import ApartCheck
 
 __all__ = ["Executor", "Hooks", "Watch", "WorkSpan"]
@@ -37,16 +37,16 @@ Loss = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
 class Watch(Protocol):
     """An observer of what the executor is about to do, or has done."""
 
-    def before(self, run: Run, stretch: int, backward: bool) -> None:
+    def before(self, run: StageRun, stretch: int, backward: bool) -> None:
         """Prepare for a stretch: its weights must be there, and in a backward memory for its gradients."""
 
-    def after(self, run: Run, stretch: int, backward: bool) -> None:
+    def after(self, run: StageRun, stretch: int, backward: bool) -> None:
         """Take note that a stretch was computed.
 
         Its weights are not needed for now, and its gradients are those of this backward.
         """
 
-    def final(self, run: Run, begins: bool) -> None:
+    def final(self, run: StageRun, begins: bool) -> None:
         """Take note that the last backward of a run in this step begins, or has ended."""
 
     def holds(self, tensor: Tensor) -> bool:
@@ -96,7 +96,7 @@ class _Saved:
 class _Tools:
     """Everything that is needed to compute a run."""
 
-    run: Run
+    run: StageRun
     modules: Sequence[nn.Module]
     outputs: list[_Sender] = field(default_factory=list)
     gradients: list[_Sender] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Executor:
 
     # -- setting up
 
-    def _make(self, run: Run, modules: Sequence[nn.Module]) -> _Tools:
+    def _make(self, run: StageRun, modules: Sequence[nn.Module]) -> _Tools:
         pieces, blocks = self.pieces, range(run.first, run.last + 1)
         returned = tuple(dict.fromkeys(name for flow in run.returns for name in flow.tensors))
         wanted = {*returned, *(name for name in pieces.outputs if isinstance(name, str))}
@@ -160,19 +160,19 @@ class Executor:
             for flows, back in ((run.inputs, False), (run.returns, True)):
                 tools.inflows += [self._inflow(run, flow, back) for flow in flows if flow.peer != self.program.device]
 
-    def _channel(self, run: Run, flow: Flow) -> Any:
+    def _channel(self, run: StageRun, flow: Flow) -> Any:
         low, high = sorted((run.number, flow.run))
         return self.network.channel(f"{self.program.job.name} runs {low} and {high}", flow.peer)
 
     def _dims(self, flow: Flow) -> list[int]:
         return [self.pieces.batch_dims[name] for name in flow.tensors]
 
-    def _sender(self, run: Run, flow: Flow, own: Mapping[int, Run], *, back: bool) -> _Sender:
+    def _sender(self, run: StageRun, flow: Flow, own: Mapping[int, StageRun], *, back: bool) -> _Sender:
         if flow.peer == self.program.device:
             return _Local(self.inbox, run, own[flow.run], flow, self._dims(flow), back)
         return Outflow(self._channel(run, flow), run, flow, self._dims(flow), header=not back)
 
-    def _inflow(self, run: Run, flow: Flow, back: bool) -> Inflow:
+    def _inflow(self, run: StageRun, flow: Flow, back: bool) -> Inflow:
         return Inflow(
             self._channel(run, flow), run, flow, self._dims(flow), self.inbox,
             back=back, device=self.device, micro_batches=self.program.micro_batches,
@@ -417,7 +417,9 @@ class _Sums:
 class _Local:
     """A flow between two runs of one worker, which copies nothing."""
 
-    def __init__(self, inbox: Inbox, sender: Run, receiver: Run, flow: Flow, dims: Sequence[int], back: bool) -> None:
+    def __init__(
+        self, inbox: Inbox, sender: StageRun, receiver: StageRun, flow: Flow, dims: Sequence[int], back: bool
+    ) -> None:
         self.inbox, self.sender, self.receiver, self.flow, self.dims, self.back = (
             inbox, sender, receiver, flow, dims, back,
         )  # fmt: skip

@@ -17,7 +17,7 @@ from isthmus.runtime.checkpoint.extents import MemberCut
 from isthmus.runtime.comm.channel import Channels
 from isthmus.runtime.comm.step_sums import Meeting
 from isthmus.runtime.pace import Pace
-from isthmus.runtime.program import Program, Run
+from isthmus.runtime.program import Program, StageRun
 from isthmus.runtime.random.draws import Draw, Split
 
 __all__ = ["Draws", "Placed", "on_device", "place"]
@@ -55,7 +55,7 @@ def place(
 
 
 def _divided(
-    program: Program, pieces: Pieces, run: Run, network: Channels, placed: Placed, pace: Pace
+    program: Program, pieces: Pieces, run: StageRun, network: Channels, placed: Placed, pace: Pace
 ) -> list[nn.Module]:
     """Return the run's blocks as this member of its tensor group computes them."""
     member, members = run.group.index(program.device), len(run.group)

@@ -2,9 +2,10 @@
 
     plan ─▶ runs, flows, orders (as the simulator has them) ─▶ one Program for each worker
 
-A worker drives one device. Its *runs* are stages merged as in `plan.schedule`. A *flow* is what passes between one of
-its runs and a run of another worker (or of its own): for every micro-batch, the samples that both have. Members of a
-tensor group all compute the group's runs: member i receives from member i mod n of the sending group.
+A worker drives one device. Its *stage runs* (`runs`) are stages merged as in `plan.schedule`. A *flow* is what passes
+between one of them and a stage run of another worker (or of its own): for every micro-batch, the samples that both
+have. Members of a tensor group all compute the group's runs: member i receives from member i mod n of the sending
+group.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from isthmus.model.job import Job
 from isthmus.plan.resolve import Resolved, ResolvedPipeline, ResolvedReplica, resolve, suppliers
 from isthmus.plan.types import How, Layout, Plan, Spill
 
-__all__ = ["Action", "BucketSpec", "Flow", "Program", "Run", "programs", "samples_of_slice"]
+__all__ = ["Action", "BucketSpec", "Flow", "Program", "StageRun", "programs", "samples_of_slice"]
 
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Flow(_Frozen, frozen=True, kw_only=True):
     tensors: tuple[str, ...]
 
 
-class Run(_Frozen, frozen=True, kw_only=True):
+class StageRun(_Frozen, frozen=True, kw_only=True):
     """Blocks first .. last on samples [lo, hi) of each micro-batch, in slices.
 
     Activations come in from `inputs` and go to `outputs`; gradients come in from `returns` and go to `gradients`.
@@ -73,7 +74,7 @@ class Run(_Frozen, frozen=True, kw_only=True):
 
 
 class Action(NamedTuple):
-    """Forward or backward of a micro-batch by a run (an index into the program's runs)."""
+    """Forward or backward of a micro-batch by a stage run (an index into the program's `runs`)."""
 
     run: int
     micro_batch: int
@@ -112,7 +113,7 @@ class Program(_Frozen, frozen=True, kw_only=True):
     precision: Precision
     micro_batches: int
     micro_batch: int  # samples
-    runs: tuple[Run, ...]
+    runs: tuple[StageRun, ...]
     actions: tuple[Action, ...]
     buckets: tuple[BucketSpec, ...]
     workers: tuple[str, ...]  # all of the job
@@ -122,7 +123,7 @@ class Program(_Frozen, frozen=True, kw_only=True):
     carries: tuple[str, ...] = ()  # the neighbours on other workers' ways that go over this worker
 
 
-def samples_of_slice(run: Run | Flow, k: int) -> tuple[int, int]:
+def samples_of_slice(run: StageRun | Flow, k: int) -> tuple[int, int]:
     """Return the samples [lo, hi) of slice k."""
     share = run.hi - run.lo
     return run.lo + share * k // run.slices, run.lo + share * (k + 1) // run.slices
@@ -196,7 +197,7 @@ class _Compiler:
         """Return the programs by device: of all devices with a run, and of roots and relays without one."""
         pipeline, last = self.part.pipeline, self.part.stages[-1]
         judges = [last.replicas[0]] if last.duplicate else list(last.replicas)
-        runs: dict[str, list[Run]] = {}
+        runs: dict[str, list[StageRun]] = {}
         for number in self.replicas_of:
             for run, device in self._members(number):
                 runs.setdefault(device, []).append(run)
@@ -241,7 +242,7 @@ class _Compiler:
                 ways[one, other], ways[other, one] = relays, relays[::-1]
         return ways
 
-    def _members(self, number: int) -> list[tuple[Run, str]]:
+    def _members(self, number: int) -> list[tuple[StageRun, str]]:
         """Return a run as each member of its tensor group has it, with the member's device."""
         keys = self.replicas_of[number]
         replica, ending = self.part.replica(keys[0]), self.part.replica(keys[-1])
@@ -252,7 +253,7 @@ class _Compiler:
         streams = stages[keys[0][0]].state == "sharded-all"
         return [
             (
-                Run(
+                StageRun(
                     number=number,
                     stages=tuple(s for s, _ in keys),
                     first=first,
@@ -378,7 +379,7 @@ class _Compiler:
                 expected="the two on different devices, or duplicated alike",
             )
 
-    def _actions(self, runs: list[Run]) -> tuple[Action, ...]:
+    def _actions(self, runs: list[StageRun]) -> tuple[Action, ...]:
         """Return the actions of a device in order; in a tensor group all follow the order of the first device."""
         if not runs:
             return ()
@@ -392,7 +393,7 @@ class _Compiler:
             if int(orders.run[i]) in index
         )
 
-    def _buckets(self, device: str, runs: list[Run]) -> tuple[BucketSpec, ...]:
+    def _buckets(self, device: str, runs: list[StageRun]) -> tuple[BucketSpec, ...]:
         """Return the synced buckets that the device takes part in or serves, then its unsynced ones, run by run."""
         found = [spec for number in range(len(self.part.syncs)) for spec in self._synced(number, device)]
         taken = set(self.part.sync_of)
@@ -423,7 +424,7 @@ class _Compiler:
         known = self.graph.parameter
         return tuple(name for name in parameters if kept is not None and known[name].linear is not None)
 
-    def _home(self, parameter: str, run: Run) -> int:
+    def _home(self, parameter: str, run: StageRun) -> int:
         """Return the first stage of the run that uses a parameter."""
         return next(
             self.part.stage_of[block]

@@ -23,7 +23,7 @@ from isthmus.model.samples.measured import own_buffers
 from isthmus.model.trace import tensors_of
 from isthmus.runtime.batch_statistics import unchanged
 from isthmus.runtime.block_calls import Call
-from isthmus.runtime.program import Program, Run
+from isthmus.runtime.program import Program, StageRun
 
 __all__ = ["ApartCheck"]
 
@@ -36,7 +36,7 @@ Calls = Callable[[Sequence[int]], Call]  # the block as a function, for samples 
 
 
 @dataclass
-class _Run:
+class _Outcome:
     """What a block returned for some samples, and the state that it left."""
 
     results: list[Any]
@@ -53,7 +53,7 @@ class ApartCheck:
         self._program, self._pieces = program, pieces
         self._seen: set[int] = set()
 
-    def wanted(self, run: Run, block: int, samples: int) -> bool:
+    def wanted(self, run: StageRun, block: int, samples: int) -> bool:
         """Return whether to measure a block: once, if its batch is split and the job does not vouch for its samples."""
         program = self._program
         whole = program.micro_batches == 1 and samples == program.micro_batch
@@ -126,7 +126,7 @@ class _Trial:
         self._names = pieces.outgoing[block]
         self._before = [buffer.clone() for buffer in own_buffers(module).values()]
 
-    def run(self, rows: Sequence[int], *, backward: bool = True) -> _Run:
+    def run(self, rows: Sequence[int], *, backward: bool = True) -> _Outcome:
         """Run the block on these of its samples, and restore its state afterwards."""
         backward = backward and self._own_code
         inputs = [self._picked(tensor.detach(), dim, rows) for tensor, dim in zip(self._taken, self._dims, strict=True)]
@@ -137,7 +137,7 @@ class _Trial:
             buffers = [buffer.clone() for buffer in own_buffers(self._module).values()]
             parameters = [p for p in self._module.parameters() if p.requires_grad]
             found = self._gradients(results, [*leaves, *parameters], rows) if backward else []
-        return _Run(results, found[: len(leaves)], found[len(leaves) :], buffers, seen)
+        return _Outcome(results, found[: len(leaves)], found[len(leaves) :], buffers, seen)
 
     def _picked(self, tensor: Tensor, dim: int, rows: Sequence[int]) -> Tensor:
         if dim < 0:
@@ -177,7 +177,7 @@ class _Trial:
 
     # -- comparing
 
-    def difference(self, whole: _Run, parts: Sequence[_Run]) -> str | None:
+    def difference(self, whole: _Outcome, parts: Sequence[_Outcome]) -> str | None:
         """Return what differs between a run on all samples and runs on parts of them, or None if nothing does."""
         for number, name in enumerate(self._names):
             if not _same(whole.results[number], [part.results[number] for part in parts], self._out_dims[number]):
@@ -193,7 +193,7 @@ class _Trial:
             return "batch norms over other groups of samples"
         return self._backward(whole, parts)
 
-    def _backward(self, whole: _Run, parts: Sequence[_Run]) -> str | None:
+    def _backward(self, whole: _Outcome, parts: Sequence[_Outcome]) -> str | None:
         if any(len(part.gradients) != len(whole.gradients) for part in parts):
             return "other gradients"
         dims = [dim for dim, taken in zip(self._dims, self._taken, strict=True) if taken.is_floating_point()]
@@ -207,14 +207,14 @@ class _Trial:
                 return "gradients of parameters that do not add up"
         return None
 
-    def changed(self, run: _Run) -> str | None:
+    def changed(self, run: _Outcome) -> str | None:
         """Return a buffer that changes with each call, or None; with more micro-batches it would change more often."""
         for name, before, after in zip(own_buffers(self._module), self._before, run.buffers, strict=False):
             if after.is_floating_point() and not _near(before, after):
                 return f"the buffer {name}, which changes with each call, of which a step has one for each micro-batch"
         return None
 
-    def repeated(self, many: _Run, few: _Run, rows: Sequence[int]) -> str | None:
+    def repeated(self, many: _Outcome, few: _Outcome, rows: Sequence[int]) -> str | None:
         """Return what differs if samples are there several times, or None if nothing does."""
         for name, dim, more, less in zip(self._names, self._out_dims, many.results, few.results, strict=True):
             for tensor, other in zip(tensors_of(more), tensors_of(less), strict=True):

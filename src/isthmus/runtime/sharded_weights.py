@@ -25,7 +25,7 @@ from isthmus.runtime.buckets import Bucket, Buckets
 from isthmus.runtime.comm.channel import Channel, Channels, Work
 from isthmus.runtime.comm.syncs import piece_bounds
 from isthmus.runtime.comm.worker_threads import WorkerThreads
-from isthmus.runtime.program import Program, Run
+from isthmus.runtime.program import Program, StageRun
 from isthmus.runtime.weight_turns import last_uses, turns
 
 __all__ = ["Gatherer", "Scatterer"]
@@ -58,10 +58,10 @@ class Gatherer:
             (run.number, u) for r, run in enumerate(program.runs) for u in range(len(run.stretches)) if uses[r][u]
         }
         self._at = 0  # index of the present turn in that order
-        self._lanes = WorkerThreads()
+        self._threads = WorkerThreads()
         asked = Counter(number for at in range(len(self._order)) for number in self._coming(at))
         self._sets = {
-            bucket.spec.number: _Set(program, network, bucket, asked[bucket.spec.number], self._lanes)
+            bucket.spec.number: _Set(program, network, bucket, asked[bucket.spec.number], self._threads)
             for bucket in buckets
         }
 
@@ -81,14 +81,14 @@ class Gatherer:
         for number in self._coming(at):
             self._sets[number].fetch()
 
-    def before(self, run: Run, stretch: int) -> None:
+    def before(self, run: StageRun, stretch: int) -> None:
         """Wait for the weights of a stretch, and begin to fetch those of the next."""
         if (run.number, stretch) in self._streams:
             self._fetch(self._at + 1)
             for number in self._order[self._at]:
                 self._sets[number].arrive()
 
-    def after(self, run: Run, stretch: int) -> None:
+    def after(self, run: StageRun, stretch: int) -> None:
         """Drop the weights of a stretch, except those that are used next."""
         if (run.number, stretch) in self._streams:
             self._at += 1
@@ -112,17 +112,17 @@ class Gatherer:
 
     def wait(self) -> None:
         """Wait until all workers have the weights that they asked for; pieces may change afterwards."""
-        self._lanes.wait()
+        self._threads.wait()
 
     def close(self) -> None:
         """End the threads."""
-        self._lanes.close()
+        self._threads.close()
 
 
 class _Set:
     """One bucket's weights: what this worker fetches, and what it sends to the others."""
 
-    def __init__(self, program: Program, network: Channels, bucket: Bucket, asked: int, lanes: WorkerThreads) -> None:
+    def __init__(self, program: Program, network: Channels, bucket: Bucket, asked: int, threads: WorkerThreads) -> None:
         """Connect to the other members; `asked` is how often this worker fetches the weights in a step."""
         self.bucket, members = bucket, bucket.spec.members
         self._bounds = {name: piece_bounds(bucket.weights.numel(), len(members), i) for i, name in enumerate(members)}
@@ -131,7 +131,7 @@ class _Set:
             for other in members
             if other != program.device
         }
-        self._asked, self._lanes, self._fetched = asked, lanes, 0
+        self._asked, self._threads, self._fetched = asked, threads, 0
         self._wanted: dict[str, int] = {}  # how often each other worker asks in a step
         self._coming: list[Work] = []
         self.failures: list[BaseException] = []
@@ -139,7 +139,7 @@ class _Set:
     def begin(self) -> None:
         self._fetched = 0
         for other in self._channels:
-            self._lanes.start((self.bucket.spec.number, other), partial(self._push, other))
+            self._threads.start((self.bucket.spec.number, other), partial(self._push, other))
 
     def _push(self, other: str) -> None:
         channel = self._channels[other]
@@ -194,7 +194,7 @@ class Scatterer:
         self._sums: dict[int, Future[None]] = {}  # the last sum of each bucket
         self._begun: deque[list[Future[None]]] = deque()  # the sums of each turn
 
-    def before(self, run: Run, stretch: int) -> None:
+    def before(self, run: StageRun, stretch: int) -> None:
         """Allocate memory for the gradients of a stretch before its backward, as soon as the limits allow."""
         opened = [number for number in self._uses[run.number, stretch] if number not in self._open]
         while opened and len(self._begun) > 1:
@@ -206,7 +206,7 @@ class Scatterer:
             self._buckets[number].open()
         self._open.update(opened)
 
-    def after(self, run: Run, stretch: int) -> None:
+    def after(self, run: StageRun, stretch: int) -> None:
         """Sum the gradients that no stretch below this one uses, after its backward."""
         ended = self._ends[run.number, stretch]
         for number in ended:

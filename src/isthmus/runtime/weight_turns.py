@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from isthmus.model.graph import BlockGraph
-from isthmus.runtime.program import Program, Run, samples_of_slice
+from isthmus.runtime.program import Program, StageRun, samples_of_slice
 
 __all__ = ["Turn", "can_play", "last_uses", "stretch_parameters", "turns"]
 
@@ -42,7 +42,7 @@ def turns(program: Program) -> list[Turn]:
     return found
 
 
-def stretch_parameters(run: Run, graph: BlockGraph) -> list[list[str]]:
+def stretch_parameters(run: StageRun, graph: BlockGraph) -> list[list[str]]:
     """Return the parameters that each stretch of a run uses."""
     return [
         list(dict.fromkeys(name for b in range(first, last + 1) for name in graph.blocks[b].parameters))

@@ -27,12 +27,12 @@ from isthmus.runtime.learning_rate import rate_factor
 from isthmus.runtime.optimizer import LossScale, Updater
 from isthmus.runtime.pace import Pace
 from isthmus.runtime.placed_blocks import Draws, Placed, place
-from isthmus.runtime.program import BucketSpec, Program, Run
+from isthmus.runtime.program import BucketSpec, Program, StageRun
 from isthmus.runtime.random.randomness import Randomness
 from isthmus.runtime.sharded_weights import Gatherer, Scatterer
 from isthmus.runtime.weight_turns import stretch_parameters
 
-__all__ = ["DTYPES", "Step", "Worker", "meets"]
+__all__ = ["DTYPES", "Step", "Worker", "must_keep_order"]
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Get = Callable[[Sequence[int]], tuple[Example, Any]]
@@ -101,7 +101,7 @@ class Worker:
         self._scatterer = Scatterer(program, self._syncs, self.buckets, stretches)
         own = {block for run in program.runs for block in range(run.first, run.last + 1)}
         calls = BlockCalls(Randomness(program.job.seed, pieces.graph, placed.draws, own), device)
-        ordered = meets(program, pieces) or not all(bucket.resident for bucket in self.buckets)
+        ordered = must_keep_order(program, pieces) or not all(bucket.resident for bucket in self.buckets)
         hooks = Hooks(watch=self, calls=calls, ordered=ordered, pace=self._pace)
         self.executor = Executor(program, pieces, modules, network, device, loss, hooks)
         self.updater = Updater(program.job.optimizer, self.buckets, pieces.graph)
@@ -220,7 +220,7 @@ class Worker:
 
     # -- calls from the executor
 
-    def before(self, run: Run, stretch: int, backward: bool) -> None:
+    def before(self, run: StageRun, stretch: int, backward: bool) -> None:
         """Provide the weights of a stretch and, for a backward, memory for its gradients."""
         self._pace.keep()
         self._gatherer.before(run, stretch)
@@ -228,14 +228,14 @@ class Worker:
             self._scatterer.before(run, stretch)
         self._pace.start()
 
-    def after(self, run: Run, stretch: int, backward: bool) -> None:
+    def after(self, run: StageRun, stretch: int, backward: bool) -> None:
         """Release the weights of a stretch and, after a backward, sum its gradients."""
         self._pace.keep()
         self._gatherer.after(run, stretch)
         if backward:
             self._scatterer.after(run, stretch)
 
-    def final(self, run: Run, begins: bool) -> None:
+    def final(self, run: StageRun, begins: bool) -> None:
         """Tell the buckets that the last backward of a run begins or has ended."""
         self._syncs.final(run, begins)
 
@@ -258,7 +258,7 @@ def _homes(pieces: Pieces, names: Sequence[str]) -> dict[str, int]:
     return {name: homes[name] for name in names if name in homes}
 
 
-def meets(program: Program, pieces: Pieces) -> bool:
+def must_keep_order(program: Program, pieces: Pieces) -> bool:
     """Return whether other workers run the same actions side by side and meet midway, so that none may be overtaken."""
     mixing = [index for index, block in enumerate(pieces.graph.blocks) if block.statistics]
     return any(

@@ -28,7 +28,7 @@ from isthmus.errors import IsthmusError
 from isthmus.runtime.protocol import Alive, Clock, Command, Event, Failed, Hello, Start, Told
 
 if TYPE_CHECKING:
-    from isthmus.runtime.worker_run import Serving
+    from isthmus.runtime.worker_run import WorkerRun
 
 __all__ = ["main"]
 
@@ -48,15 +48,15 @@ def main() -> NoReturn:
     tell(Hello())
     threading.Thread(target=_beat, args=(tell, start.place.beat), name="heartbeat", daemon=True).start()
     said = time.perf_counter()
-    serving: Serving | None = None
+    running: WorkerRun | None = None
     try:
         offset = mailbox.clock() - (said + time.perf_counter()) / 2
-        from isthmus.runtime.worker_run import Serving  # imports torch, only now that the process can be ended
+        from isthmus.runtime.worker_run import WorkerRun  # imports torch, only now that the process can be ended
 
-        serving = Serving(start, tell, mailbox, offset)
-        serving.run()
+        running = WorkerRun(start, tell, mailbox, offset)
+        running.run()
     except BaseException as error:
-        tell(failed(error, serving.step if serving is not None else None))
+        tell(failed(error, running.step if running is not None else None))
         sys.stderr.flush()
         os._exit(1)  # at once: others wait for messages that will not come
     sys.stdout.flush()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from isthmus.runtime.worker_process import Mailbox
 
 __all__ = [
-    "Serving",
+    "WorkerRun",
     "build_model",
     "cast_example",
     "cast_module",
@@ -51,7 +51,7 @@ __all__ = [
 _TRAFFIC = 0.5  # seconds between two reports of bytes sent
 
 
-class Serving:
+class WorkerRun:
     """One worker of a run; `step` is its present step (None: before the first)."""
 
     def __init__(self, start: Start, tell: Callable[[Event], None], mailbox: Mailbox, offset: float) -> None:

@@ -140,6 +140,7 @@ def build_stages(problem: Problem, firsts: Sequence[int], replicas: Members, way
             replicas=tuple(Replica(devices=devices, share=share) for devices, share in members),
             recompute=way.recompute,
             state=way.state if len(members) > 1 else "replicated",
+            spill="optimizer" if way.spill else "none",
             kept=problem.kept,
         )
         for (a, b), members in zip(pairwise((*firsts, len(names))), replicas, strict=True)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from isthmus.plan.types import Layout as State
 
-__all__ = ["BUCKET", "Bundle", "Groups", "Lane", "LaneSettings", "Layout", "Need", "Stage", "StageOptions", "Staged"]
+__all__ = ["BUCKET", "Bundle", "Groups", "Lane", "LaneOptions", "Layout", "Need", "Stage", "StageOptions", "Staged"]
 
 BUCKET = 25e6  # bytes of one sync bucket: PyTorch's own default
 Groups = tuple[tuple[str, ...], ...]
@@ -55,7 +55,7 @@ class Staged(NamedTuple):
     ahead: int = 0
 
 
-class LaneSettings(NamedTuple):
+class LaneOptions(NamedTuple):
     """Settings that all lanes of a plan have in common."""
 
     micro_batches: int
@@ -88,5 +88,5 @@ class Layout(NamedTuple):
     """Lanes side by side."""
 
     lanes: tuple[Lane, ...]
-    pace: LaneSettings
+    options: LaneOptions
     seconds: float  # about: what the slowest lane needs, and what of the syncs between lanes nothing hides

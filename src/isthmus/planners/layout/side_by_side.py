@@ -25,7 +25,7 @@ from isthmus.planners.layout.layout_types import (
     Bundle,
     Groups,
     Lane,
-    LaneSettings,
+    LaneOptions,
     Layout,
     Staged,
 )
@@ -57,49 +57,49 @@ class LaneMaker:
         self._best: dict[tuple[object, ...], Lane | None] = {}
         self._seconds: dict[tuple[object, ...], tuple[float, float]] = {}
 
-    def complete(self, parts: Sequence[tuple[Bundle, ...]], pace: LaneSettings) -> Layout | None:
+    def complete(self, parts: Sequence[tuple[Bundle, ...]], options: LaneOptions) -> Layout | None:
         """Return the best lanes for these parts of the cluster; None where some part cannot hold the model."""
-        samples = self.problem.job.batch // pace.micro_batches
+        samples = self.problem.job.batch // options.micro_batches
         if not parts or len(parts) > samples:
             return None
         speeds = [sum(bundle.speed for bundle in part) for part in parts]
         given = fair_shares(samples, [partial(_spent, speed) for speed in speeds])
         for _ in range(3):
-            found = [self.lane(part, n, pace, len(parts) - 1) for part, n in zip(parts, given, strict=True)]
+            found = [self.lane(part, n, options, len(parts) - 1) for part, n in zip(parts, given, strict=True)]
             lanes = [lane for lane in found if lane is not None]
             if len(lanes) < len(found):
                 return None
-            wanted = self.fair(lanes, samples, pace)
+            wanted = self.fair(lanes, samples, options)
             near = all(abs(n - lane.samples) <= _NEAR * lane.samples for n, lane in zip(wanted, lanes, strict=True))
             parts = [part for part, n in zip(parts, wanted, strict=True) if n]
             given = [n for n in wanted if n]
             if near:
                 break
-        moved = [self.resized(lane, n, pace) for lane, n in zip(lanes, wanted, strict=True) if n]
-        return self.layout(moved, pace)
+        moved = [self.resized(lane, n, options) for lane, n in zip(lanes, wanted, strict=True) if n]
+        return self.layout(moved, options)
 
-    def layout(self, lanes: Sequence[Lane], pace: LaneSettings) -> Layout:
+    def layout(self, lanes: Sequence[Lane], options: LaneOptions) -> Layout:
         """Put lanes side by side, and estimate what they take together."""
         near = sorted(lanes, key=lambda lane: _place(self.problem, lane.stages[0][0][0][0]))  # rings go round in order
-        timed = tuple(self.timed(lane, pace, alone=len(near) == 1) for lane in near)
-        return Layout(timed, pace, max(lane.seconds for lane in timed) + self._between(timed))
+        timed = tuple(self.timed(lane, options, alone=len(near) == 1) for lane in near)
+        return Layout(timed, options, max(lane.seconds for lane in timed) + self._between(timed))
 
-    def lane(self, part: tuple[Bundle, ...], samples: int, pace: LaneSettings, others: int = 0) -> Lane | None:
+    def lane(self, part: tuple[Bundle, ...], samples: int, options: LaneOptions, others: int = 0) -> Lane | None:
         """Return the best pipeline of these bundles, in any of the usual orders.
 
         None where they cannot hold the model.
         """
-        key = (part, samples, pace, others if pace.state != "replicated" else min(others, 1))
+        key = (part, samples, options, others if options.state != "replicated" else min(others, 1))
         if key not in self._best:
-            self._best[key] = next(iter(self.pipelines(part, samples, pace, others)), None)
+            self._best[key] = next(iter(self.pipelines(part, samples, options, others)), None)
         return self._best[key]
 
-    def pipelines(self, part: tuple[Bundle, ...], samples: int, pace: LaneSettings, others: int = 0) -> list[Lane]:
+    def pipelines(self, part: tuple[Bundle, ...], samples: int, options: LaneOptions, others: int = 0) -> list[Lane]:
         """Return pipelines of these bundles, one or two of each depth, with their best cuts.
 
         The most promising comes first.
         """
-        fixed = samples, pace.micro_batches, pace.held, pace.ahead, others
+        fixed = samples, options.micro_batches, options.held, options.ahead, others
         if part not in self._orders:
             self._orders[part] = orders(self.problem, part)
         solved = [self.arranger.solved(order, *fixed) for order in self._orders[part]]
@@ -110,32 +110,32 @@ class LaneMaker:
             made = {found[:3]: found for found in (self.arranger.traced(one, depth) for one in quick)}
             rough += heapq.nsmallest(1 if others else _SAME, made.values(), key=_seconds)
         cuts = [cut for one in _likely(rough) for cut in dict.fromkeys((one, self.arranger.recut(one, *fixed)))]
-        return sorted((self._lane(cut, samples, pace, not others) for cut in cuts), key=lambda lane: lane.seconds)
+        return sorted((self._lane(cut, samples, options, not others) for cut in cuts), key=lambda lane: lane.seconds)
 
-    def settled(self, stages: tuple[Groups, ...], samples: int, pace: LaneSettings, others: int) -> Lane | None:
+    def settled(self, stages: tuple[Groups, ...], samples: int, options: LaneOptions, others: int) -> Lane | None:
         """Return the pipeline of these stages with its best cut; None where it cannot hold the model."""
-        found = self.arranger.cut(stages, samples, pace.micro_batches, pace.held, pace.ahead, others)
-        return None if found is None else self._lane(found, samples, pace, not others)
+        found = self.arranger.cut(stages, samples, options.micro_batches, options.held, options.ahead, others)
+        return None if found is None else self._lane(found, samples, options, not others)
 
-    def _lane(self, arranged: Arranged, samples: int, pace: LaneSettings, alone: bool) -> Lane:
+    def _lane(self, arranged: Arranged, samples: int, options: LaneOptions, alone: bool) -> Lane:
         stages = tuple(self.sharing.stage(groups, samples) for groups in arranged.stages)
-        return self.timed(Lane(stages, arranged.firsts, arranged.recompute), pace, alone=alone)
+        return self.timed(Lane(stages, arranged.firsts, arranged.recompute), options, alone=alone)
 
-    def resized(self, lane: Lane, samples: int, pace: LaneSettings) -> Lane:
+    def resized(self, lane: Lane, samples: int, options: LaneOptions) -> Lane:
         """Return the same pipeline with other samples, shared anew."""
         if samples == lane.samples:
             return lane
         stages = tuple(self.sharing.stage([group for group, _ in stage], samples) for stage in lane.stages)
-        return self.timed(lane._replace(stages=stages), pace)
+        return self.timed(lane._replace(stages=stages), options)
 
-    def timed(self, lane: Lane, pace: LaneSettings, *, alone: bool = False) -> Lane:
+    def timed(self, lane: Lane, options: LaneOptions, *, alone: bool = False) -> Lane:
         """Return the lane with its lower bound and its estimated time, in seconds. `alone`: there is no other lane."""
-        key = (lane.stages, lane.firsts, lane.recompute, pace, alone)
+        key = (lane.stages, lane.firsts, lane.recompute, options, alone)
         if key not in self._seconds:
             self.state.effort += LANE_EFFORT
-            staged = Staged(lane.stages, pace.micro_batches, pace.ahead)
-            ways = [pace.held._replace(recompute=again) for again in lane.recompute]
-            rings = alone and pace.state != "sharded-all" and len(self._regions(lane)) == 1
+            staged = Staged(lane.stages, options.micro_batches, options.ahead)
+            ways = [options.held._replace(recompute=again) for again in lane.recompute]
+            rings = alone and options.state != "sharded-all" and len(self._regions(lane)) == 1
             self._seconds[key] = cut_times(self.problem, staged, lane.firsts, ways, rings=rings)
         least, seconds = self._seconds[key]
         return lane._replace(least=least, seconds=seconds)
@@ -146,20 +146,20 @@ class LaneMaker:
         """
         return {self.problem.cluster.host_of(group[0]).region for stage in lane.stages for group, _ in stage}
 
-    def fair(self, lanes: Sequence[Lane], samples: int, pace: LaneSettings) -> list[int]:
+    def fair(self, lanes: Sequence[Lane], samples: int, options: LaneOptions) -> list[int]:
         """Return the samples with which all lanes are done together; a lane may get none."""
         if len(lanes) == 1:
             return [samples]
-        times = {lane: partial(_along, *self._line(lane, pace)) for lane in lanes}
+        times = {lane: partial(_along, *self._line(lane, options)) for lane in lanes}
         return fair_shares(samples, [times[lane] for lane in lanes], least=0)
 
-    def _line(self, lane: Lane, pace: LaneSettings) -> tuple[float, float]:
+    def _line(self, lane: Lane, options: LaneOptions) -> tuple[float, float]:
         """Return the seconds of a lane as `a + c n` for n samples: through what it has and, about,
         half or twice that.
         """
         n = lane.samples
         other = n // 2 or 2
-        here, there = lane.seconds, self.resized(lane, other, pace).seconds
+        here, there = lane.seconds, self.resized(lane, other, options).seconds
         slope = max((here - there) / (n - other), 0.0)
         return here - slope * n, max(slope, 1e-12)
 
@@ -181,7 +181,7 @@ class LaneMaker:
         stages = tuple(tuple((r.devices, r.share) for r in stage.replicas) for stage in part.stages)
         firsts = tuple(self.problem.graph.by_name[stage.first] for stage in part.stages)
         lane = Lane(stages, firsts, tuple(stage.recompute for stage in part.stages))
-        return self.layout([lane], LaneSettings(part.micro_batches, part.ahead, states.pop(), spills == {"optimizer"}))
+        return self.layout([lane], LaneOptions(part.micro_batches, part.ahead, states.pop(), spills == {"optimizer"}))
 
     def _between(self, lanes: Sequence[Lane]) -> float:
         """Estimate the seconds of syncs between lanes that no backward pass hides.
@@ -233,11 +233,11 @@ def layout_key(problem: Problem, layout: Layout, how: How, buckets: int) -> tupl
     """Return a key that is equal for layouts that make the same plan, or plans that differ in nothing that is done."""
     lanes = tuple((lane.stages, lane.firsts, lane.recompute) for lane in layout.lanes)
     alone = len(lanes) == 1 and all(len(stage) == 1 for stage in lanes[0][0])
-    waits = layout.pace.micro_batches > 1 and any(len(firsts) > 1 for _, firsts, _ in lanes)
-    pace = layout.pace._replace(
-        state="replicated" if alone else layout.pace.state, ahead=layout.pace.ahead if waits else 0
+    waits = layout.options.micro_batches > 1 and any(len(firsts) > 1 for _, firsts, _ in lanes)
+    options = layout.options._replace(
+        state="replicated" if alone else layout.options.state, ahead=layout.options.ahead if waits else 0
     )
-    return lanes, pace, how, _bucket(problem, buckets)
+    return lanes, options, how, _bucket(problem, buckets)
 
 
 def _bucket(problem: Problem, buckets: int) -> float:
@@ -250,7 +250,7 @@ def lanes_plan(problem: Problem, layout: Layout, how: How = "ring", buckets: int
 
     Gradients are cut into so many `buckets` or more.
     """
-    blocks, pace = problem.graph.blocks, layout.pace
+    blocks, options = problem.graph.blocks, layout.options
     bucket = _bucket(problem, buckets)
     firsts = sorted({first for lane in layout.lanes for first in lane.firsts})
     stages = []
@@ -263,9 +263,9 @@ def lanes_plan(problem: Problem, layout: Layout, how: How = "ring", buckets: int
                 last=blocks[b - 1].name,
                 replicas=replicas,
                 recompute=any(lane.recompute[s] for lane, s in at),
-                state=pace.state if len(replicas) > 1 else "replicated",
-                spill="optimizer" if pace.spill else "none",
+                state=options.state if len(replicas) > 1 else "replicated",
+                spill="optimizer" if options.spill else "none",
                 kept=problem.kept,
             )
         )
-    return make_plan(problem, stages, pace.micro_batches, how=how, ahead=pace.ahead, bucket=bucket)
+    return make_plan(problem, stages, options.micro_batches, how=how, ahead=options.ahead, bucket=bucket)

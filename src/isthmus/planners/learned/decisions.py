@@ -1,4 +1,4 @@
-"""Decisions that the exact pieces leave open, one after another: who works with whom, and at what pace.
+"""Decisions that the exact pieces leave open, one after another: who works with whom, and in what way.
 
 A *sort* is all replicas of one kind on one host. A *draft* is built up choice by choice: the size of tensor groups;
 then for each sort, the fastest first, whether it stays idle, lets each replica be a lane, is a lane of its own, or
@@ -19,7 +19,7 @@ import numpy as np
 
 from isthmus.planners.budget import Search
 from isthmus.planners.layout.device_groups import all_bundles, tensor_degrees
-from isthmus.planners.layout.layout_types import Bundle, LaneSettings
+from isthmus.planners.layout.layout_types import Bundle, LaneOptions
 from isthmus.planners.layout.shares import micro_batch_counts
 from isthmus.planners.problem import Floats, Problem
 from isthmus.planners.search.moves import AHEAD, COUNTS, STATES, Grouping
@@ -156,14 +156,14 @@ class Drafts:
 
     def setting(self, draft: Draft) -> Grouping:
         """Return the setting that a complete draft describes."""
-        return Grouping(self.parts(draft), LaneSettings(draft.micro_batches, draft.ahead, STATES[draft.state]))
+        return Grouping(self.parts(draft), LaneOptions(draft.micro_batches, draft.ahead, STATES[draft.state]))
 
     def draft_of(self, setting: Grouping) -> Draft | None:
         """Return the whole draft that describes a setting; None where a sort is divided in a way that no draft has."""
         lane_of = {bundle: i for i, part in enumerate(setting.parts) for bundle in part}
-        pace = setting.pace
+        options = setting.options
         degree = len(setting.parts[0][0].groups[0])
-        if pace.spill or degree not in self.degrees or pace.ahead not in AHEAD:
+        if options.spill or degree not in self.degrees or options.ahead not in AHEAD:
             return None
         sorts, known = self.sorts(degree), set[Bundle]()
         roles: list[int] = []  # lanes by their number in the setting
@@ -177,8 +177,8 @@ class Drafts:
         if not set(lane_of) <= known:
             return None
         numbered = self._numbered(degree, roles)
-        draft = Draft(degree, numbered, pace.micro_batches, pace.ahead, STATES.index(pace.state))
-        return draft._replace(ahead=min(pace.ahead, self._most_ahead(draft)))
+        draft = Draft(degree, numbered, options.micro_batches, options.ahead, STATES.index(options.state))
+        return draft._replace(ahead=min(options.ahead, self._most_ahead(draft)))
 
     def _numbered(self, degree: int, roles: Sequence[int]) -> tuple[int, ...]:
         """Number lanes as they are opened, with roles of equal sorts in their order."""

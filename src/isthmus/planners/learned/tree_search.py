@@ -92,7 +92,7 @@ class Leaves:
 
     def _priced(self, setting: Grouping, degree: int) -> float:
         candidates, best = self.candidates, float("inf")
-        layout = candidates.lanes.complete(setting.parts, setting.pace)
+        layout = candidates.lanes.complete(setting.parts, setting.options)
         if layout is None:
             return best
         hows = ways(candidates.problem, layout, copied=candidates.search.state.copied)

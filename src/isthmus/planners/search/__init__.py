@@ -1,4 +1,4 @@
-"""Search over which devices work together, at what pace.
+"""Search over which devices work together, in what way.
 
 - `moves.py`: settings, and the small changes of settings and of finished layouts.
 - `candidates.py`: what a search has tried, and the best of it.

@@ -74,7 +74,7 @@ class Candidates:
             if setting.signature in self._seen:
                 continue
             self._seen.add(setting.signature)
-            layout = self.lanes.complete(setting.parts, setting.pace)
+            layout = self.lanes.complete(setting.parts, setting.options)
             if layout is not None and max(lane.least for lane in layout.lanes) < self.limit:
                 made.append((setting, layout))
         return sorted(made, key=lambda pair: pair[1].seconds)
@@ -129,7 +129,7 @@ class Candidates:
         degree = len(used[0].groups[0])
         rest = tuple(bundle for bundle in all_bundles(self.problem, degree) if taken.isdisjoint(bundle.devices))
         how: How = "tree" if any(sync.how == "tree" for sync in only_pipeline(candidate.plan).syncs) else "ring"
-        self.found.append(Tried(Grouping((used,), layout.pace), (*used, *rest), layout, how, BUCKETS[-1], candidate))
+        self.found.append(Tried(Grouping((used,), layout.options), (*used, *rest), layout, how, BUCKETS[-1], candidate))
 
     def keep(self, candidate: Candidate) -> bool:
         """Return whether a candidate fits; keep it if it is the best so far, or return False if it breaks a rule."""
@@ -156,7 +156,7 @@ def ways(problem: Problem, layout: Layout, *, copied: bool = False) -> list[tupl
         problem.cluster.host_of(group[0]).region for lane in layout.lanes for stage in lane.stages for group, _ in stage
     }
     several = replicated(layout)
-    trees = len(regions) > 1 and several and layout.pace.state != "sharded-all"
+    trees = len(regions) > 1 and several and layout.options.state != "sharded-all"
     hows: tuple[How, ...] = ("ring", "tree") if trees else ("ring",)
     return list(product(hows, BUCKETS if several and not copied else BUCKETS[:1]))
 
@@ -174,7 +174,7 @@ def resync(candidates: Candidates, count: int = SYNCED) -> None:
     if candidates.search.state.copied:
         return
     whole = [
-        found for found in candidates.found if found.layout.pace.state == "replicated" and replicated(found.layout)
+        found for found in candidates.found if found.layout.options.state == "replicated" and replicated(found.layout)
     ]
     likely = [*distinct(candidates.found, count), *distinct(whole, count)]
     near = [found.candidate for found in likely if found.seconds < SYNC_GAIN * candidates.limit]

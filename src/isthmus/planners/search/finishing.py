@@ -38,7 +38,7 @@ def duplicate_blocks(candidates: Candidates) -> None:
     if candidates.search.state.copied:
         return
     whole = [
-        found for found in candidates.found if replicated(found.layout) and found.layout.pace.state != "sharded-all"
+        found for found in candidates.found if replicated(found.layout) and found.layout.options.state != "sharded-all"
     ]
     near = [found.candidate.plan for found in distinct(whole, SYNCED) if found.seconds < SYNC_GAIN * candidates.limit]
     best = [candidates.best.plan] if candidates.best is not None else []

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from isthmus.planners.layout.device_groups import all_bundles, bundle_of, tensor_degrees
-from isthmus.planners.layout.layout_types import Bundle, Lane, LaneSettings, Layout
+from isthmus.planners.layout.layout_types import Bundle, Lane, LaneOptions, Layout
 from isthmus.planners.layout.shares import micro_batch_counts
 from isthmus.planners.problem import Candidate
 from isthmus.planners.search.candidates import Candidates, Tried, distinct, resync
@@ -20,9 +20,9 @@ from isthmus.planners.search.moves import (
     FIRST_AHEAD,
     Grouping,
     Stages,
+    changed_options,
     first_settings,
     layout_moves,
-    paces,
     setting_moves,
     stage_moves,
 )
@@ -139,29 +139,29 @@ def one_lane(candidates: Candidates) -> None:
 
 
 def _one_lane(candidates: Candidates, bundles: tuple[Bundle, ...]) -> None:
-    """Price pipelines of all bundles, those of the most promising paces first."""
+    """Price pipelines of all bundles, those of the most promising options first."""
     with candidates.search.within(MAKE_PART):
         made, late = _pipelines(candidates, bundles, spill=False), candidates.search.spent()
     if not made and candidates.best is None and not late:
         made = _pipelines(candidates, bundles, spill=True)
-    for lane, pace in sorted(made, key=lambda pair: pair[0].seconds)[:CHANGED_PRICED]:
+    for lane, options in sorted(made, key=lambda pair: pair[0].seconds)[:CHANGED_PRICED]:
         if candidates.search.spent():
             return
         if lane.least < candidates.limit:
-            candidates.price(Grouping((bundles,), pace), bundles, candidates.lanes.layout([lane], pace))
+            candidates.price(Grouping((bundles,), options), bundles, candidates.lanes.layout([lane], options))
             candidates.search.tell("split")
 
 
-def _pipelines(candidates: Candidates, bundles: tuple[Bundle, ...], *, spill: bool) -> list[tuple[Lane, LaneSettings]]:
-    """Return pipelines of all bundles in the usual paces. `spill`: the optimizer's state is in the hosts' memory."""
+def _pipelines(candidates: Candidates, bundles: tuple[Bundle, ...], *, spill: bool) -> list[tuple[Lane, LaneOptions]]:
+    """Return pipelines of all bundles with the usual options. `spill`: optimizer state is in the hosts' memory."""
     batch = candidates.problem.job.batch
-    made: list[tuple[Lane, LaneSettings]] = []
+    made: list[tuple[Lane, LaneOptions]] = []
     for count in micro_batch_counts(batch, 1) if bundles else ():
         for ahead in FIRST_AHEAD if count > 1 else (0,):
             if candidates.search.spent():
                 return made
-            pace = LaneSettings(count, ahead, spill=spill)
-            made += [(lane, pace) for lane in candidates.lanes.pipelines(bundles, batch // count, pace)]
+            options = LaneOptions(count, ahead, spill=spill)
+            made += [(lane, options) for lane in candidates.lanes.pipelines(bundles, batch // count, options)]
             candidates.search.tell("split")
     return made
 
@@ -209,7 +209,7 @@ def _reshape(candidates: Candidates) -> None:
 
 
 def _reshaped(candidates: Candidates, found: Tried) -> Tried | None:
-    """Return the first layout that gains of all that differ in where one or two replicas stand, or in their pace."""
+    """Return the first layout that gains of all that differ in where one or two replicas stand, or in their options."""
     with candidates.search.within(MAKE_PART):
         made = [
             layout for layout in _shapes(candidates, found) if max(lane.least for lane in layout.lanes) < found.seconds
@@ -225,7 +225,7 @@ def _reshaped(candidates: Candidates, found: Tried) -> Tried | None:
                 tuple(bundle_of(candidates.problem, (group,)) for stage in lane.stages for group, _ in stage)
                 for lane in layout.lanes
             )
-            changed = found._replace(setting=Grouping(parts, layout.pace), layout=layout, candidate=candidate)
+            changed = found._replace(setting=Grouping(parts, layout.options), layout=layout, candidate=candidate)
             candidates.found = sorted([*candidates.found, changed], key=lambda one: one.seconds)
             return changed
     return None
@@ -233,25 +233,25 @@ def _reshaped(candidates: Candidates, found: Tried) -> Tried | None:
 
 def _shapes(candidates: Candidates, found: Tried) -> Iterator[Layout]:
     """Yield layouts one step away that nobody has looked at."""
-    lanes, pace = found.layout.lanes, found.layout.pace
+    lanes, options = found.layout.lanes, found.layout.options
     staged = [tuple(tuple(group for group, _ in stage) for stage in lane.stages) for lane in lanes]
     used = {group for stages in staged for stage in stages for group in stage}
     idle = [group for bundle in found.bundles for group in bundle.groups if group not in used]
-    for other in paces(candidates.problem, pace):
+    for other in changed_options(candidates.problem, options):
         if len(lanes) == 1 and _fresh(candidates.shaped, staged, other):
             yield from _settled(candidates, found, 0, staged[0], other)
     for i, stages in enumerate(staged):
         for moved in stage_moves(stages, idle):
             if candidates.search.spent():
                 return
-            if moved and _fresh(candidates.shaped, [*staged[:i], moved, *staged[i + 1 :]], pace):
-                yield from _settled(candidates, found, i, moved, pace)
+            if moved and _fresh(candidates.shaped, [*staged[:i], moved, *staged[i + 1 :]], options):
+                yield from _settled(candidates, found, i, moved, options)
 
 
-def _fresh(seen: set[object], staged: Sequence[Stages], pace: LaneSettings) -> bool:
-    """Return whether stages of these sorts of devices are new at this pace, and remember them."""
+def _fresh(seen: set[object], staged: Sequence[Stages], options: LaneOptions) -> bool:
+    """Return whether stages of these sorts of devices are new with these options, and remember them."""
     key = (
-        pace,
+        options,
         frozenset(
             Counter(
                 tuple(tuple(sorted((group[0].rpartition("/")[0], len(group)) for group in stage)) for stage in stages)
@@ -265,13 +265,13 @@ def _fresh(seen: set[object], staged: Sequence[Stages], pace: LaneSettings) -> b
     return True
 
 
-def _settled(candidates: Candidates, found: Tried, i: int, stages: Stages, pace: LaneSettings) -> Iterator[Layout]:
+def _settled(candidates: Candidates, found: Tried, i: int, stages: Stages, options: LaneOptions) -> Iterator[Layout]:
     """Yield the layout with lane i made of these stages, if it can hold the model."""
     lanes = found.layout.lanes
-    samples = lanes[i].samples if len(lanes) > 1 else candidates.problem.job.batch // pace.micro_batches
-    lane = candidates.lanes.settled(stages, samples, pace, len(lanes) - 1)
+    samples = lanes[i].samples if len(lanes) > 1 else candidates.problem.job.batch // options.micro_batches
+    lane = candidates.lanes.settled(stages, samples, options, len(lanes) - 1)
     if lane is not None:
-        yield candidates.lanes.layout((*lanes[:i], lane, *lanes[i + 1 :]), pace)
+        yield candidates.lanes.layout((*lanes[:i], lane, *lanes[i + 1 :]), options)
 
 
 def polish(candidates: Candidates) -> None:
@@ -287,7 +287,7 @@ def polish(candidates: Candidates) -> None:
             for changed in layout_moves(current, len(candidates.problem.graph.blocks)):
                 if candidates.search.spent():
                     return
-                timed = candidates.lanes.layout(changed.lanes, changed.pace)
+                timed = candidates.lanes.layout(changed.lanes, changed.options)
                 if max(lane.least for lane in timed.lanes) >= seconds:
                     continue
                 candidate = candidates.priced(timed, start.how, start.buckets)

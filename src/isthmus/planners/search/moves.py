@@ -1,7 +1,7 @@
 """Small changes: of who works with whom (settings), and of finished layouts (cuts, samples, shares, recomputing).
 
-A *setting* says which bundles form which lane, and the pace; everything else follows (`lanes.Lanes.complete`). Bundles
-of one host and kind are interchangeable, so settings that differ by such a swap count as one.
+A *setting* says which bundles form which lane, and the lane options; everything else follows (`LaneMaker.complete`).
+Bundles of one host and kind are interchangeable, so settings that differ by such a swap count as one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from isthmus.plan.types import Layout as State
-from isthmus.planners.layout.layout_types import Bundle, Groups, Lane, LaneSettings, Layout
+from isthmus.planners.layout.layout_types import Bundle, Groups, Lane, LaneOptions, Layout
 from isthmus.planners.layout.shares import micro_batch_counts
 from isthmus.planners.problem import Problem
 
@@ -22,9 +22,9 @@ __all__ = [
     "FIRST_AHEAD",
     "STATES",
     "Grouping",
+    "changed_options",
     "first_settings",
     "layout_moves",
-    "paces",
     "setting_moves",
     "stage_moves",
 ]
@@ -39,16 +39,16 @@ _MOST_MERGES = 40  # pairs of lanes
 
 
 class Grouping(NamedTuple):
-    """A setting: the bundles of each lane, and the pace. A bundle in no lane stays idle."""
+    """A setting: the bundles of each lane, and the lane options. A bundle in no lane stays idle."""
 
     parts: tuple[Part, ...]
-    pace: LaneSettings
+    options: LaneOptions
 
     @property
     def signature(self) -> tuple[object, ...]:
         """Return a key that is the same for settings that differ in nothing that matters."""
         lanes = Counter(tuple(sorted(Counter(_sort(bundle) for bundle in part).items())) for part in self.parts)
-        return frozenset(lanes.items()), self.pace
+        return frozenset(lanes.items()), self.options
 
 
 def _sort(bundle: Bundle) -> tuple[str, str, int, int]:
@@ -56,7 +56,7 @@ def _sort(bundle: Bundle) -> tuple[str, str, int, int]:
 
 
 def first_settings(problem: Problem, bundles: Sequence[Bundle]) -> Iterator[list[Grouping]]:
-    """Yield ways to form lanes, each with several paces: the strongest host or region alone, single bundles, hosts,
+    """Yield ways to form lanes, each with several options: the strongest host or region alone, single bundles, hosts,
     kinds, regions, everything in one.
     """
     regions, hosts = (_grouped(bundles, key) for key in (lambda bundle: bundle.region, lambda bundle: bundle.host))
@@ -72,10 +72,10 @@ def first_settings(problem: Problem, bundles: Sequence[Bundle]) -> Iterator[list
         far = any(len({bundle.host for bundle in part}) > 1 for part in parts)
         counts = micro_batch_counts(problem.job.batch, min(len(parts), problem.job.batch))
         usual = [
-            LaneSettings(count, ahead) for count in counts for ahead in (FIRST_AHEAD if far and count > 1 else (0,))
+            LaneOptions(count, ahead) for count in counts for ahead in (FIRST_AHEAD if far and count > 1 else (0,))
         ]
-        usual += [LaneSettings(count, 0, state) for count in counts[:3] for state in STATES[1:] if len(parts) == 1]
-        yield [Grouping(parts, pace) for pace in usual]
+        usual += [LaneOptions(count, 0, state) for count in counts[:3] for state in STATES[1:] if len(parts) == 1]
+        yield [Grouping(parts, options) for options in usual]
 
 
 def _grouped(bundles: Sequence[Bundle], key: Callable[[Bundle], object]) -> list[Part]:
@@ -87,26 +87,26 @@ def _grouped(bundles: Sequence[Bundle], key: Callable[[Bundle], object]) -> list
 
 def setting_moves(problem: Problem, setting: Grouping, bundles: Sequence[Bundle]) -> Iterator[Grouping]:
     """Yield all settings one step away; a step between lanes that are alike may lead nowhere, and is left out."""
-    yield from (Grouping(setting.parts, pace) for pace in paces(problem, setting.pace))
-    moved = (Grouping(parts, setting.pace) for parts in _regrouped(setting.parts, bundles))
+    yield from (Grouping(setting.parts, options) for options in changed_options(problem, setting.options))
+    moved = (Grouping(parts, setting.options) for parts in _regrouped(setting.parts, bundles))
     yield from (other for other in moved if other.signature != setting.signature)
 
 
-def paces(problem: Problem, pace: LaneSettings) -> Iterator[LaneSettings]:
+def changed_options(problem: Problem, options: LaneOptions) -> Iterator[LaneOptions]:
     """Yield one more or fewer micro-batches of the usual numbers, more of them in flight, state held otherwise."""
     counts = micro_batch_counts(problem.job.batch, 1, most=COUNTS)
-    near = sorted(counts, key=lambda count: abs(count - pace.micro_batches))
+    near = sorted(counts, key=lambda count: abs(count - options.micro_batches))
     for count in near[:5]:
-        if count != pace.micro_batches:
-            yield pace._replace(micro_batches=count, ahead=pace.ahead if count > 1 else 0)
-    for ahead in AHEAD if pace.micro_batches > 1 else ():
-        if ahead != pace.ahead:
-            yield pace._replace(ahead=ahead)
+        if count != options.micro_batches:
+            yield options._replace(micro_batches=count, ahead=options.ahead if count > 1 else 0)
+    for ahead in AHEAD if options.micro_batches > 1 else ():
+        if ahead != options.ahead:
+            yield options._replace(ahead=ahead)
     for state in STATES:
-        if state != pace.state:
-            yield pace._replace(state=state)
-    if pace.spill:  # for want of memory; not done for speed, which depends on what else a host's cores do
-        yield pace._replace(spill=False)
+        if state != options.state:
+            yield options._replace(state=state)
+    if options.spill:  # for want of memory; not done for speed, which depends on what else a host's cores do
+        yield options._replace(spill=False)
 
 
 def _regrouped(parts: tuple[Part, ...], bundles: Sequence[Bundle]) -> Iterator[tuple[Part, ...]]:

@@ -42,7 +42,7 @@ def _pieces(worker: Worker, bucket: Bucket) -> Iterator[Piece]:
     if bucket.spec.layout == "replicated" and not bucket.first:
         return
     state, start = worker.updater.state(bucket) if bucket.piece.numel() else {}, bucket.bounds[0]
-    for name in bucket.answers:
+    for name in bucket.owned_names:
         lo, hi = bucket.held(name)
         for quantity, flat in state.items() if lo < hi else ():
             yield Piece(

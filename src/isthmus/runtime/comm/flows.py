@@ -19,7 +19,7 @@ from torch import Tensor
 from isthmus.errors import ModelError
 from isthmus.plan.ring import AHEAD, LEAVING
 from isthmus.runtime.comm.channel import Channel, Work
-from isthmus.runtime.program import Flow, Run, samples_of_slice
+from isthmus.runtime.program import Flow, StageRun, samples_of_slice
 
 __all__ = ["FlowForm", "FlowPart", "Inbox", "Inflow", "Message", "Outflow", "messages"]
 
@@ -45,7 +45,7 @@ class Message:
         return 1 + (micro_batch << 20 | self.k << 10 | self.j)
 
 
-def messages(sender: Run | Flow, receiver: Run | Flow) -> tuple[Message, ...]:
+def messages(sender: StageRun | Flow, receiver: StageRun | Flow) -> tuple[Message, ...]:
     """Return the messages of one micro-batch: one for every pair of slices that has samples in common."""
     found = []
     for k in range(sender.slices):
@@ -196,7 +196,7 @@ class Inbox:
 class Outflow:
     """The sending end of a flow."""
 
-    def __init__(self, channel: Channel, sender: Run, flow: Flow, dims: Sequence[int], *, header: bool) -> None:
+    def __init__(self, channel: Channel, sender: StageRun, flow: Flow, dims: Sequence[int], *, header: bool) -> None:
         self.channel, self.flow, self.dims = channel, flow, dims
         self.by_slice: dict[int, list[Message]] = {}
         for message in messages(sender, flow):
@@ -251,7 +251,7 @@ class Inflow:
     """The receiving end of a flow: a thread that posts receives ahead and puts parts into the inbox."""
 
     def __init__(
-        self, channel: Channel, receiver: Run, flow: Flow, dims: Sequence[int], inbox: Inbox, *,
+        self, channel: Channel, receiver: StageRun, flow: Flow, dims: Sequence[int], inbox: Inbox, *,
         back: bool, device: torch.device, micro_batches: int,
     ) -> None:  # fmt: skip
         self.channel, self.receiver, self.flow, self.dims, self.inbox = channel, receiver, flow, dims, inbox

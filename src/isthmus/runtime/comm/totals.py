@@ -32,13 +32,13 @@ class Totals:
         self._own: SimpleQueue[tuple[float, float] | None] = SimpleQueue()
         self._result = _numbers(0.0, 0.0, 0.0)
         self._asked: SimpleQueue[int] = SimpleQueue()
-        self._lanes = WorkerThreads()
-        self._coming: Work = self._lanes
+        self._threads = WorkerThreads()
+        self._coming: Work = self._threads
 
     def begin(self) -> None:
         """Begin a step."""
         if self.leads:
-            self._lanes.start("totals", self._collect)
+            self._threads.start("totals", self._collect)
         else:
             self._coming = self._channels[self.program.leader].receive(self._result, _COUNTS)
 
@@ -104,7 +104,7 @@ class Totals:
     def close(self) -> None:
         """End the thread, even if it waits for losses that will not come."""
         self._own.put(None)
-        self._lanes.close()
+        self._threads.close()
 
 
 def _numbers(*numbers: float) -> Tensor:

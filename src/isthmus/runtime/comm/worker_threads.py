@@ -15,21 +15,21 @@ _Work = Callable[[], None]
 
 
 class WorkerThreads:
-    """Runs work on several lanes at once; the work of one lane runs in order."""
+    """Runs work on several threads at once; the work of one thread runs in order."""
 
     def __init__(self) -> None:
         self._queues: dict[Hashable, SimpleQueue[_Work | None]] = {}
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
         self._under_way = 0
 
-    def start(self, lane: Hashable, work: _Work) -> None:
-        """Queue work on a lane and return at once."""
-        if lane not in self._queues:
-            self._queues[lane] = SimpleQueue()
-            thread = threading.Thread(target=self._run, args=(self._queues[lane],), name=f"lane {lane}", daemon=True)
+    def start(self, name: Hashable, work: _Work) -> None:
+        """Queue work for the thread of this name and return at once."""
+        if name not in self._queues:
+            self._queues[name] = SimpleQueue()
+            thread = threading.Thread(target=self._run, args=(self._queues[name],), name=f"work {name}", daemon=True)
             thread.start()
         self._under_way += 1
-        self._queues[lane].put(work)
+        self._queues[name].put(work)
 
     def wait(self) -> None:
         """Wait until all that was started is done; raise the first error."""

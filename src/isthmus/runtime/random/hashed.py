@@ -65,7 +65,7 @@ class Lot:
 
     def normal(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """Return normal numbers of mean 0 and deviation 1 in fp64, by the method of Box and Muller."""
-        radius, angle = (self._bits(shape, device, lane).double() + (_HALF + 0.5) for lane in (0, 1))
+        radius, angle = (self._bits(shape, device, stream).double() + (_HALF + 0.5) for stream in (0, 1))
         return torch.sqrt(-2 * torch.log(radius * 2.0**-32)) * torch.cos(angle * (2 * math.pi * 2.0**-32))
 
     def integer(self, low: int, high: int, shape: Sequence[int], device: torch.device) -> Tensor:
@@ -79,7 +79,7 @@ class Lot:
             )
         return ((self._bits(shape, device).long() + _HALF) * (high - low) >> 32) + low
 
-    def _bits(self, shape: Sequence[int], device: torch.device, lane: int = 0) -> Tensor:
+    def _bits(self, shape: Sequence[int], device: torch.device, stream: int = 0) -> Tensor:
         """Return 32 random bits for every element, as signed integers."""
         dim, samples = self.draw.dim, len(self.samples)
         if dim >= len(shape) or not samples or shape[dim] % samples:
@@ -89,7 +89,7 @@ class Lot:
                 found=f"a tensor {list(shape)} for {samples} samples",
                 expected=f"a multiple of the samples in dimension {dim}",
             )
-        keys = sample_keys([(self.base + lane) % (1 << 64)], self.samples)[0]
+        keys = sample_keys([(self.base + stream) % (1 << 64)], self.samples)[0]
         return bits(torch.from_numpy(keys).to(device, non_blocking=True), Form.of(shape, samples, dim, self.draw.split))
 
 
