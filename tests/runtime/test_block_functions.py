@@ -7,19 +7,26 @@ from collections.abc import Sequence
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from isthmus.model.runnable_blocks import cut
 from isthmus.model.torch_export import Example
 from isthmus.model.zoo.gpt import GPT
 from isthmus.runtime.block_calls import BlockCalls
-from isthmus.runtime.block_functions import block_function
-from isthmus.runtime.random.draws import draws_of
+from isthmus.runtime.block_functions import BlockFunction, Link, function_of
+from isthmus.runtime.random.draws import Draw, draws_of
 from isthmus.runtime.random.randomness import Randomness
 
 from ..model import models
 
 CPU = torch.device("cpu")
+
+
+def block_function(module: nn.Module, draws: Sequence[Draw]) -> BlockFunction | None:
+    assert isinstance(module, fx.GraphModule)
+    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    results = module.graph.output_node().args[0]
+    return function_of([Link(module, draws, tuple(names), tuple(f"result {i}" for i in range(len(results))))])
 
 
 class Attends(nn.Module):
@@ -59,7 +66,7 @@ def test_the_same_as_the_watched_block(build: object) -> None:
     x = x if x.dtype == torch.int64 else x.double()
     draws = draws_of(pieces, Example(args=(x[:2],)))
     randomness = Randomness(3, pieces.graph, draws)
-    calls = BlockCalls(randomness, CPU)
+    calls = BlockCalls(randomness, pieces, CPU)
     known, places = pieces.bind((x,), {}), range(40, 46)
     for index, block in enumerate(pieces.blocks):
         assert block_function(block, draws[index]) is not None

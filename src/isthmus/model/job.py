@@ -81,6 +81,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     optimizer: Optimizer = Optimizer()
     precision: Precision | None = None  # None: the fastest that every used device has; the plan states it
     mixed: bool = False  # kinds that lack the precision compute in fp32
+    compile: bool = False  # blocks are compiled by torch.compile
     seed: int = 0
     weights: str | None = None  # starting weights: a safetensors file or a folder of them; None: drawn from the seed
     frozen: tuple[str, ...] = ()  # patterns of parameters that are not trained

@@ -41,7 +41,10 @@ _OPTIMIZER = (
 )  # fmt: skip
 _RATES = ("warmup", "decay", "end", "steps")
 _GROUP = ("learning_rate", "weight_decay")
-_RUN = ("steps", "mixed", "seed", "weights", "frozen", "data", "loss", "sparsity", "place", "priority", "deadline")
+_RUN = (
+    "steps", "mixed", "compile", "seed", "weights", "frozen", "data", "loss", "sparsity", "place", "priority",
+    "deadline",
+)  # fmt: skip
 _JOB = (*_RUN, "trust_independent_samples")
 
 

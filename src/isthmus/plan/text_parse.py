@@ -128,6 +128,7 @@ _JOB: dict[str, Reader] = {
     "asks": _one_of(Precision),
     "steps": Line.integer,
     "mixed": _flag,
+    "compile": _flag,
     "trust-independent-samples": _flag,
     "seed": Line.integer,
     "weights": Line.name,

@@ -9,6 +9,8 @@ Read the files in this order:
 - `worker.py`: `Worker`, which ties blocks, buckets and channels together into a step.
 - `executor.py`: runs the actions of a step in order, and sends what others wait for.
 - `block_calls.py`: calls blocks with the random numbers of their samples.
+- `block_functions.py`: exported blocks as functions of keys, tensors and inputs.
+- `compiler.py`: compiles blocks with `torch.compile`, several at once and equal ones once.
 - `placed_blocks.py`: the blocks that a worker computes, divided for tensor groups and moved to its device.
 - `buckets.py`: parameters as flat tensors, whose gradients are summed as soon as they are final.
 - `optimizer.py`: the update of a bucket's flat tensor, and the loss scale of fp16.

@@ -22,7 +22,7 @@ from isthmus.errors import ModelError
 from isthmus.model.runnable_blocks import Pieces
 from isthmus.model.torch_export import Example
 from isthmus.runtime.batch_statistics import unchanged
-from isthmus.runtime.block_calls import BlockCalls
+from isthmus.runtime.block_calls import BlockCalls, Unit
 from isthmus.runtime.comm.channel import Channels
 from isthmus.runtime.comm.flows import FlowForm, FlowPart, Inbox, Inflow, Key, Outflow, cut, messages
 from isthmus.runtime.pace import Pace
@@ -105,6 +105,8 @@ class _Tools:
     fed: bool = False  # takes inputs of the model
     last: bool = False
     kept: tuple[frozenset[str], ...] = ()  # by stretch: its results that get gradients from elsewhere
+    wanted: frozenset[str] = frozenset()  # results that leave the run
+    compiled: dict[int, Sequence[Unit]] = field(default_factory=dict)  # by stretch
 
 
 class Executor:
@@ -138,6 +140,7 @@ class Executor:
         pieces, blocks = self.pieces, range(run.first, run.last + 1)
         returned = tuple(dict.fromkeys(name for flow in run.returns for name in flow.tensors))
         wanted = {*returned, *(name for name in pieces.outputs if isinstance(name, str))}
+        leaving = {name for flow in (*run.outputs, *run.returns) for name in flow.tensors}
         kept = []
         for first, last in run.stretches:
             later = {name for block in range(last + 1, run.last + 1) for name in pieces.incoming[block]} | wanted
@@ -147,6 +150,7 @@ class Executor:
             modules=modules,
             returned=returned,
             kept=tuple(kept),
+            wanted=frozenset(wanted | leaving),
             fed=any(name in pieces.inputs for block in blocks for name in pieces.incoming[block]),
             last=run.last == len(pieces.blocks) - 1,
         )
@@ -260,15 +264,14 @@ class Executor:
         self, tools: _Tools, stretch: int, known: dict[str, Any], step: int, places: Sequence[int]
     ) -> _Stretch:
         """Run the blocks of a stretch, and add their results to `known`."""
-        first, last = tools.run.stretches[stretch]
         found, inside = _Stretch({}, {}), {}
         self.hooks.watch.before(tools.run, stretch, False)
-        for block in range(first, last + 1):
-            for name in self.pieces.incoming[block]:
+        for unit in self._units(tools, stretch, len(places)):
+            for name in unit.incoming:
                 if name not in inside:
                     inside[name] = self._begun(name, known[name], found)
-            given = self._block(tools, block, [inside[name] for name in self.pieces.incoming[block]], step, places)
-            named = dict(zip(self.pieces.outgoing[block], given, strict=True))
+            given = self._unit(tools, unit, [inside[name] for name in unit.incoming], step, places)
+            named = dict(zip(unit.outgoing, given, strict=True))
             named = {
                 name: tensor.clone() if self.hooks.watch.holds(tensor) else tensor for name, tensor in named.items()
             }
@@ -288,12 +291,27 @@ class Executor:
         stretch.inputs[name] = tensor.detach().requires_grad_()
         return stretch.inputs[name]
 
-    def _block(self, tools: _Tools, block: int, taken: list[Any], step: int, places: Sequence[int]) -> Sequence[Any]:
-        position = block - tools.run.first
+    def _units(self, tools: _Tools, stretch: int, samples: int) -> Sequence[Unit]:
+        """Return the units that a stretch is computed in: its blocks, or compiled ones once all blocks were checked."""
+        calls, run = self.hooks.calls, tools.run
+        first, last = run.stretches[stretch]
+        blocks = range(first, last + 1)
+        if calls.compiler is None or any(self._apart.wanted(run, block, samples) for block in blocks):
+            return [calls.single(block) for block in blocks]
+        if stretch not in tools.compiled:
+            later = {name for block in range(last + 1, run.last + 1) for name in self.pieces.incoming[block]}
+            wanted = later | tools.wanted | tools.kept[stretch]
+            modules = tools.modules[first - run.first : last + 1 - run.first]
+            apart = any(run.recompute[first - run.first : last + 1 - run.first])  # blocks are recomputed one by one
+            tools.compiled[stretch] = calls.units(first, modules, wanted, apart)
+        return tools.compiled[stretch]
+
+    def _unit(self, tools: _Tools, unit: Unit, taken: list[Any], step: int, places: Sequence[int]) -> Sequence[Any]:
+        position = unit.first - tools.run.first
         module, calls = tools.modules[position], self.hooks.calls
-        if self._apart.wanted(tools.run, block, len(places)):
-            self._apart.compare(block, module, taken, places, partial(calls.of, step, block, module))
-        compute = calls.of(step, block, module, places)
+        if self._apart.wanted(tools.run, unit.first, len(places)):
+            self._apart.compare(unit.first, module, taken, places, partial(calls.of, step, unit.first, module))
+        compute = calls.of_unit(step, unit, module, places)
         if tools.run.recompute[position]:
             again = partial(_recomputing, module)
             return checkpoint(compute, *taken, use_reentrant=False, preserve_rng_state=False, context_fn=again)  # type: ignore[no-any-return]

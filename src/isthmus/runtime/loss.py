@@ -52,13 +52,18 @@ class CheckedLoss:
         self._function, self._where = function, where
         self.micro_batch = micro_batch
         self._proven = False
+        self._fast = function  # the same function, perhaps compiled
+
+    def compile(self, compiler: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Compile the function, which is used once it was checked as it is."""
+        self._fast = compiler(self._function)
 
     def __call__(self, output: Any, target: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses and their count."""
         if not self._proven:
             self._prove(output, target)
             self._proven = True
-        total, count = self._function(output, target)
+        total, count = self._fast(output, target)
         return total, count.detach() if isinstance(count, Tensor) else torch.tensor(float(count), device=total.device)
 
     def _prove(self, output: Any, target: Tensor | None) -> None:

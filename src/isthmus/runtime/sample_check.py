@@ -59,11 +59,11 @@ class ApartCheck:
         whole = program.micro_batches == 1 and samples == program.micro_batch
         if block in self._seen or whole or samples < 1 or len(run.group) > 1:
             return False
-        self._seen.add(block)
         return not program.job.trust_independent_samples
 
     def compare(self, block: int, module: nn.Module, taken: Sequence[Any], places: Sequence[int], calls: Calls) -> None:
         """Raise ModelError if the block's results for parts of the samples differ from those for all at once."""
+        self._seen.add(block)
         trial = _Trial(self._pieces, block, module, taken, places, calls)
         total = len(places)
         if total > 1:

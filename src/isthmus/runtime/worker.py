@@ -22,6 +22,7 @@ from isthmus.runtime.comm.relay import pass_on
 from isthmus.runtime.comm.syncs import Ring, SyncMethod, make_sync
 from isthmus.runtime.comm.totals import Totals
 from isthmus.runtime.comm.unequal_groups import UnequalGroups
+from isthmus.runtime.compiler import Compiler
 from isthmus.runtime.executor import Executor, Hooks, Loss, WorkSpan
 from isthmus.runtime.learning_rate import rate_factor
 from isthmus.runtime.optimizer import LossScale, Updater
@@ -64,12 +65,13 @@ class Worker:
         buffers: Sequence[str] = (),
         initial: Mapping[str, Tensor] | None = None,
         slower: float = 1.0,
+        compiler: Compiler | None = None,
     ) -> None:
         """Build the worker from its own `pieces`, in the plan's precision; `draws` are their random operations.
 
         `get` returns samples by their numbers. `buffers` names what a checkpoint keeps besides parameters (batch
         statistics). `initial` holds the model's parameters before they were rounded to 16 bits. `slower` is the factor
-        by which computing is slowed down.
+        by which computing is slowed down. `compiler` compiles the blocks.
         """
         self.program, self.graph, self.device, self.dtype = program, pieces.graph, device, DTYPES[program.precision]
         self.network, self._get, self._pace = network, get, Pace(slower)
@@ -100,7 +102,8 @@ class Worker:
         self._gatherer = Gatherer(program, network, self.buckets, stretches)
         self._scatterer = Scatterer(program, self._syncs, self.buckets, stretches)
         own = {block for run in program.runs for block in range(run.first, run.last + 1)}
-        calls = BlockCalls(Randomness(program.job.seed, pieces.graph, placed.draws, own), device)
+        randomness = Randomness(program.job.seed, pieces.graph, placed.draws, own)
+        calls = BlockCalls(randomness, pieces, device, compiler)
         ordered = must_keep_order(program, pieces) or not all(bucket.resident for bucket in self.buckets)
         hooks = Hooks(watch=self, calls=calls, ordered=ordered, pace=self._pace)
         self.executor = Executor(program, pieces, modules, network, device, loss, hooks)

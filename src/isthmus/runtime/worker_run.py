@@ -24,6 +24,7 @@ from isthmus.runtime.checkpoint.reading import open_checkpoint
 from isthmus.runtime.checkpoint.saving import Saver
 from isthmus.runtime.checkpoint.worker_state import load_state, saved_pieces
 from isthmus.runtime.comm.channel import Channels
+from isthmus.runtime.compiler import Compiler
 from isthmus.runtime.data.sample_order import SampleOrder
 from isthmus.runtime.data.sources import open_samples
 from isthmus.runtime.loss import CheckedLoss, open_loss
@@ -104,6 +105,9 @@ class WorkerRun:
             weights.load(built.module, pieces.graph.unreached)
         samples = open_samples(job, built)
         self._numbers = SampleOrder(seed=job.seed, count=samples.count)
+        compiler = Compiler() if job.compile else None
+        if compiler is not None:
+            loss.compile(compiler.code)
         network = Channels(
             FileStore(self._place.store), self.program.device, interface=self._place.interface, nccl=self._place.nccl,
             ways=self.program.ways,
@@ -111,6 +115,7 @@ class WorkerRun:
         worker = Worker(
             self.program, pieces, draws_of(pieces, example), network, device, loss, samples.get,
             buffers=kept_buffers(built.module, pieces.graph.unreached), initial=initial, slower=self._place.slower,
+            compiler=compiler,
         )  # fmt: skip
         release_unused(built.module.named_parameters(), worker)
         if self.order.resume is not None:

@@ -227,7 +227,7 @@ class _Meter:
 
     def __init__(self, pieces: Pieces, draws: Draws, device: torch.device, room: Room) -> None:
         self._pieces, self._device, self._room = pieces, device, room
-        self._calls = BlockCalls(Randomness(0, pieces.graph, draws), device)
+        self._calls = BlockCalls(Randomness(0, pieces.graph, draws), pieces, device)
         self._grad = {tensor.name for tensor in pieces.graph.tensors if tensor.grad and tensor.source >= 0}
         self._width = max((p.element_size() for block in pieces.blocks for p in block.parameters()), default=4)
 

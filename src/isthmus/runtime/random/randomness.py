@@ -62,11 +62,14 @@ class Randomness:
         self._bases: tuple[int, list[int]] = (-1, [])  # of one step
         self._made: OrderedDict[Any, Tensor] = OrderedDict()  # keys of all blocks, by step and samples
 
-    def keys(self, step: int, block: int, samples: Sequence[int], device: torch.device) -> Tensor:
-        """Return the keys of a block's random operations for these samples, [operations, samples, 2].
+    def keys(self, step: int, first: int, last: int, samples: Sequence[int], device: torch.device) -> Tensor | None:
+        """Return the keys of all random operations of blocks `first` to `last`, [operations, samples, 2], if any.
 
         They are made for all blocks at once, as the next blocks will want theirs for the same samples.
         """
+        low, high = self._first[first], self._first[last] + len(self._draws[last])
+        if low == high:
+            return None
         which = (step, samples if isinstance(samples, range) else tuple(samples), device)
         if which not in self._made:
             if self._bases[0] != step:
@@ -76,8 +79,7 @@ class Randomness:
             self._made[which] = host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
             while len(self._made) > _KEPT:
                 self._made.popitem(last=False)
-        first = self._first[block]
-        return self._made[which][first : first + len(self._draws[block])]
+        return self._made[which][low:high]
 
     @staticmethod
     def _base(key: str, index: int) -> int:
