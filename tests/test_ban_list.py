@@ -93,6 +93,8 @@ def findings(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (f"import {alias.name}" for alias in node.names if is_banned_module(alias.name))
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            continue  # a field of that name uses nothing
         elif isinstance(node, ast.Name | ast.Attribute | ast.Call):
             name = dotted(node, known)
             if name and (is_banned(name) or is_banned_module(name)):

@@ -103,7 +103,7 @@ def test_a_machine_with_too_little_memory(
         (("plan.json", "--batch", BATCH), "--batch cannot be given for a plan"),
         (("plan.json", "--engine", "ray"), "no --engine 'ray' in this version; --engine local, or none"),
         (("plan.json", "--engine", "LOCAL"), "no --engine 'LOCAL' in this version"),
-        (("zoo:mlp-tiny", "--precision", "fp8"), "Did you mean 'fp16'?"),
+        (("zoo:mlp-tiny", "--precision", "f16"), "Did you mean 'fp16'?"),
         (("zoo:mlp-tiny", "--precision", "double"), "Expected one of fp32, bf16, fp16. "),
         (("plan.json", "--events", "nowhere/at/all"), "the folder does not exist"),
         (("zoo:mlp-tiny", "--model", "zoo:gpt2", "--cluster", "c.yaml"), "--model is for plans only"),

@@ -302,10 +302,10 @@ def test_other_collectives_are_played_on_the_links(other: dict[str, object]) -> 
 @pytest.mark.parametrize("how", [FACTORS, DUPLICATE, DUPLICATE + 1])
 def test_a_sync_without_messages_of_its_own_is_refused(how: int) -> None:
     """It was once played, and priced, as a ring."""
-    simulator, _ = two_buckets(Profile())
+    simulator, plan = two_buckets(Profile())
     devices = np.arange(2, dtype=np.int32)
     with pytest.raises(ValueError, match="has no messages"):
-        sync_alone(new_list(64, 64), simulator.fabric.wires, how, devices, 1e6, 1, -1)
+        sync_alone(new_list(64, 64), simulator.fabric(plan).wires, how, devices, 1e6, 1, -1)
 
 
 def test_every_sync_of_a_plan_has_a_number() -> None:

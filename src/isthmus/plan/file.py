@@ -29,7 +29,7 @@ from isthmus.plan.types import Plan, Prediction
 __all__ = ["PlanFile", "inputs_digest", "load_plan", "plan_digest", "save_plan"]
 
 _TEXT = (".plan", ".txt")
-_LATER_OF_JOBS = ("weights", "frozen")
+_LATER_OF_JOBS = ("weights", "frozen", "compile")
 _LATER_OF_OPTIMIZERS = (
     "eps", "amsgrad", "dampening", "nesterov", "maximize", "schedule", "groups", "average",
 )  # fmt: skip

@@ -43,12 +43,12 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BlockFunction:
-    """`code(keys, *tensors, *inputs)` computes blocks; `text` is equal for those that compute the same.
+    """`compute(keys, *tensors, *inputs)` computes blocks; `text` is equal for those that compute the same.
 
     The inputs are those named `incoming`, and the results those named `outgoing`.
     """
 
-    code: Callable[..., Sequence[Any]]
+    compute: Callable[..., Sequence[Any]]
     tensors: tuple[Tensor, ...]
     text: str
     incoming: tuple[str, ...]
@@ -56,7 +56,7 @@ class BlockFunction:
 
     def __call__(self, keys: Tensor | None, *inputs: Any) -> Sequence[Any]:
         """Run the blocks; `keys` are those of their random operations, [operations, samples, 2]."""
-        return self.code(keys, *self.tensors, *inputs)
+        return self.compute(keys, *self.tensors, *inputs)
 
 
 def function_of(chain: Sequence[Link], wanted: Collection[str] | None = None) -> BlockFunction | None:

@@ -43,8 +43,8 @@ class Compiler:
         """Return the function with compiled code; compiling takes place at its first call with inputs of a shape."""
         key = self.key(function)
         if key not in self._made:
-            self._made[key] = self.code(function.code)
-        return replace(function, code=self._made[key])
+            self._made[key] = self.code(function.compute)
+        return replace(function, compute=self._made[key])
 
     def code(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the compiled function."""
